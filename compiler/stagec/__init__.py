@@ -1,0 +1,84 @@
+"""stagec: hermetic, reproducible ahead-of-time builds of JAX functions.
+
+Running what was built needs numpy and jaxlib:
+
+- `load(path)` opens a bundle, a mapping of functions; `device_put(tree)` keeps state on the device between calls.
+- `Exported.deserialize(bytes)` reads a portable artifact, stagec's or JAX's; its `call` runs it.
+- `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
+
+Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
+others. `Mesh`, `NamedSharding` and `PartitionSpec` say how arrays are split over devices. The classes are those of
+https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.
+
+Arrays are numpy's, whole, in pytrees of plain containers or of the model's own types; sizes are in elements, XLA's
+figures in bytes. Errors: `LoadError` and `CallError` with a `code`, `StagecError` for mistakes in manifests and models,
+`NotExported`, `CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until it
+is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stagec.version import VERSION
+
+if TYPE_CHECKING:
+    from stagec.backends.cpu import CannotCompile
+    from stagec.errors import StagecError
+    from stagec.frontends.wrapped import Traced, Wrapped, jit
+    from stagec.runtime.loader import Bundle, Function, device_put, load
+    from stagec.runtime.refusal import CallError, LoadError
+    from stagec.stages.compiled import Compiled
+    from stagec.stages.exported import Exported, NotExported
+    from stagec.stages.lowered import CannotLower, Lowered
+    from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+
+__version__ = VERSION
+
+__all__ = [
+    "Bundle",
+    "CallError",
+    "CannotCompile",
+    "CannotLower",
+    "Compiled",
+    "Exported",
+    "Function",
+    "LoadError",
+    "Lowered",
+    "Mesh",
+    "NamedSharding",
+    "NotExported",
+    "PartitionSpec",
+    "StagecError",
+    "Traced",
+    "Wrapped",
+    "__version__",
+    "device_put",
+    "jit",
+    "load",
+]
+
+_MODULES = {
+    "backends.cpu": ("CannotCompile",),
+    "errors": ("StagecError",),
+    "frontends.wrapped": ("Traced", "Wrapped", "jit"),
+    "runtime.loader": ("Bundle", "Function", "device_put", "load"),
+    "runtime.refusal": ("CallError", "LoadError"),
+    "stages.compiled": ("Compiled",),
+    "stages.exported": ("Exported", "NotExported"),
+    "stages.lowered": ("CannotLower", "Lowered"),
+    "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"stagec.{module}"), name)
+    raise AttributeError(f"module 'stagec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Backends: a target's description turned into XLA options and canonical executable bytes."""

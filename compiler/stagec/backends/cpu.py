@@ -1,0 +1,248 @@
+"""XLA:CPU: compile StableHLO for a named instruction set, to the same bytes on every machine and every run.
+
+What makes XLA's own bytes differ, and what is done about it here:
+
+- Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
+- Passes that hoist tiny loops order their arguments by an unordered container: switched off (`_FLAGS`).
+- Code depends on the size of XLA's thread pool and on the affinity mask: the pool's size is the target's
+  `parallelism`, the mask is one core (`pin_process`).
+- The CPU's name follows the host: `xla_cpu_max_isa` caps it, and the name that XLA stored is checked afterwards.
+- Features that the host has beyond the level are stored, and may be used: the list is replaced by the level's own, and
+  code that uses more is refused (`x86`).
+
+docs/reproducibility.md has what was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stagec.backends import wire, x86
+from stagec.backends.options import suggestion
+from stagec.runtime import jaxlib_lines
+from stagec.specs import TargetSpec
+
+if TYPE_CHECKING:
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+
+class CannotCompile(ValueError):
+    """XLA cannot compile this module for this target; the message says why, `key` names the target's field, if any.
+
+    `write` says what to write instead; it may be empty.
+    """
+
+    def __init__(self, what: str, key: str = "", write: str = "") -> None:
+        super().__init__(what)
+        self.key = key
+        self.write = write
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """What XLA made of a module: canonical executable bytes and XLA's own figures about them.
+
+    executable: what `jaxlib`'s `Client.deserialize_executable` loads.
+    cpu_name: LLVM's name of the CPU that the code is for.
+    cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them.
+    memory_analysis: bytes by use, such as "argument_size_in_bytes" and "peak_memory_in_bytes".
+    hlo: the optimized HLO, as text.
+    """
+
+    executable: bytes
+    cpu_name: str
+    cost_analysis: Mapping[str, float]
+    memory_analysis: Mapping[str, int]
+    hlo: str
+
+
+ISA: Mapping[str, x86.Isa] = x86.ISA
+"""Instruction sets that a target may name, least demanding first."""
+
+# Small while loops are hoisted into kernels whose argument order varies from run to run.
+_FLAGS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
+
+_EXECUTABLE_AND_OPTIONS_EXECUTABLE = 1  # xla.ExecutableAndOptionsProto.serialized_executable
+_HLO_MODULE, _BUFFER_ASSIGNMENT = 1, 2  # of xla.cpu.CompilationResultProto
+_HLO_MODULE_MODULE = 1  # xla.HloModuleProtoWithConfig.hlo_module
+_COMPILED_SYMBOLS, _OBJECT_FILES, _TARGET_MACHINE = 7, 8, 9  # of xla.cpu.CompilationResultProto
+_TARGET_MACHINE_CPU, _TARGET_MACHINE_FEATURES = 2, 3  # of xla.cpu.TargetMachineOptionsProto
+_OBJECT_FILE_CONTENTS = 1  # of xla.cpu.ObjFileProto
+_SYMBOL_NAME = 2  # of xla.cpu.SymbolProto
+
+
+def pin_process(target: TargetSpec) -> None:
+    """Prepare this process to compile for `target`; must run before jaxlib makes its first client.
+
+    It sets XLA's flags and pool size in the environment and keeps the process on one core, so it is for the compile
+    command only, never for a process that runs a model.
+    """
+    os.environ.update(environment(target))
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def environment(target: TargetSpec) -> dict[str, str]:
+    """Return the variables that XLA reads when it compiles for `target`."""
+    return {"XLA_FLAGS": f"--xla_cpu_max_isa={target.isa} {_FLAGS}", "NPROC": str(target.parallelism)}
+
+
+def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) -> CompiledModule:
+    """Compile a StableHLO module for `target`. The process must have been prepared by `pin_process`.
+
+    num_devices: over how many devices the module's shardings split arrays; an array without one is whole on each.
+    Raises CannotCompile when XLA refuses the module or an option, or when this machine cannot build for the target.
+    """
+    from jaxlib import _jax, xla_client
+
+    from stagec.runtime import device
+
+    unsuitable = jaxlib_lines.refusal()
+    if unsuitable:
+        raise CannotCompile(unsuitable)
+    client: Any = xla_client.make_cpu_client(num_devices=num_devices)
+    devices = _jax.DeviceList(tuple(client.local_devices()))
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, num_devices
+    options.device_assignment = device.assignment(num_devices)
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = True
+    options.env_option_overrides = sorted(target.compiler_options.items())
+    try:
+        executable = client.compile_and_load(module, devices, options)
+    except _jax.JaxRuntimeError as error:
+        raise refusal(str(error), target.compiler_options) from error
+    raw = executable.serialize()
+    cpu_name = stored_cpu_name(raw)
+    refused = _other_code(raw, target.isa)
+    if refused:
+        raise CannotCompile(refused, "isa")
+    return CompiledModule(
+        executable=canonicalize(raw, ISA[target.isa]),
+        cpu_name=cpu_name,
+        cost_analysis=cost(executable),
+        memory_analysis=memory(executable),
+        hlo=executable.hlo_modules()[0].to_string(),
+    )
+
+
+def canonicalize(serialized: bytes, isa: x86.Isa) -> bytes:
+    """Return the bytes of a serialized XLA:CPU executable with all that the build machine put there in a fixed form.
+
+    Objects and symbols are sorted, and the features are those of `isa`: XLA compares them with the machine that loads.
+    Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
+    """
+    head, body = _split(serialized)
+    ordered = frozenset({_COMPILED_SYMBOLS, _OBJECT_FILES})
+    # Where XLA finds AVX-512 in the list it adds tuning hints, and reports them as missing on every machine that loads.
+    # The loader checks `requires` itself, before XLA reads the list.
+    features = ",".join(f"+{name}" for name in sorted(isa.features) if "avx512" not in name).encode()
+
+    def machine(message: bytes) -> bytes:
+        return wire.replace(message, _TARGET_MACHINE_FEATURES, lambda _: features)
+
+    def result(message: bytes) -> bytes:
+        return wire.replace(wire.sort_repeated(message, ordered), _TARGET_MACHINE, machine)
+
+    return head + wire.replace(body, _EXECUTABLE_AND_OPTIONS_EXECUTABLE, result)
+
+
+def stored_cpu_name(serialized: bytes) -> str:
+    """Return LLVM's name of the CPU that a serialized executable was compiled for; "" when none is stored."""
+    return next(_stored(serialized, _TARGET_MACHINE, _TARGET_MACHINE_CPU), b"").decode("utf-8", "replace")
+
+
+def stored_features(serialized: bytes) -> frozenset[str]:
+    """Return LLVM's names of the features that a serialized executable was compiled with."""
+    text = next(_stored(serialized, _TARGET_MACHINE, _TARGET_MACHINE_FEATURES), b"").decode("utf-8", "replace")
+    return frozenset(name[1:] for name in text.split(",") if name.startswith("+"))
+
+
+def object_files(serialized: bytes) -> tuple[bytes, ...]:
+    """Return the ELF object files of a serialized executable, in the order in which they are stored."""
+    return tuple(_stored(serialized, _OBJECT_FILES, _OBJECT_FILE_CONTENTS))
+
+
+def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
+
+    Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
+    """
+    from jaxlib import _jax
+
+    module = next(_stored(serialized, _HLO_MODULE, _HLO_MODULE_MODULE), b"")
+    yield "optimized HLO", module, _jax.XlaComputation(module).as_hlo_text() if module else ""
+    yield "buffer assignment", next(_stored(serialized, _BUFFER_ASSIGNMENT), b""), ""
+    objects = list(_stored(serialized, _OBJECT_FILES))
+    listed = [f"{hashlib.sha256(file).hexdigest()} {len(file):,} bytes" for file in objects]
+    symbols = [symbol.decode("utf-8", "replace") for symbol in _stored(serialized, _COMPILED_SYMBOLS, _SYMBOL_NAME)]
+    yield "object code", b"".join(objects), "\n".join([*listed, *symbols])
+    yield "container", serialized, ""
+
+
+def _stored(serialized: bytes, *path: int) -> Iterator[bytes]:
+    """Yield the payloads at a path of fields below the CompilationResultProto."""
+    messages = [_split(serialized)[1]]
+    for field in (_EXECUTABLE_AND_OPTIONS_EXECUTABLE, *path):
+        messages = [r.payload for message in messages for r in wire.records(message) if r.field == field]
+    yield from messages
+
+
+def _other_code(serialized: bytes, level: str) -> str:
+    """Say why this machine's code may not be that of others for the level; "" when it is theirs."""
+    isa = ISA[level]
+    cpu_name = stored_cpu_name(serialized)
+    emulate = f", or run the build under `qemu-x86_64 -cpu {isa.emulated_by}`" if isa.emulated_by else ""
+    if cpu_name != isa.cpu_name:
+        return (
+            f"this machine cannot build for {level}: XLA compiled for {cpu_name}, not for {isa.cpu_name}; "
+            f"build on an x86-64 machine whose instruction set goes beyond {level}{emulate}"
+        )
+    found = x86.difference(isa, stored_features(serialized), object_files(serialized))
+    if found is None:
+        return ""
+    what = [
+        *([f"it lacks {', '.join(found.missing)}"] if found.missing else []),
+        *([f"the code may use its {', '.join(found.used)}"] if found.used else []),
+        *([f"stagec does not know its {', '.join(found.unknown)}"] if found.unknown else []),
+    ]
+    return (
+        f"this machine does not compile this module as others do for {level}: {'; '.join(what)}; "
+        f"build on an x86-64 machine without this difference{emulate}"
+    )
+
+
+def _split(serialized: bytes) -> tuple[bytes, bytes]:
+    size, at = wire.read_varint(serialized, 0)
+    return serialized[: at + size], serialized[at + size :]
+
+
+def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
+    """Return what XLA's status says, naming the option that is at fault."""
+    first = message.strip().splitlines()[0]
+    for option in compiler_options:
+        if option in first and "No such compile option" in first:
+            what = f"this jaxlib's XLA has no option {option}"
+            return CannotCompile(what, f"compiler_options.{option}", suggestion(option))
+        if option in first:
+            return CannotCompile(f"XLA refuses the option: {first}", f"compiler_options.{option}")
+    return CannotCompile(f"XLA refuses the module: {first}")
+
+
+def cost(executable: _jax.LoadedExecutable) -> dict[str, float]:
+    """Return XLA's estimates for an executable; see `CompiledModule.cost_analysis`."""
+    figures = executable.cost_analysis()
+    # Entries such as "bytes accessed0{}" are per operand of each instruction: noise for a reader.
+    return {key.replace(" ", "_"): figures[key] for key in sorted(figures) if key.replace(" ", "_").isidentifier()}
+
+
+def memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
+    """Return XLA's figures in bytes; see `CompiledModule.memory_analysis`."""
+    stats = executable.get_compiled_memory_stats()
+    names = [name for name in dir(stats) if name.endswith("_in_bytes") and not name.startswith("host_")]
+    return {name: getattr(stats, name) for name in sorted(names)}

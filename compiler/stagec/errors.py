@@ -1,0 +1,43 @@
+"""The one way stagec tells a user what is wrong with their input.
+
+A phase (loading a manifest, planning, exporting, ...) collects every problem it finds and raises them together in one
+`StagecError`. The command line prints it to stderr, without a traceback, and exits with status 2.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where it is, what is wrong, and what to write instead."""
+
+    file: str
+    """The file as the user knows it (a path relative to the workspace); "" when no file is at fault."""
+    key: str
+    """Where in the file: a TOML key path such as `functions.predict.args[1].w`; "" stands for the whole file."""
+    what: str
+    """What is wrong: one sentence, without a full stop."""
+    write: str = ""
+    """What to write or do instead; may have several lines; "" where `what` already says it."""
+
+    def __str__(self) -> str:
+        """`FILE: KEY: WHAT`, then `write` indented on the following lines. Empty parts are left out."""
+        lines = [": ".join(part for part in (self.file, self.key, self.what) if part)]
+        lines += [f"  {line}" if line else "" for line in self.write.splitlines()]
+        return "\n".join(lines)
+
+
+class StagecError(Exception):
+    """A user's mistake, or several: `StagecError(problem, ...)`. Its text is the problems, one after another."""
+
+    problems: tuple[Problem, ...]
+    """What is wrong, in the order in which it is reported; never empty."""
+
+    def __init__(self, *problems: Problem) -> None:
+        if not problems:
+            raise ValueError("StagecError needs at least one Problem")
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)

@@ -1,0 +1,359 @@
+"""The JAX frontend: trace a Python function and export it. The only module of stagec that imports jax."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import platform
+import re
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+
+from stagec import partitions
+from stagec.avals import DTYPES, Aval, parse_aval
+from stagec.errors import Problem, StagecError
+from stagec.frontends import pytrees, user_code
+from stagec.runtime import custom_calls
+from stagec.specs import FunctionSpec
+from stagec.stages import mlir
+from stagec.version import VERSION
+
+_SAFETENSORS = "safetensors:"
+# Names in the header of a safetensors file (https://huggingface.co/docs/safetensors): ours.
+_SAFETENSORS_DTYPES = {
+    "BOOL": "bool",
+    **{f"I{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "BF16": "bf16",
+    "C64": "c64",
+    "F8_E4M3": "f8_e4m3fn",
+    "F8_E5M2": "f8_e5m2",
+    "F8_E8M0": "f8_e8m0fnu",
+}
+_KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+
+
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
+    """Trace, lower and export the function of `spec`; return the bytes of JAX's own serialization format.
+
+    import_roots: folders below which the user's modules and files are found, first wins.
+    The bytes hold no source location. Raises StagecError for every mistake of the user's.
+    """
+    exported = _stage(spec, import_roots)
+    pytrees.register(spec, {"the arguments": exported.in_tree, "the result": exported.out_tree})
+    try:
+        # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
+        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+            return bytes(exported.serialize(vjp_order=spec.vjp_order))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise spec.problem("", f"cannot be serialized: {error}") from error
+
+
+def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+    """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources.
+
+    Paths are relative to the import root, or to the folder that holds installed packages.
+    """
+    exported = _stage(spec, import_roots, frames=8)
+    with mlir.make_context() as context:
+        module = mlir.read_artifact(context, exported.mlir_module_serialized)
+        text = str(module.operation.get_asm(enable_debug_info=True))
+    return re.sub(r'loc\("(/[^"]*|[^"/]*/[^"]*\.py)":', lambda m: f'loc("{_displayed(m[1], import_roots)}":', text)
+
+
+def versions() -> dict[str, str]:
+    """Return what a portable artifact was made with: name -> version, of jax and of every package that is imported."""
+    found = {
+        name: module.__version__
+        for name, module in sys.modules.items()
+        if "." not in name
+        and "site-packages" in (getattr(module, "__file__", None) or "")
+        and isinstance(getattr(module, "__version__", None), str)
+    }
+    return {**found, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
+
+
+def _displayed(filename: str, roots: Sequence[str]) -> str:
+    """Return a source file's path as every machine has it."""
+    _, installed, inside = filename.rpartition("site-packages/")
+    if installed:
+        return installed + inside
+    path = Path(filename).absolute()
+    for root in roots:
+        if path.is_relative_to(Path(root).absolute()):
+            return str(path.relative_to(Path(root).absolute()))
+    return path.name
+
+
+def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> jax.export.Exported:
+    """Trace, lower and export; the locations in the module have that many frames of the user's call stack."""
+    _configure(spec)
+    # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
+    jax.config.update("jax_traceback_in_locations_limit", frames)
+    user_code.add_import_roots(import_roots)
+    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
+    if not callable(function):
+        raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
+    args, kwargs = _arguments(spec, import_roots)
+    _check_names(spec, function, args, kwargs)
+    static = {name: _hashable(value) for name, value in spec.static.items()}
+
+    # JAX takes no keyword arguments beside in_shardings, static ones included: the values are bound here.
+    @functools.wraps(function)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, **static)
+
+    options: dict[str, Any] = {
+        "donate_argnums": tuple(spec.donate_argnums) or None,
+        "donate_argnames": tuple(spec.donate_argnames) or None,
+        "keep_unused": spec.keep_unused,
+        "inline": spec.inline,
+    }
+    if spec.in_shardings is not None:
+        options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
+    entry = bound if static else function
+
+    def stage() -> jax.export.Exported:
+        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+            if spec.out_shardings is not None:
+                result = jax.eval_shape(entry, *args, **kwargs)
+                options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
+            jitted = jax.jit(entry, **options)
+            try:
+                return _export(spec, jitted, args, kwargs)
+            except NotImplementedError as error:
+                problems = _callbacks(spec, jitted.trace(*args, **kwargs).jaxpr.jaxpr)
+                if problems:
+                    raise StagecError(*problems) from error
+                raise
+
+    return user_code.run(stage, f"staging {spec.entry} raised", spec.manifest, spec.key)
+
+
+def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
+    """Export with the checks that the manifest leaves on, custom calls that this jaxlib provides allowed."""
+    check = jax.export.DisabledSafetyCheck
+    disabled = [check.platform()] if "platform" in spec.disabled_checks else []
+    disabled += [check.custom_call(target) for target in spec.allow_custom_calls]
+    try:
+        return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
+    except ValueError as error:
+        calls = sorted(set(re.findall(r'stablehlo\.custom_call @"?([^"(]+)', str(error))))
+        if not calls:
+            raise
+        unknown = [name for name in calls if custom_calls.provider(name) == custom_calls.UNKNOWN]
+        if unknown:
+            raise spec.unknown_custom_calls(unknown) from error
+    disabled += [check.custom_call(name) for name in calls]
+    return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
+
+
+_CALLBACKS = frozenset({"debug_callback", "debug_print", "pure_callback", "io_callback"})
+"""Primitives that call back into the Python process that traced them."""
+
+
+def _callbacks(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
+    """A problem for each line of the model that calls back into Python, in the order of the program."""
+    found: dict[str, Problem] = {}
+    pending = [jaxpr]
+    while pending:
+        equations = pending.pop().eqns
+        for equation in equations:
+            name = equation.primitive.name
+            if name in _CALLBACKS:
+                frames = equation.source_info.traceback.frames if equation.source_info.traceback else []
+                place = user_code.place((frame.file_name, frame.line_num) for frame in frames) or spec.entry
+                what = f"{place}: a host callback ({name}) cannot be built ahead of time"
+                write = "take it out of the function; what it computes can be a result"
+                found[what] = Problem(spec.manifest, spec.key, what, write)
+            pending += [jaxpr for value in equation.params.values() for jaxpr in _jaxprs(value)]
+    return list(found.values())
+
+
+def _jaxprs(value: Any) -> list[Any]:
+    """The jaxprs in a parameter of an equation: closed or open ones, alone or in a sequence."""
+    if isinstance(value, list | tuple):
+        return [jaxpr for item in value for jaxpr in _jaxprs(item)]
+    inner = getattr(value, "jaxpr", value)
+    return [inner] if hasattr(inner, "eqns") else []
+
+
+def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
+    """The mesh of a function: axes without devices; an empty one where it has none."""
+    # Later versions of JAX have other types for axes unless told.
+    types = (jax.sharding.AxisType.Auto,) * len(spec.mesh)
+    names = tuple(name for name, _ in spec.mesh)
+    return jax.sharding.AbstractMesh(tuple(size for _, size in spec.mesh), names, axis_types=types)
+
+
+def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
+    """Return `tree` with a sharding in the place of each leaf, of a prefix of it as the manifest writes it.
+
+    Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
+    """
+    mesh = _mesh(spec)
+
+    def walk(prefix: Any, node: Any, path: str) -> list[Any]:
+        if isinstance(prefix, str):
+            partition = partitions.parse(prefix)
+            entries = [axes[0] if len(axes) == 1 else axes or None for axes in partition or ()]
+            sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
+            return [sharding if partition is not None else None] * len(jax.tree.leaves(node))
+        below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
+        names = [jax.tree_util.keystr(steps, simple=True) for steps, _ in below]
+        wanted = list(prefix) if isinstance(prefix, Mapping) else [str(i) for i in range(len(prefix))]
+        if isinstance(prefix, Mapping) and sorted(names) != sorted(wanted):
+            has = f"has {', '.join(names) or 'nothing'} there" if names != [""] else "is an array there"
+            raise spec.problem(path, f"{', '.join(wanted)} are given, but the tree {has}", "write the same names")
+        if len(below) != len(prefix) or names == [""]:
+            what = f"{len(prefix)} shardings are given for {len(below)} elements"
+            raise spec.problem(path, what, "write one for each, or one for all")
+        if isinstance(prefix, Mapping):
+            parts = [walk(prefix[name], child, f"{path}.{name}") for name, (_, child) in zip(names, below, strict=True)]
+        else:
+            pairs = zip(prefix, below, strict=True)
+            parts = [walk(part, child, f"{path}[{i}]") for i, (part, (_, child)) in enumerate(pairs)]
+        return [leaf for part in parts for leaf in part]
+
+    return jax.tree.unflatten(jax.tree.structure(tree), walk(prefix, tree, key))
+
+
+def _configure(spec: FunctionSpec) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_x64", spec.enable_x64)
+    jax.config.update("jax_default_matmul_precision", spec.matmul_precision)
+    # The user's own frames are picked out here; JAX's filter would add a note of its own to the exception.
+    jax.config.update("jax_traceback_filtering", "off")
+
+
+def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if spec.avals is not None:
+        return _arguments_from_callable(spec)
+    scope = jax.export.SymbolicScope(tuple(spec.constraints))
+    args = tuple(_abstract(spec, tree, f"args[{i}]", scope, roots) for i, tree in enumerate(spec.args))
+    kwargs = {name: _abstract(spec, tree, f"kwargs.{name}", scope, roots) for name, tree in spec.kwargs.items()}
+    return args, kwargs
+
+
+def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    assert spec.avals is not None
+    key = f"{spec.key}.avals"
+    function = user_code.load_entry(spec.avals, spec.manifest, key)
+    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key)
+    advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct"
+    if not isinstance(result, tuple | dict):
+        raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+    wrong = [
+        f"{jax.tree_util.keystr(path)} is a {type(leaf).__name__}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(result)
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+    ]
+    if wrong:
+        raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
+    # Arrays are taken for their shape and dtype.
+    result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
+    return (result, {}) if isinstance(result, tuple) else ((), result)
+
+
+def _abstract(spec: FunctionSpec, tree: Any, key: str, scope: jax.export.SymbolicScope, roots: Sequence[str]) -> Any:
+    """Turn a tree of aval strings into the same tree of ShapeDtypeStruct."""
+    if isinstance(tree, Mapping):
+        return {name: _abstract(spec, child, f"{key}.{name}", scope, roots) for name, child in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [_abstract(spec, child, f"{key}[{i}]", scope, roots) for i, child in enumerate(tree)]
+    if tree.startswith(_SAFETENSORS):
+        return _abstract(spec, _safetensors_tree(spec, tree, key, roots), key, scope, roots)
+    aval = parse_aval(tree)
+    return user_code.run(lambda: _struct(aval, scope), f"{tree} raised", spec.manifest, f"{spec.key}.{key}")
+
+
+def _struct(aval: Aval, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:
+    shape = jax.export.symbolic_shape(",".join(map(str, aval.shape)), scope=scope)
+    return jax.ShapeDtypeStruct(shape, _dtype(aval.dtype), weak_type=aval.weak_type)
+
+
+def _dtype(name: str) -> Any:
+    if name in _KEY_IMPLEMENTATIONS:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=_KEY_IMPLEMENTATIONS[name])).dtype
+    return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
+
+
+def _safetensors_tree(spec: FunctionSpec, text: str, key: str, roots: Sequence[str]) -> dict[str, Any]:
+    """Read the avals of a safetensors file's header: flat by tensor name, or nested at a separator ("?sep=.")."""
+    name, _, query = text.removeprefix(_SAFETENSORS).partition("?sep=")
+    folder = Path(spec.manifest).parent
+    path = next((p for root in roots if (p := Path(root, folder, name)).is_file()), None)
+    if path is None:
+        raise spec.problem(key, f"no file {folder / name}", "name the file in data, relative to the manifest's folder")
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > path.stat().st_size:
+                raise ValueError("the header runs over the end of the file")
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        avals = {
+            tensor: str(Aval(_SAFETENSORS_DTYPES[entry["dtype"]], tuple(entry["shape"])))
+            for tensor, entry in header.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise spec.problem(key, f"{folder / name} is not a safetensors file that stagec can read: {error}") from error
+    if not query:
+        return avals
+    tree: dict[str, Any] = {}
+    for tensor, aval in sorted(avals.items()):
+        *parents, leaf = tensor.split(query)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise spec.problem(key, f"{folder / name}: {tensor!r} is below another tensor; leave out ?sep=")
+        node[leaf] = aval
+    return tree
+
+
+def _check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check the arguments against the function's signature, so that a wrong name is told before tracing."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin: tracing will tell
+    problems = []
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    for key, names in (("static", spec.static), ("donate_argnames", spec.donate_argnames), ("kwargs", kwargs)):
+        for name in names:
+            if name not in signature.parameters and not takes_any:
+                known = ", ".join(signature.parameters) or "none"
+                problems.append(
+                    Problem(
+                        spec.manifest,
+                        f"{spec.key}.{key}",
+                        f"{spec.entry} has no parameter {name!r}",
+                        f"its parameters: {known}",
+                    )
+                )
+    for number in spec.donate_argnums:
+        if number >= len(args):
+            what = f"argument {number} does not exist: the function is given {len(args)} positional arguments"
+            problems.append(Problem(spec.manifest, f"{spec.key}.donate_argnums", what))
+    if not problems:
+        try:
+            signature.bind(*args, **kwargs, **spec.static)
+        except TypeError as error:
+            what = f"the arguments do not fit {spec.entry}{signature}: {error}"
+            problems.append(Problem(spec.manifest, spec.key, what))
+    if problems:
+        raise StagecError(*problems)
+
+
+def _hashable(value: Any) -> Any:
+    """TOML arrays become tuples: JAX wants static values hashable."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -1,0 +1,173 @@
+"""The StableHLO frontend: a module that another framework wrote becomes an `Exported` like any other, without JAX.
+
+The module's function `main` says what the arguments and results are: a flat list of arrays of static shape.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxlib import _jax
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import func, stablehlo
+
+from stagec.avals import Aval
+from stagec.runtime import custom_calls, jaxlib_lines
+from stagec.specs import FunctionSpec
+from stagec.stages import mlir
+from stagec.stages.exported import Exported
+from stagec.trees import LEAF, Tree
+from stagec.version import VERSION
+
+_CALLING_CONVENTION = 10
+"""The version of the calling convention that modules are given, which is the pinned JAX's."""
+
+# MLIR's element types by their text: ours (StableHLO calls signed integers i8, and booleans i1).
+_DTYPES = {
+    "i1": "bool",
+    **{f"i{bits}": f"i{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{f"ui{bits}": f"u{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{f"f{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "bf16": "bf16",
+    "complex<f32>": "c64",
+    "complex<f64>": "c128",
+    "f4E2M1FN": "f4_e2m1fn",
+    "f8E3M4": "f8_e3m4",
+    "f8E4M3": "f8_e4m3",
+    "f8E4M3B11FNUZ": "f8_e4m3b11fnuz",
+    "f8E4M3FN": "f8_e4m3fn",
+    "f8E4M3FNUZ": "f8_e4m3fnuz",
+    "f8E5M2": "f8_e5m2",
+    "f8E5M2FNUZ": "f8_e5m2fnuz",
+    "f8E8M0FNU": "f8_e8m0fnu",
+}
+
+
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
+    """Return the StableHLO file that `spec.entry` names, in the serialization format of `jax.export`.
+
+    import_roots: folders below which the manifest's folder is looked for, first wins.
+    The bytes hold no source location. Raises StagecError when the file is not there, does not parse or has no `main`.
+    """
+    with mlir.make_context() as context, ir.Location.unknown(context):
+        module = _read(context, spec, import_roots)
+        main = _main(module, spec)
+        types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        in_avals = tuple(_aval(spec, kind, f"argument {i}") for i, kind in enumerate(types.inputs))
+        out_avals = tuple(_aval(spec, kind, f"result {i}") for i, kind in enumerate(types.results))
+        disabled = _allowed(spec, module)
+        if len(spec.platforms) > 1:
+            _take_platform_index(module, main)
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        version = stablehlo.get_version_from_compatibility_requirement(
+            stablehlo.StablehloCompatibilityRequirement.WEEK_4
+        )
+        artifact = _jax.mlir.serialize_portable_artifact(module, version, True)
+    out_tree = LEAF if len(out_avals) == 1 else Tree("tuple", (LEAF,) * len(out_avals))
+    return Exported(
+        fun_name=Path(spec.entry).stem,
+        in_tree=Tree("tuple", (Tree("tuple", (LEAF,) * len(in_avals)), Tree("dict"))),
+        in_avals=in_avals,
+        out_tree=out_tree,
+        out_avals=out_avals,
+        nr_devices=1,
+        platforms=tuple(spec.platforms),
+        ordered_effects=(),
+        unordered_effects=(),
+        disabled_safety_checks=disabled,
+        mlir_module_serialized=artifact,
+        calling_convention_version=_CALLING_CONVENTION,
+        module_kept_var_idx=tuple(range(len(in_avals))),
+        uses_global_constants=len(spec.platforms) > 1,
+        _in_shardings=(None,) * len(in_avals),
+        _out_shardings=(None,) * len(out_avals),
+    ).serialize()
+
+
+def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+    """Return the module as StableHLO text, with the source locations that its file holds."""
+    with mlir.make_context() as context:
+        return str(_read(context, spec, import_roots).operation.get_asm(enable_debug_info=True))
+
+
+def versions() -> dict[str, str]:
+    """Return what a portable artifact was made with: name -> version."""
+    return {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, "python": platform.python_version()}
+
+
+def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.Module:
+    file = Path(spec.manifest).parent / spec.entry
+    path = next((p for root in roots if (p := Path(root, file)).is_file()), None)
+    if path is None:
+        raise spec.problem("entry", f"no file {file}", "name the file in data, relative to the manifest's folder")
+    data = path.read_bytes()
+    try:
+        module = ir.Module.parse(data, context)
+        # A portable artifact is bytecode too, in a dialect of its own.
+        versioned = any(operation.operation.name.startswith("vhlo.") for operation in module.body.operations)
+        return mlir.read_artifact(context, data) if versioned else module
+    except Exception as error:  # jaxlib raises ValueError or MLIRError, by version
+        raise spec.problem("entry", f"{file} is no StableHLO module: {_reason(str(error))}") from error
+
+
+def _reason(message: str) -> str:
+    """Return the place and the first complaint of MLIR's parser."""
+    found = re.search(r'"-":(\d+):(\d+): (.*)', message)
+    return f"line {found[1]}, column {found[2]}: {found[3]}" if found else message.strip().splitlines()[-1]
+
+
+def _main(module: ir.Module, spec: FunctionSpec) -> Any:
+    names = []
+    for operation in module.body.operations:
+        if isinstance(operation, func.FuncOp):
+            names.append(ir.StringAttr(operation.attributes["sym_name"]).value)
+            if names[-1] == "main":
+                return operation
+    raise spec.problem("entry", f"{spec.entry} has no function main", f"its functions: {', '.join(names) or 'none'}")
+
+
+def _aval(spec: FunctionSpec, kind: ir.Type, what: str) -> Aval:
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}", "make it a tensor of static shape")
+    dtype = _DTYPES.get(str(kind.element_type))
+    if dtype is None:
+        raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}, which is no dtype of JAX")
+    return Aval(dtype, tuple(kind.shape))
+
+
+def _allowed(spec: FunctionSpec, module: ir.Module) -> tuple[str, ...]:
+    """Return the safety checks that are off: those of the manifest, and custom calls that this jaxlib provides."""
+    classes = {name: custom_calls.provider(name) for name in sorted(mlir.custom_calls(module))}
+    unknown = [n for n, kind in classes.items() if kind == custom_calls.UNKNOWN and n not in spec.allow_custom_calls]
+    if unknown:
+        raise spec.unknown_custom_calls(unknown)
+    names = [*spec.allow_custom_calls, *(n for n, kind in classes.items() if kind == custom_calls.TOOLCHAIN)]
+    return (*spec.disabled_checks, *(f"custom_call:{name}" for name in names))
+
+
+def _take_platform_index(module: ir.Module, main: Any) -> None:
+    """Put a function before `main` that takes the platform's index first, as an artifact for several platforms must."""
+    types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    index = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+    attributes = {name: main.attributes[name] for name in ("arg_attrs", "res_attrs") if name in main.attributes}
+    for name in attributes:
+        del main.attributes[name]
+    main.attributes["sym_name"] = ir.StringAttr.get("_module_main")
+    main.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    with ir.InsertionPoint.at_block_begin(module.body):
+        wrapper = func.FuncOp("main", ([index, *types.inputs], types.results))
+    ours = ir.DictAttr.get({"jax.global_constant": ir.StringAttr.get("_platform_index")})
+    theirs = attributes.get("arg_attrs")
+    rest = list(ir.ArrayAttr(theirs)) if theirs else [ir.DictAttr.get({}) for _ in types.inputs]
+    wrapper.attributes["arg_attrs"] = ir.ArrayAttr.get([ours, *rest])
+    if "res_attrs" in attributes:
+        wrapper.attributes["res_attrs"] = attributes["res_attrs"]
+    arguments = [index, *types.inputs]
+    block = wrapper.regions[0].blocks.append(*arguments, arg_locs=[ir.Location.unknown()] * len(arguments))
+    with ir.InsertionPoint(block):
+        call = func.CallOp(list(types.results), "_module_main", list(block.arguments)[1:])
+        func.ReturnOp(call.results)

@@ -1,0 +1,96 @@
+"""Run the user's code: import an entry point, call it, and tell a failure the way the user would see it.
+
+A failure is a `Problem` with the traceback of the user's own code: frames of stagec, of the import system and of
+installed packages are left out, and file names are relative to the workspace.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stagec.errors import Problem, StagecError
+
+T = TypeVar("T")
+
+_OURS = str(Path(__file__).absolute().parent.parent)
+
+
+def add_import_roots(roots: Sequence[str]) -> None:
+    """Make the modules below each of `roots` (folders, first wins) importable."""
+    sys.path[:0] = [str(Path(root).absolute()) for root in roots]
+
+
+def load_entry(entry: str, file: str, key: str) -> Any:
+    """Return what `entry` ("package.module:attribute") names.
+
+    file, key: the manifest and the key that hold the entry, for messages.
+    Raises StagecError when the module or the attribute is missing, or when importing the module raises.
+    """
+    module_name, _, attribute = entry.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise StagecError(
+                Problem(
+                    file,
+                    key,
+                    f"no module {error.name!r}",
+                    "write the module as it is imported from the workspace root, and name its file in deps",
+                )
+            ) from error
+        raise _raised(error, f"importing {module_name} raised", file, key) from error
+    except BaseException as error:  # sys.exit() in a module is the user's mistake too
+        raise _raised(error, f"importing {module_name} raised", file, key) from error
+    done = module_name
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            names = [n for n in dir(value) if not n.startswith("_")]
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names[:8]) or 'no public names'}"
+            raise StagecError(Problem(file, key, f"{done} has no attribute {name!r}", hint))
+        value, done = getattr(value, name), f"{done}.{name}"
+    return value
+
+
+def run(call: Callable[[], T], what: str, file: str, key: str) -> T:
+    """Return `call()`; when it raises, raise a StagecError that says `what` raised, with the user's traceback."""
+    try:
+        return call()
+    except StagecError:
+        raise
+    except BaseException as error:
+        raise _raised(error, what, file, key) from error
+
+
+def place(frames: Iterable[tuple[str, int]]) -> str:
+    """Return the innermost of `frames` (file name, line) that is the user's own as FILE:LINE; "" when none is."""
+    return next((f"{_displayed(name)}:{line}" for name, line in frames if _is_users(name)), "")
+
+
+def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    for frame in frames:
+        frame.filename = _displayed(frame.filename)
+    lines = "".join(traceback.format_list(frames)) + "".join(traceback.format_exception_only(error))
+    return StagecError(Problem(file, key, f"{what} {type(error).__name__}", lines.rstrip()))
+
+
+def _is_users(filename: str) -> bool:
+    installed = [
+        sys.base_prefix,
+        *(str(Path(entry).absolute()) for entry in sys.path if entry.endswith("site-packages")),
+    ]
+    return not filename.startswith(("<", *(folder + os.sep for folder in (_OURS, *installed))))
+
+
+def _displayed(filename: str) -> str:
+    relative = os.path.relpath(filename)
+    return filename if relative.startswith("..") else relative

@@ -1,0 +1,260 @@
+"""`jit`, `Wrapped` and `Traced`: JAX's first two stages, in front of stagec's own (https://docs.jax.dev/en/latest/jax.stages.html).
+
+Tracing is JAX's. What comes after it (`Lowered`, `Compiled`, `Exported`) needs no JAX: calls are compiled and run by
+jaxlib, with numpy arrays in and numpy arrays out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+
+from stagec.frontends import pytrees
+from stagec.specs import Scalar
+from stagec.stages.compiled import Compiled
+from stagec.stages.exported import Exported
+from stagec.stages.lowered import ArgInfo, Lowered, lower_exported
+from stagec.stages.shardings import NamedSharding
+from stagec.trees import LEAF, Tree
+
+_REFUSED = {
+    "device": "stagec compiles ahead of time, before there is a device: "
+    "write in_shardings and out_shardings over a mesh, or name a target when compiling",
+    "backend": "stagec compiles for a platform, not for this process's backend: "
+    'write lower(platforms=("tpu",)) or export(platforms=("tpu",))',
+    "abstracted_axes": "write symbolic dimensions instead: "
+    'trace with jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, 64"), dtype) and export',
+}
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: Mapping[str, Scalar] | None = None,
+    **refused: Any,
+) -> Any:
+    """Return `fun` as a `Wrapped`; without `fun`, a decorator. Parameters mean what they mean in `jax.jit`.
+
+    in_shardings, out_shardings: trees of shardings, JAX's or `NamedSharding`; None leaves them to XLA.
+    static_argnums, static_argnames: arguments that are Python values at tracing time.
+    donate_argnums, donate_argnames: arguments whose buffers a call may overwrite (device arrays; numpy's are copied).
+    keep_unused: whether arguments that the function does not use stay parameters of the program.
+    inline: whether the function is inlined into those that call it.
+    compiler_options: XLA flags, without dashes.
+    Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead.
+    """
+    for name in refused:
+        if name in _REFUSED:
+            raise TypeError(f"jit() does not take {name}: {_REFUSED[name]}")
+        raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
+    options: dict[str, Any] = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+        "inline": inline,
+    }
+    for name, shardings in (("in_shardings", in_shardings), ("out_shardings", out_shardings)):
+        if shardings is not None:
+            options[name] = jax.tree.map(_to_jax, shardings)
+
+    def wrap(fun: Callable[..., Any]) -> Wrapped:
+        return Wrapped(fun, options, compiler_options or {})
+
+    return wrap if fun is None else wrap(fun)
+
+
+class Wrapped:
+    """A function that is ready to be traced, lowered and compiled; calling it does all of it, once per signature."""
+
+    def __init__(
+        self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, Scalar]
+    ) -> None:
+        self._jitted = jax.jit(fun, **options)
+        self._compiler_options = compiler_options
+        self._static_argnums, self._static_argnames = _static(fun, options)
+        self._compiled: dict[Any, tuple[Compiled, Any]] = {}
+        functools.update_wrapper(self, fun)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on this machine's CPU: numpy or JAX arrays in, numpy arrays out, in the user's own types.
+
+        A PRNG key comes back as its uint32 words. Raises what the function raises while it is traced, CannotCompile
+        when XLA refuses the program, and NotImplementedError for callbacks into Python.
+        """
+        dynamic, key = self._split(args, kwargs)
+        leaves, structure = jax.tree.flatten(dynamic)
+        avals = [jax.typeof(leaf) for leaf in leaves]
+        signature = (key, structure, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals))
+        if signature not in self._compiled:
+            traced = self.trace(*args, **kwargs)
+            self._compiled[signature] = traced.lower().compile(), traced.out_structure
+        compiled, out_structure = self._compiled[signature]
+        return jax.tree.unflatten(out_structure, compiled.call_flat(list(map(_to_array, leaves, avals))))
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Return the function as a jaxpr, for arguments like these: arrays, or `jax.ShapeDtypeStruct`."""
+        return Traced(self._jitted, args, kwargs, self._compiler_options)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def _split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments that are no static ones, and those that are, by position and name."""
+        numbers = {number % len(args) for number in self._static_argnums if -len(args) <= number < len(args)}
+        positional = tuple(value for i, value in enumerate(args) if i not in numbers)
+        named = {name: value for name, value in kwargs.items() if name not in self._static_argnames}
+        static = (
+            tuple((i, args[i]) for i in sorted(numbers)),
+            tuple((name, kwargs[name]) for name in sorted(kwargs) if name not in named),
+        )
+        return (positional, named), static
+
+    def __repr__(self) -> str:
+        return f"Wrapped({getattr(self, '__name__', self._jitted)})"
+
+
+class Traced:
+    """A function traced for arguments of certain shapes and dtypes.
+
+    jaxpr: JAX's closed jaxpr.
+    fun_name: name of the function.
+    in_tree: structure of `(args, kwargs)` without the static ones; out_tree: of the result.
+    out_structure: JAX's PyTreeDef of the result, which knows the user's own types.
+    args_info: an `ArgInfo` for each argument, in the structure `(args, kwargs)` of the user's own types; its dtype is
+        JAX's where numpy has none (PRNG keys).
+    """
+
+    def __init__(
+        self,
+        jitted: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        compiler_options: Mapping[str, Scalar],
+    ) -> None:
+        self._traced = jitted.trace(*args, **kwargs)
+        self._export = functools.partial(_export, jitted, args, kwargs)
+        self._compiler_options = compiler_options
+        self.jaxpr = self._traced.jaxpr
+        self.fun_name: str = self._traced.fun_name
+        self.in_tree = _tree(self._traced.in_tree)
+        self.out_structure = self._traced.out_tree
+        self.out_tree = _tree(self.out_structure)
+        self.args_info = jax.tree.map(
+            lambda info: ArgInfo(tuple(info.shape), info.dtype, info.donated),
+            self._traced.args_info,
+            is_leaf=lambda info: hasattr(info, "donated"),
+        )
+
+    def lower(self, platforms: Sequence[str] = ("cpu",)) -> Lowered:
+        """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
+
+        Raises ValueError for several platforms, NotImplementedError for callbacks into Python, and CannotLower where
+        dimensions are symbolic: those are bound to sizes when an `Exported` is called or compiled.
+        """
+        if len(platforms) != 1:
+            raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
+        exported = self._export(platforms, ())
+        # The flat form serializes whatever the types in the trees are.
+        flat = dataclasses.replace(
+            exported,
+            in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
+            out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
+        )
+        ours = Exported.deserialize(flat.serialize())
+        ours = dataclasses.replace(ours, in_tree=_tree(exported.in_tree), out_tree=_tree(exported.out_tree))
+        return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
+
+    def export(
+        self, platforms: Sequence[str] = ("cpu",), disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = ()
+    ) -> Exported:
+        """Return the function as a portable artifact for several platforms; dimensions may be symbolic.
+
+        disabled_checks: those of `jax.export.export`. Raises ValueError when a type in the trees has no serialization.
+        """
+        return _ours(self._export(platforms, disabled_checks))
+
+
+def _export(
+    jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], platforms: Sequence[str], checks: Sequence[Any]
+) -> jax.export.Exported:
+    # JAX keeps what it traced: this does not trace again.
+    return jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+
+
+def _ours(exported: jax.export.Exported) -> Exported:
+    """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
+    vjp = (lambda: _ours(exported.vjp())) if exported.has_vjp() else None
+    return dataclasses.replace(Exported.deserialize(exported.serialize()), _vjp=vjp)
+
+
+def _tree(structure: Any) -> Tree:
+    """Describe a PyTreeDef. A type that cannot be described keeps its name."""
+    data = structure.node_data()
+    if data is None:
+        return LEAF
+    kind, auxdata = data
+    children = tuple(map(_tree, structure.children()))
+    if kind is type(None):
+        return Tree("none")
+    if kind is dict:
+        return Tree("dict", children, tuple(map(str, auxdata)))
+    if kind in (tuple, list):
+        return Tree(kind.__name__, children)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return Tree("custom", children, (), name, pytrees.describe(structure))
+
+
+def _static(fun: Callable[..., Any], options: Mapping[str, Any]) -> tuple[tuple[int, ...], frozenset[str]]:
+    """Return numbers and names of the static arguments; as in JAX, one is found from the other."""
+    numbers, names = options["static_argnums"], options["static_argnames"]
+    numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return numbers, frozenset(names)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p.name for p in parameters if p.kind in kinds]
+    if not numbers:
+        numbers = tuple(i for i, name in enumerate(positional) if name in names)
+    if not names:
+        names = tuple(positional[number] for number in numbers if -len(positional) <= number < len(positional))
+    return numbers, frozenset(names)
+
+
+def _to_jax(sharding: Any) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    types = tuple(jax.sharding.AxisType[name] for name in sharding.mesh.axis_types)
+    mesh = jax.sharding.AbstractMesh(sharding.mesh.axis_sizes, sharding.mesh.axis_names, types)
+    entries = [axes or None for axes in sharding.spec.partitions]
+    spec = jax.sharding.PartitionSpec(
+        *entries, unreduced=frozenset(sharding.spec.unreduced), reduced=frozenset(sharding.spec.reduced)
+    )
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def _to_array(leaf: Any, aval: Any) -> Any:
+    """Return an argument as the compiled function takes it."""
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    # Without x64 JAX traces a float64 array as float32.
+    return leaf.astype(aval.dtype) if hasattr(leaf, "dtype") and leaf.dtype != aval.dtype else leaf

@@ -1,0 +1,119 @@
+"""What `stagec inspect` tells of a file: a bundle, a portable artifact or a description of an executable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from stagec.errors import Problem, StagecError
+from stagec.runtime.archive import Archive
+from stagec.runtime.description import Description
+from stagec.runtime.refusal import LoadError
+from stagec.stages import mlir
+from stagec.stages.exported import Exported, NotExported
+
+
+def inspect(path: str, data: bytes) -> dict[str, Any]:
+    """Return a report on the file at `path`, whose content is `data`; "kind" says what it is.
+
+    Raises StagecError when the file is none of the three kinds, or is damaged.
+    """
+    try:
+        if data.startswith(b"PK"):
+            return _bundle(Archive(path))
+        if data.lstrip().startswith(b"{"):
+            return dict(json.loads(Description.from_json(data).to_json()))
+        return _exported(Exported.deserialize(data), data)
+    except (LoadError, NotExported, ValueError) as error:
+        what = str(error).removeprefix(f"{path}: ")
+        write = "give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)"
+        raise StagecError(Problem(path, "", what, write)) from error
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return the report for a person to read."""
+    match report["kind"]:
+        case "bundle":
+            return _bundle_text(report)
+        case "exported":
+            return _exported_text(report)
+    return _executable_text(report)
+
+
+def _bundle(archive: Archive) -> dict[str, Any]:
+    return {"kind": "bundle", **archive.index}
+
+
+def _exported(exported: Exported, data: bytes) -> dict[str, Any]:
+    return {
+        "kind": "exported",
+        "fun_name": exported.fun_name,
+        "platforms": list(exported.platforms),
+        "nr_devices": exported.nr_devices,
+        "in_tree": exported.in_tree.to_json(),
+        "in_avals": [str(aval) for aval in exported.in_avals],
+        "out_tree": exported.out_tree.to_json(),
+        "out_avals": [str(aval) for aval in exported.out_avals],
+        "module_kept_var_idx": list(exported.module_kept_var_idx),
+        "ordered_effects": list(exported.ordered_effects),
+        "unordered_effects": list(exported.unordered_effects),
+        "disabled_safety_checks": list(exported.disabled_safety_checks),
+        "custom_calls": mlir.inventory(exported.mlir_module_serialized),
+        "calling_convention_version": exported.calling_convention_version,
+        "uses_global_constants": exported.uses_global_constants,
+        "vjp_order": _vjp_order(exported),
+        "mlir_module_bytes": len(exported.mlir_module_serialized),
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def _vjp_order(exported: Exported) -> int:
+    return 1 + _vjp_order(exported.vjp()) if exported.has_vjp() else 0
+
+
+def _bundle_text(report: dict[str, Any]) -> str:
+    members = report["members"]
+    total = sum(member["bytes"] for member in members.values())
+    lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
+    for name, target in report["targets"].items():
+        lines.append(f"  target {name}: {target['platform']} {target['isa']}")
+    for name, function in report["functions"].items():
+        lines.append(f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}")
+        rows = [("portable: " + ", ".join(function["platforms"]), function["exported"])]
+        for executable in function["executables"]:
+            bucket = ", ".join(f"{dim} = {size}" for dim, size in executable["bucket"].items())
+            rows.append((" ".join(filter(None, (executable["target"], bucket))), executable["executable"]))
+        width = max(len(what) for what, _ in rows)
+        for what, member in rows:
+            entry = members[member]
+            lines.append(f"    {what:<{width}}  {entry['bytes']:>10,} bytes  sha256 {entry['sha256'][:12]}")
+    return "\n".join(lines) + "\n"
+
+
+def _exported_text(report: dict[str, Any]) -> str:
+    return (
+        f"portable artifact of {report['fun_name']}: {report['bytes']:,} bytes, sha256 {report['sha256'][:12]}\n"
+        f"  platforms  {', '.join(report['platforms'])}\n"
+        f"  arguments  {', '.join(report['in_avals'])}\n"
+        f"  results    {', '.join(report['out_avals'])}\n"
+        f"  vjp order  {report['vjp_order']}\n"
+        + "".join(f"  calls      {name} ({kind})\n" for name, kind in report["custom_calls"].items())
+    )
+
+
+def _executable_text(report: dict[str, Any]) -> str:
+    target, memory = report["target"], report["memory_analysis"]
+    bucket = ", ".join(f"{dim} = {size}" for dim, size in report["bucket"].items())
+    lines = [
+        f"executable of {report['function']} for {target['name']} ({target['platform']} {target['isa']})",
+        f"  size       {report['executable_bytes']:,} bytes, sha256 {report['executable_sha256'][:12]}",
+        *([f"  bucket     {bucket}"] if bucket else []),
+        f"  arguments  {', '.join(report['in_avals'])}",
+        f"  results    {', '.join(report['out_avals'])}",
+        f"  peak       {memory.get('peak_memory_in_bytes', 'unknown'):,} bytes",
+        f"  flops      {report['cost_analysis'].get('flops', 'unknown'):,}",
+        f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+    ]
+    return "\n".join(lines) + "\n"

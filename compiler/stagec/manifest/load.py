@@ -1,0 +1,339 @@
+"""Reads a manifest file, and reports everything that is wrong with it in the words of the manifest.
+
+Two passes over the same data find the problems: pydantic checks each value against its model, then references between
+tables are checked. pydantic's own messages never reach the user.
+"""
+
+import ast
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from stagec.errors import Problem, StagecError
+from stagec.manifest.models import (
+    ENTRY,
+    IDENTIFIER,
+    MODULE_OR_ENTRY,
+    NAME,
+    VERSION,
+    Document,
+    Function,
+    Header,
+    Mesh,
+    Target,
+    Variant,
+)
+from stagec.manifest.values import abbreviate, show
+
+_TABLES: Mapping[str, type[BaseModel]] = {
+    "manifest": Header,
+    "targets": Target,
+    "meshes": Mesh,
+    "functions": Function,
+}
+
+_ACCELERATORS = ("accelerator targets are not supported yet", 'leave this key out; the platform of a target is "cpu"')
+_TARGETS_SAY = 'list targets of the manifest instead, for example targets = ["cpu"]'
+
+_STATIC = (
+    "a static argument needs a value ahead of time",
+    "bind values by name under static, for example static = { temperature = 1.0 }; for several, write variants",
+)
+
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "device": ("a device of the build machine has no meaning ahead of time", _TARGETS_SAY),
+    "backend": ("a backend of the build machine has no meaning ahead of time", _TARGETS_SAY),
+    "lowering_platforms": (
+        "jax.export's lowering platforms have another name here",
+        'write platforms = ["cpu", "cuda"]',
+    ),
+    "abstracted_axes": ("JAX removed abstracted axes", 'name the dimension in the aval, as in "f32[batch,64]"'),
+    "override_lowering_rules": (
+        "lowering rules are code and cannot be written in a manifest",
+        "register the rule with jax.interpreters.mlir in the module of the entry",
+    ),
+    "static_argnums": _STATIC,
+    "static_argnames": _STATIC,
+    "limits": ("limits are not supported yet", "leave this key out; stagec inspect tells what an executable takes"),
+    "topology": _ACCELERATORS,
+}
+"""Keys that a reader of JAX's documentation may try -> why they are refused, and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest whose tables are well-formed and refer to each other correctly."""
+
+    file: str
+    """The path that messages and slices name: relative to the workspace."""
+    header: Header
+    targets: Mapping[str, Target]
+    meshes: Mapping[str, Mesh]
+    functions: Mapping[str, Function]
+
+
+def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest:
+    """Reads the manifest in `path`.
+
+    display_path: the name of the file in messages and in the plan; None: `path` as given.
+    Raises StagecError with every problem of the file.
+    """
+    file = display_path if display_path is not None else str(path)
+    data = _read(Path(path), file)
+    try:
+        document = Document.model_validate(_with_tuples(data))
+        problems = []
+    except ValidationError as error:
+        document = None
+        problems = [problem for details in error.errors() for problem in _translate(details, file)]
+    problems += _references(data, file)
+    if problems or document is None:
+        raise StagecError(*problems)
+    return Manifest(file, document.manifest, document.targets, document.meshes, document.functions)
+
+
+def key_path(location: tuple[str | int, ...]) -> str:
+    """The TOML key path of a location: `functions.predict.args[1].w`; keys that need quotes get them."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else show(part))
+    return text
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A sentence with the likeliest of `names` to be meant, else with all of them; "" where there are none."""
+    known = {candidate.lower(): candidate for candidate in sorted(names)}
+    closest = difflib.get_close_matches(name.lower(), known, n=1)
+    if closest:
+        return f'did you mean "{known[closest[0]]}"?'
+    return f"write one of {', '.join(known.values())}" if known else ""
+
+
+def _read(path: Path, file: str) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise StagecError(
+            Problem(file, "", f"byte {error.start} is not UTF-8 text", "save the file as UTF-8")
+        ) from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StagecError(
+            Problem(file, "", f"cannot read the manifest: {reason}", "give the path of a TOML file")
+        ) from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StagecError(_syntax_problem(str(error), file)) from None
+
+
+def _syntax_problem(message: str, file: str) -> Problem:
+    """Splits tomllib's `WHAT (at PLACE)`, and names the table where a name is declared twice."""
+    match = re.fullmatch(r"(?s)(.*) \(at (.*)\)", message)
+    what, place = match.groups() if match else (message, "")
+    line = place.partition(",")[0]
+    if twice := re.fullmatch(r"Cannot declare (\(.*\)) twice", what):
+        location: tuple[str, ...] = ast.literal_eval(twice[1])
+        table, *name = location
+        if table in ("functions", "targets", "meshes") and len(name) == 1:
+            fault = f"two {table} of this name, the second one at {line}"
+            return Problem(file, key_path(location), fault, "give one of them another name")
+        return Problem(file, key_path(location), f"this table is written again at {line}", "merge the two tables")
+    if what == "Cannot overwrite a value":
+        return Problem(file, line, "this key is already there in its table", "keep one of the two")
+    return Problem(file, place, f"not TOML: {what[:1].lower()}{what[1:]}", "see https://toml.io for the syntax")
+
+
+def _with_tuples(value: object) -> Any:
+    """The same data with tuples for arrays, which is what strict, immutable models take."""
+    match value:
+        case dict():
+            return {key: _with_tuples(item) for key, item in value.items()}
+        case list():
+            return tuple(_with_tuples(item) for item in value)
+    return value
+
+
+def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
+    """Problems between tables. The data may have any form: what has the wrong one is reported elsewhere."""
+    targets = data.get("targets", {})
+    meshes = data.get("meshes", {})
+    functions = data.get("functions", {})
+    if not all(isinstance(table, dict) for table in (functions, targets, meshes)):
+        return
+    for name, function in functions.items():
+        if not isinstance(function, dict):
+            continue
+        where = ("functions", name)
+        wanted = function.get("targets", [])
+        for index, target in enumerate(wanted if isinstance(wanted, list) else []):
+            if isinstance(target, str) and target not in targets:
+                write = nearest(target, targets) or f"add a table [targets.{key_path((target,))}]"
+                yield Problem(file, key_path((*where, "targets", index)), f'unknown target "{target}"', write)
+        mesh = function.get("mesh")
+        if isinstance(mesh, str) and mesh not in meshes:
+            write = nearest(mesh, meshes) or f"add a table [meshes.{key_path((mesh,))}]"
+            yield Problem(file, key_path((*where, "mesh")), f'unknown mesh "{mesh}"', write)
+        yield from _module_keys(function, where, file)
+        written = [key for key in ("args", "kwargs") if key in function]
+        if _is_module(function.get("entry")):
+            pass
+        elif "avals" in function and written:
+            what = f"{' and '.join(written)} and avals both say what the arguments are"
+            yield Problem(file, key_path(where), what, "keep one of the two")
+        elif "avals" not in function and not written:
+            write = 'write for example args = ["f32[batch,64]"], or args = [] for a function without arguments'
+            yield Problem(file, key_path(where), "nothing says what the arguments are", write)
+        if not function.get("targets") and "platforms" not in function:
+            write = 'write targets = ["NAME"] for executables, or platforms = ["cpu"] for the portable artifact alone'
+            yield Problem(file, key_path(where), "neither targets nor platforms", write)
+        kwargs = function.get("kwargs", {})
+        for location, static in _static_tables(function):
+            if isinstance(static, dict) and isinstance(kwargs, dict):
+                for key in sorted(static.keys() & kwargs.keys()):
+                    what = f'"{key}" is also one of the kwargs'
+                    yield Problem(file, key_path((*where, *location, key)), what, "keep one of the two")
+
+
+def _is_module(entry: object) -> bool:
+    return isinstance(entry, str) and entry.endswith((".mlir", ".mlirbc"))
+
+
+def _module_keys(function: Mapping[str, Any], where: tuple[str, str], file: str) -> Iterator[Problem]:
+    """Keys that have no meaning where the entry is a StableHLO module: nothing is traced there."""
+    if not _is_module(function.get("entry")):
+        return
+    for key in _TRACING:
+        if key in function:
+            what = f"{function['entry']} is a StableHLO module, which is not traced"
+            yield Problem(file, key_path((*where, key)), what, f"leave {key} out; the module itself says it")
+
+
+_TRACING = (
+    *("args", "kwargs", "avals", "constraints", "static", "variants", "donate_argnums", "donate_argnames"),
+    *("keep_unused", "inline", "matmul_precision", "mesh", "in_shardings", "out_shardings", "vjp_order"),
+)
+
+
+def _static_tables(function: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every table of static values in a function, with its location."""
+    yield ("static",), function.get("static")
+    variants = function.get("variants")
+    for name, variant in variants.items() if isinstance(variants, dict) else ():
+        if isinstance(variant, dict):
+            yield ("variants", name, "static"), variant.get("static")
+
+
+def _translate(error: ErrorDetails, file: str) -> Iterator[Problem]:
+    """The problems that one of pydantic's errors stands for."""
+    location = error["loc"]
+    value = error["input"]
+    context = error.get("ctx", {})
+    if error["type"] == "refused":
+        for refusal in context["refusals"]:
+            yield Problem(file, key_path((*location, *refusal.path)), refusal.what, refusal.write)
+        return
+    if location[-1] == "[key]":
+        location = location[:-1]
+    what, write = _explain(error["type"], location, value, context)
+    yield Problem(file, key_path(location), what, write)
+
+
+def _explain(kind: str, location: tuple[str | int, ...], value: object, context: Mapping[str, Any]) -> tuple[str, str]:
+    """What is wrong and what to write, for one of pydantic's error types."""
+    shown = abbreviate(value)
+    example = _example(location)
+    match kind:
+        case "missing":
+            return "missing key" if len(location) > 1 else "missing table", example
+        case "extra_forbidden":
+            return _unknown_key(location)
+        case "string_pattern_mismatch":
+            return _PATTERNS[context["pattern"]](shown), example
+        case "literal_error" if location[0] == "targets" and location[-1] == "platform":
+            return f"platform {shown} is not supported yet", 'write platform = "cpu"'
+        case "literal_error":
+            choices = context["expected"].replace(" or ", ", ").replace("'", '"')
+            return f"unknown value {shown}", f"write one of {choices}"
+        case "greater_than_equal":
+            return f"{shown} is less than {context['ge']}", example
+        case "too_short" if len(location) > 1:
+            return "an empty table" if isinstance(value, dict) else "an empty array", example
+        case "too_short":
+            return "no functions", 'write a table such as [functions.predict] with entry = "package.module:function"'
+    return f"{shown} is not {_TYPES.get(kind, 'of the right form')}", example
+
+
+_PATTERNS = {
+    NAME: lambda shown: f"{shown} is not a name: letters, digits, _ and -, not starting with a digit or -",
+    IDENTIFIER: lambda shown: f"{shown} is not a Python name",
+    ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute",
+    MODULE_OR_ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute, and no .mlir file",
+    VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
+}
+_TYPES = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "bool_type": "true or false",
+    "tuple_type": "an array",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+
+
+_VARIANT = 4
+"""How many parts of a location lead to a variant: functions, NAME, variants, NAME."""
+
+
+def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], str]:
+    """The model and the field that a location is in."""
+    table = str(location[0])
+    depth = 1 if table == "manifest" else 2
+    if len(location) <= depth:
+        return Document, table
+    if table == "functions" and location[depth] == "variants" and len(location) > _VARIANT:
+        return Variant, str(location[_VARIANT])
+    return _TABLES[table], str(location[depth])
+
+
+def _example(location: tuple[str | int, ...]) -> str:
+    """A line that shows how the field at a location is written."""
+    model, key = _field_location(location)
+    examples = model.model_fields[key].examples if key in model.model_fields else None
+    if not examples:
+        return ""
+    if model is Document:
+        if key == "manifest":
+            return 'write a table [manifest] with name = "digits" and version = "1.0.0"'
+        return _table_example(key, examples[0])
+    if model is Function and key == "variants":
+        return _table_example("functions.NAME.variants", examples[0])
+    return f"write for example {key} = {show(examples[0])}"
+
+
+def _table_example(path: str, example: Mapping[str, Mapping[str, object]]) -> str:
+    name, table = next(iter(example.items()))
+    key, value = next(iter(table.items()))
+    return f"write a table such as [{path}.{name}] with {key} = {show(value)}"
+
+
+def _unknown_key(location: tuple[str | int, ...]) -> tuple[str, str]:
+    key = str(location[-1])
+    if key in REFUSED:
+        return REFUSED[key]
+    model = _field_location(location)[0]
+    for table, other in _TABLES.items():
+        if other is not model and key in other.model_fields:
+            place = "manifest" if table == "manifest" else f"{table}.NAME"
+            return "unknown key", f"{key} belongs into a table [{place}]"
+    return "unknown key", nearest(key, list(model.model_fields))

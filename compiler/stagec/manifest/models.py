@@ -1,0 +1,339 @@
+"""The manifest's format: one pydantic model for each table.
+
+The models are the border: they accept exactly what a TOML file may say, and the JSON Schema for editors is generated
+from them, so every field has a description and an example.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
+
+from stagec.manifest.values import (
+    SCALAR_SCHEMA,
+    SHARDINGS_REFERENCE,
+    STATIC_SCHEMA,
+    TREE_REFERENCE,
+    Scalar,
+    read_args,
+    read_check,
+    read_constraint,
+    read_distinct,
+    read_scalar,
+    read_shardings,
+    read_sizes,
+    read_static,
+    read_tree,
+)
+
+NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$"
+"""Names of manifests, functions and targets: parts of Bazel target names, so without dots."""
+IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
+"""Names of symbolic dimensions and of Python parameters."""
+ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+"""A Python object: `package.module:attribute`."""
+MODULE_OR_ENTRY = rf"({ENTRY})|(^[^:\\/][^:\\]*\.mlir(bc)?$)"
+"""A Python object, or a StableHLO file by its path relative to the manifest's folder."""
+VERSION = r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$"
+"""A version that can be part of a file name."""
+
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
+Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
+Entry: TypeAlias = Annotated[str, StringConstraints(pattern=ENTRY)]
+ModuleOrEntry: TypeAlias = Annotated[str, StringConstraints(pattern=MODULE_OR_ENTRY)]
+Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "tpu"]
+Precision: TypeAlias = Literal[
+    "default",
+    "high",
+    "highest",
+    "bfloat16",
+    "tensorfloat32",
+    "float32",
+    "ANY_F8_ANY_F8_F32",
+    "ANY_F8_ANY_F8_F32_FAST_ACCUM",
+    "ANY_F8_ANY_F8_ANY",
+    "ANY_F8_ANY_F8_ANY_FAST_ACCUM",
+    "F16_F16_F16",
+    "F16_F16_F32",
+    "BF16_BF16_BF16",
+    "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+    "TF32_TF32_F32",
+    "TF32_TF32_F32_X3",
+    "F32_F32_F32",
+    "F64_F64_F64",
+]
+Isa: TypeAlias = Literal["SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Header(_Table):
+    """What is built: its name, its version, and what holds for all functions."""
+
+    name: Annotated[
+        Name, Field(description="Name of the bundle, and first part of every artifact's name.", examples=["digits"])
+    ]
+    version: Annotated[
+        str,
+        StringConstraints(pattern=VERSION),
+        Field(description="Version of the bundle, stored in it.", examples=["1.0.0"]),
+    ]
+    enable_x64: Annotated[
+        bool,
+        Field(
+            description="Trace with 64-bit types, as with JAX's jax_enable_x64; otherwise they become 32-bit types.",
+            examples=[True],
+        ),
+    ] = False
+    reproducible: Annotated[
+        bool,
+        Field(
+            description="Make executables whose bytes depend on nothing but the sources and the locked environment.",
+            examples=[True],
+        ),
+    ] = True
+
+
+class Target(_Table):
+    """Hardware to compile for, described in full, so that the machine that builds does not matter."""
+
+    platform: Annotated[Literal["cpu"], Field(description="Kind of hardware.", examples=["cpu"])]
+    isa: Annotated[
+        Isa,
+        Field(
+            description="The newest instruction set that the executable may use, by XLA's name.",
+            examples=["AVX2"],
+        ),
+    ]
+    parallelism: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of partitions into which XLA may split the work of one operation (for CPUs: threads).",
+            examples=[8],
+        ),
+    ] = 8
+    compiler_options: Annotated[
+        dict[str, Annotated[Scalar, PlainValidator(read_scalar), WithJsonSchema(SCALAR_SCHEMA)]],
+        Field(
+            description="XLA flags of this target, as in the compiler_options of jax.jit.",
+            examples=[{"xla_cpu_enable_fast_math": False}],
+        ),
+    ] = {}
+
+
+class Mesh(_Table):
+    """An arrangement of devices along named axes, as jax.sharding.Mesh; no device is needed to build for it."""
+
+    axes: Annotated[
+        dict[Identifier, Annotated[int, Field(ge=1)]],
+        Field(
+            min_length=1,
+            description="Number of devices along each axis, in the order in which devices are counted.",
+            examples=[{"data": 2, "model": 2}],
+        ),
+    ]
+
+
+class Variant(_Table):
+    """One combination of static arguments."""
+
+    static: Annotated[
+        dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
+        Field(
+            min_length=1,
+            description="Static arguments of this variant, with values; those of the function hold too.",
+            examples=[{"power": 2}],
+        ),
+    ]
+
+
+class Function(_Table):
+    """A function to build: where it is, what it takes, and what is made of it."""
+
+    entry: Annotated[
+        ModuleOrEntry,
+        Field(
+            description="The Python function, package.module:attribute. Or a StableHLO module: a .mlir or .mlirbc file "
+            "by its path relative to the manifest's folder, whose function main says what the arguments are; name the "
+            "file in data too.",
+            examples=["examples.digits.model:predict", "scale.mlir"],
+        ),
+    ]
+    args: Annotated[
+        tuple[Any, ...] | None,
+        PlainValidator(read_args),
+        WithJsonSchema({"type": "array", "items": TREE_REFERENCE}),
+        Field(
+            description="Positional arguments: a tree of avals for each.",
+            examples=[[{"w": "f32[64,10]", "b": "f32[10]"}, "f32[batch,64]"]],
+        ),
+    ] = None
+    kwargs: Annotated[
+        dict[Identifier, Annotated[Any, PlainValidator(read_tree), WithJsonSchema(TREE_REFERENCE)]] | None,
+        Field(description="Keyword arguments: a tree of avals for each name.", examples=[{"mask": "bool[batch]"}]),
+    ] = None
+    avals: Annotated[
+        Entry | None,
+        Field(
+            description="Instead of args and kwargs: a Python function without parameters that returns the arguments "
+            "as trees of jax.ShapeDtypeStruct. It is called when the function is exported.",
+            examples=["examples.digits.model:train_step_avals"],
+        ),
+    ] = None
+    platforms: Annotated[
+        tuple[Platform, ...] | None,
+        AfterValidator(read_distinct),
+        Field(
+            min_length=1,
+            description="Platforms of the portable artifact. Without it: those of the targets.",
+            examples=[["cpu", "cuda", "tpu"]],
+        ),
+    ] = None
+    targets: Annotated[
+        tuple[str, ...],
+        AfterValidator(read_distinct),
+        Field(description="Names of the targets to compile executables for.", examples=[["cpu"]]),
+    ] = ()
+    buckets: Annotated[
+        dict[Identifier, Annotated[tuple[int, ...], AfterValidator(read_sizes)]],
+        Field(
+            description="Sizes of the symbolic dimensions to compile for: one executable for each combination.",
+            examples=[{"batch": [1, 8, 64]}],
+        ),
+    ] = {}
+    constraints: Annotated[
+        tuple[Annotated[str, AfterValidator(read_constraint)], ...],
+        Field(
+            description="What holds for the symbolic dimensions, with ==, >= or <=.",
+            examples=[["batch % 8 == 0"]],
+        ),
+    ] = ()
+    static: Annotated[
+        dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
+        Field(
+            description="Keyword arguments that are fixed when the function is traced (static_argnames), with values. "
+            "Arrays become tuples.",
+            examples=[{"temperature": 1.0}],
+        ),
+    ] = {}
+    variants: Annotated[
+        dict[Name, Variant],
+        Field(
+            description="Several combinations of static arguments, each by a name of your choice and with a signature "
+            "of its own: the artifacts of variant V of function F are MANIFEST.F-V, MANIFEST.F-V.TARGET and so on, and "
+            "there is no MANIFEST.F. A caller of F passes the static values by keyword, as in JAX, and the variant "
+            "that has them runs.",
+            examples=[{"square": {"static": {"power": 2}}, "cube": {"static": {"power": 3}}}],
+        ),
+    ] = {}
+    donate_argnums: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...],
+        AfterValidator(read_distinct),
+        Field(description="Positions of the arguments whose memory the results may reuse.", examples=[[0]]),
+    ] = ()
+    donate_argnames: Annotated[
+        tuple[Identifier, ...],
+        AfterValidator(read_distinct),
+        Field(description="Names of the arguments whose memory the results may reuse.", examples=[["state"]]),
+    ] = ()
+    keep_unused: Annotated[
+        bool, Field(description="Keep arguments that the function does not use.", examples=[True])
+    ] = False
+    inline: Annotated[
+        bool, Field(description="Inline the function into its callers when it is traced.", examples=[True])
+    ] = False
+    matmul_precision: Annotated[
+        Precision | None,
+        Field(
+            description="Precision of matrix products and convolutions that the function leaves open, by a name of "
+            "JAX's jax_default_matmul_precision.",
+            examples=["highest"],
+        ),
+    ] = None
+    mesh: Annotated[
+        Name | None,
+        Field(
+            description="The mesh to lower for; lax.with_sharding_constraint and shard_map use it without being told.",
+            examples=["dp"],
+        ),
+    ] = None
+    in_shardings: Annotated[
+        Any,
+        PlainValidator(read_shardings),
+        WithJsonSchema(SHARDINGS_REFERENCE),
+        Field(
+            description="How the positional arguments are split over the mesh: a spec for all, or an array with a tree "
+            "of specs for each.",
+            examples=[[{"w": "P(model, None)", "b": "P()"}, "P(data)"]],
+        ),
+    ] = None
+    out_shardings: Annotated[
+        Any,
+        PlainValidator(read_shardings),
+        WithJsonSchema(SHARDINGS_REFERENCE),
+        Field(description="How the result is split over the mesh: a tree of specs.", examples=["P(data)"]),
+    ] = None
+    disabled_checks: Annotated[
+        tuple[Annotated[str, AfterValidator(read_check)], ...],
+        AfterValidator(read_distinct),
+        Field(
+            description='Safety checks of jax.export to switch off: "platform" (other platforms than those exported '
+            'for may run the artifact) and "custom_call:TARGET" (as allow_custom_calls).',
+            examples=[["platform"], ["custom_call:my_kernel"]],
+        ),
+    ] = ()
+    allow_custom_calls: Annotated[
+        tuple[str, ...],
+        AfterValidator(read_distinct),
+        Field(
+            description="Targets of custom calls that the module may have although stagec does not know who provides "
+            "them.",
+            examples=[["my_kernel"]],
+        ),
+    ] = ()
+    vjp_order: Annotated[
+        Literal[0, 1, 2],
+        Field(description="How many times the portable artifact can be differentiated (reverse mode).", examples=[1]),
+    ] = 0
+    description: Annotated[
+        str, Field(description="Free text for readers; changes no artifact.", examples=["Class scores of images."])
+    ] = ""
+
+
+class Document(_Table):
+    """Manifest of stagec: the functions to build ahead of time and the hardware to build them for."""
+
+    manifest: Annotated[
+        Header,
+        Field(
+            description="What is built: its name, its version, and what holds for all functions.",
+            examples=[{"name": "digits", "version": "1.0.0"}],
+        ),
+    ]
+    targets: Annotated[
+        dict[Name, Target],
+        Field(
+            description="The hardware to compile for, by a name of your choice.",
+            examples=[{"cpu": {"platform": "cpu", "isa": "AVX2"}}],
+        ),
+    ] = {}
+    meshes: Annotated[
+        dict[Name, Mesh],
+        Field(
+            description="Meshes to split arrays over, by a name of your choice.",
+            examples=[{"dp": {"axes": {"data": 2, "model": 2}}}],
+        ),
+    ] = {}
+    functions: Annotated[
+        dict[Name, Function],
+        Field(
+            min_length=1,
+            description="The functions to build, by name.",
+            examples=[{"predict": {"entry": "examples.digits.model:predict", "args": ["f32[batch,64]"]}}],
+        ),
+    ]

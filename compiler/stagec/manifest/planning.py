@@ -1,0 +1,392 @@
+"""From a manifest to the list of artifacts to build, each with the slice of the manifest that it depends on."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from stagec.avals import Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
+from stagec.dimensions import DimensionError, constraint_holds, names_in
+from stagec.errors import Problem, StagecError
+from stagec.manifest.load import Manifest, key_path, nearest
+from stagec.manifest.models import Function
+from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
+from stagec.partitions import Partition, parse
+from stagec.specs import ExecutableSpec, FunctionSpec, TargetSpec, to_json
+
+FORMAT = 1
+"""Version of the plan's JSON form. 1: the first one."""
+
+_Location: TypeAlias = tuple[str | int, ...]
+_Report: TypeAlias = Callable[[_Location, str, str], Problem]
+"""Makes the problem at a location below the function: what is wrong, what to write."""
+_X64 = {"i64": "i32", "u64": "u32", "f64": "f32", "c128": "c64"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """A portable artifact to build."""
+
+    name: str
+    """`manifest.function`, or `manifest.function-variant`."""
+    spec: FunctionSpec
+
+
+@dataclass(frozen=True)
+class Executable:
+    """An executable to build from a portable artifact."""
+
+    name: str
+    """The portable artifact's name, then `.target` or `.target.bucket`."""
+    export: str
+    """Name of the portable artifact that it is compiled from."""
+    spec: ExecutableSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All artifacts of a manifest."""
+
+    name: str
+    """Name of the manifest, and of the bundle."""
+    version: str
+    reproducible: bool
+    exports: tuple[Export, ...]
+    """Sorted by name."""
+    executables: tuple[Executable, ...]
+    """Sorted by name."""
+
+    def to_json(self) -> str:
+        """Canonical JSON, one line: equal plans have equal text."""
+        document = {
+            "format": FORMAT,
+            "manifest": {"name": self.name, "version": self.version, "reproducible": self.reproducible},
+            "exports": [asdict(export) for export in self.exports],
+            "executables": [asdict(executable) for executable in self.executables],
+            "bundle": {"name": self.name, "version": self.version},
+        }
+        return to_json(document) + "\n"
+
+
+def plan(manifest: Manifest) -> Plan:
+    """Lists the artifacts of a manifest. Raises StagecError with every problem found."""
+    problems: list[Problem] = []
+    exports: list[Export] = []
+    executables: list[Executable] = []
+    for name, function in manifest.functions.items():
+        problems += _check(manifest, name, function)
+        for variant, static in _signatures(function):
+            slice_ = _function_spec(manifest, name, function, variant, static)
+            export = Export(f"{manifest.header.name}.{slice_.artifact}", slice_)
+            exports.append(export)
+            for target, bucket in itertools.product(function.targets, list(_buckets(function))):
+                spec = _executable_spec(manifest, name, variant, target, bucket)
+                executables.append(Executable(".".join([export.name, target, *_suffix(bucket)]), export.name, spec))
+    problems += _collisions(manifest)
+    if problems:
+        raise StagecError(*problems)
+    return Plan(
+        manifest.header.name,
+        manifest.header.version,
+        manifest.header.reproducible,
+        tuple(sorted(exports, key=lambda export: export.name)),
+        tuple(sorted(executables, key=lambda executable: executable.name)),
+    )
+
+
+def describe(plan: Plan) -> str:
+    """A table of the artifacts for a person: kind, name, and what is special about each. Ends with a newline."""
+    rows = [("portable", export.name, ", ".join(export.spec.platforms)) for export in plan.exports]
+    for executable in plan.executables:
+        target, bucket = executable.spec.target, executable.spec.bucket
+        details = [f"{target.platform} {target.isa}", f"parallelism {target.parallelism}", _sizes(bucket)]
+        rows.append(("executable", executable.name, ", ".join(filter(None, details))))
+    rows.append(("bundle", plan.name, f"version {plan.version}"))
+    width = max(len(name) for _, name, _ in rows)
+    return "".join(f"{kind:<10}  {name:<{width}}  {details}\n" for kind, name, details in rows)
+
+
+def _signatures(function: Function) -> Iterator[tuple[str, Mapping[str, Static]]]:
+    """Name and static values of each variant; one without a name where there are no variants."""
+    if not function.variants:
+        yield "", function.static
+    for name, variant in function.variants.items():
+        yield name, {**function.static, **variant.static}
+
+
+def _function_spec(
+    manifest: Manifest, name: str, function: Function, variant: str, static: Mapping[str, Static]
+) -> FunctionSpec:
+    mesh = manifest.meshes[function.mesh].axes if function.mesh else {}
+    allowed = {check.removeprefix("custom_call:") for check in function.disabled_checks if ":" in check}
+    return FunctionSpec(
+        name=name,
+        manifest=manifest.file,
+        entry=function.entry,
+        args=function.args or (),
+        kwargs=function.kwargs or {},
+        avals=function.avals,
+        platforms=_platforms(manifest, function),
+        constraints=function.constraints,
+        static=static,
+        donate_argnums=tuple(sorted(function.donate_argnums)),
+        donate_argnames=tuple(sorted(function.donate_argnames)),
+        keep_unused=function.keep_unused,
+        inline=function.inline,
+        enable_x64=manifest.header.enable_x64,
+        vjp_order=function.vjp_order,
+        variant=variant,
+        mesh=tuple(mesh.items()),
+        in_shardings=function.in_shardings,
+        out_shardings=function.out_shardings,
+        disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),
+        allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
+        matmul_precision=function.matmul_precision,
+    )
+
+
+def _executable_spec(
+    manifest: Manifest, function: str, variant: str, name: str, bucket: Mapping[str, int]
+) -> ExecutableSpec:
+    target = manifest.targets[name]
+    return ExecutableSpec(
+        function=function,
+        manifest=manifest.file,
+        target=TargetSpec(name, target.platform, target.isa, target.parallelism, target.compiler_options),
+        bucket=bucket,
+        variant=variant,
+    )
+
+
+def _platforms(manifest: Manifest, function: Function) -> tuple[str, ...]:
+    if function.platforms is not None:
+        return function.platforms
+    return tuple(sorted({manifest.targets[name].platform for name in function.targets}))
+
+
+def _buckets(function: Function) -> Iterator[Mapping[str, int]]:
+    """Every combination of the sizes, dimensions sorted by name; one empty bucket where there are none."""
+    names = sorted(function.buckets)
+    for sizes in itertools.product(*(function.buckets[name] for name in names)):
+        yield dict(zip(names, sizes, strict=True))
+
+
+def _suffix(bucket: Mapping[str, int]) -> Sequence[str]:
+    return ["_".join(f"{dim}{size}" for dim, size in bucket.items())] if bucket else []
+
+
+def _leaves(tree: Tree, location: _Location) -> Iterator[tuple[_Location, str]]:
+    """Every leaf of a tree with its location."""
+    match tree:
+        case str():
+            yield location, tree
+        case tuple():
+            for index, item in enumerate(tree):
+                yield from _leaves(item, (*location, index))
+        case _:
+            for key, item in tree.items():
+                yield from _leaves(item, (*location, key))
+
+
+def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Problem]:
+    """The problems of one function that only show when its parts are seen together."""
+    where = ("functions", name)
+
+    def problem(location: _Location, what: str, write: str) -> Problem:
+        return Problem(manifest.file, key_path((*where, *location)), what, write)
+
+    for index, target in enumerate(function.targets):
+        platform = manifest.targets[target].platform
+        if platform not in _platforms(manifest, function):
+            what = f'the platform of target "{target}" is {platform}, which is not in platforms'
+            yield problem(("targets", index), what, f'add "{platform}" to platforms')
+    yield from _check_variants(function, problem)
+    mesh = manifest.meshes[function.mesh].axes if function.mesh else None
+    for key, shardings in (("in_shardings", function.in_shardings), ("out_shardings", function.out_shardings)):
+        yield from _check_axes(key, shardings, mesh, problem)
+    if function.in_shardings is not None and function.kwargs:
+        what = "JAX takes in_shardings for positional arguments only, and there are kwargs"
+        yield problem(("in_shardings",), what, "move the kwargs into args")
+    if function.avals is not None:
+        return
+    if mesh is not None and isinstance(function.in_shardings, str | tuple):
+        yield from _check_division(function, mesh, problem)
+    for index, position in enumerate(function.donate_argnums):
+        if position >= len(function.args or ()):
+            what = f"there is no argument {position}: the number of args is {len(function.args or ())}"
+            yield problem(("donate_argnums", index), what, "count from 0")
+
+    avals = {
+        location: parse_aval(leaf)
+        for location, leaf in itertools.chain(
+            _leaves(function.args or (), ("args",)), _leaves(function.kwargs or {}, ("kwargs",))
+        )
+        if not leaf.startswith(SAFETENSORS)
+    }
+    for location, aval in avals.items():
+        if aval.dtype in _X64 and not manifest.header.enable_x64:
+            what = f"JAX turns {aval.dtype} into {_X64[aval.dtype]} as long as enable_x64 is false"
+            yield problem(location, what, f"write {_X64[aval.dtype]}, or enable_x64 = true in [manifest]")
+    dims = sorted({dim for aval in avals.values() for dim in dimension_variables(aval.shape)})
+    missing = [dim for dim in dims if dim not in function.buckets]
+    if function.targets and missing:
+        names = ", ".join(f'"{dim}"' for dim in missing)
+        what = f"no sizes for the symbolic dimension{'s' * (len(missing) > 1)} {names}"
+        example = ", ".join(f"{dim} = [1, 8]" for dim in missing)
+        yield problem(("buckets",), what, f"write for example buckets = {{ {example} }}")
+    for dim in sorted(function.buckets.keys() - set(dims)):
+        yield problem(("buckets", dim), f'no aval has a dimension "{dim}"', nearest(dim, dims) or "leave it out")
+    unknown = False
+    for index, constraint in enumerate(function.constraints):
+        for dim in sorted(names_in(constraint) - set(dims)):
+            unknown = True
+            what = f'"{constraint}": no aval has a dimension "{dim}"'
+            yield problem(("constraints", index), what, nearest(dim, dims) or "leave it out")
+    if not missing and not unknown:
+        yield from _check_buckets(function, avals, problem)
+
+
+def _check_buckets(
+    function: Function,
+    avals: Mapping[_Location, Aval],
+    problem: _Report,
+) -> Iterator[Problem]:
+    """Buckets that break a constraint or give an argument an impossible shape. Every dimension has sizes here."""
+    buckets = list(_buckets(function)) if function.buckets else []
+    for index, constraint in enumerate(function.constraints):
+        broken = [_sizes(bucket) for bucket in buckets if not _holds(constraint, bucket)]
+        if broken:
+            what = f'"{constraint}" is not true for {"; ".join(broken)}'
+            yield problem(("constraints", index), what, "change the sizes in buckets, or the constraint")
+    for location, aval in avals.items():
+        for bucket in buckets:
+            try:
+                evaluate_shape(aval.shape, bucket)
+            except AvalError as error:
+                yield problem(location, error.what, error.write)
+                break
+
+
+def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
+    """Variants that name other static arguments than the rest, or that are the same as another."""
+    names = {variant: frozenset(static) for variant, static in _signatures(function)}
+    everything = frozenset().union(*names.values())
+    seen: dict[str, str] = {}
+    for variant, static in _signatures(function):
+        if not variant:
+            return
+        where = ("variants", variant, "static")
+        for name in sorted(everything - names[variant]):
+            yield problem(where, f'no value for "{name}", which other variants have', f"write {name} = VALUE")
+        for name in sorted(function.static.keys() & function.variants[variant].static.keys()):
+            yield problem((*where, name), f'"{name}" is also in static of the function', "keep one of the two")
+        other = seen.setdefault(to_json(static), variant)
+        if other != variant:
+            yield problem(where, f'the same values as in variant "{other}"', "keep one of the two variants")
+
+
+def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, problem: _Report) -> Iterator[Problem]:
+    """Specs that need a mesh, or an axis that the mesh has not."""
+    if shardings is None:
+        return
+    if mesh is None:
+        yield problem((key,), "there is no mesh to split over", 'write mesh = "NAME" and a table [meshes.NAME]')
+        return
+    for location, text in _leaves(shardings, (key,)):
+        for axis in sorted({axis for axes in parse(text) or () for axis in axes} - mesh.keys()):
+            yield problem(location, f'"{text}": the mesh has no axis "{axis}"', nearest(axis, mesh))
+
+
+def _check_division(function: Function, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
+    """Specs of arguments that are no prefix of the arguments, or that do not fit the shape of one."""
+    pairs = _matched(function.in_shardings, function.args or (), ("in_shardings",), ("args",), problem)
+    for item in pairs:
+        if isinstance(item, Problem):
+            yield item
+            continue
+        where, partition, path, leaf = item
+        if leaf.startswith(SAFETENSORS) or any(axis not in mesh for axes in partition for axis in axes):
+            continue
+        aval = parse_aval(leaf)
+        if len(partition) > len(aval.shape):
+            what = (
+                f"{len(partition)} entries for {key_path(path)}, which is {aval} and has {len(aval.shape)} dimensions"
+            )
+            yield problem(where, what, "leave out the entries that are too many")
+            continue
+        for dim, axes in zip(aval.shape, partition, strict=False):
+            parts = math.prod(mesh[axis] for axis in axes)
+            if isinstance(dim, int) and dim % parts:
+                what = f"{key_path(path)} is {aval}: {dim} is not divisible by {' * '.join(axes)} = {parts}"
+                yield problem(where, what, "split another dimension, or change the mesh")
+
+
+def _matched(
+    shardings: Shardings, tree: Tree, where: _Location, path: _Location, problem: _Report
+) -> Iterator[Problem | tuple[_Location, Partition, _Location, str]]:
+    """Each spec with each array that it holds for, and a problem where the trees differ."""
+    match shardings, tree:
+        case str(), _:
+            partition = parse(shardings)
+            for location, leaf in _leaves(tree, path) if partition is not None else ():
+                yield where, partition or (), location, leaf
+        case dict(), dict():
+            for key in [key for key in tree if key not in shardings]:
+                write = 'write a spec for it, such as "P()"'
+                yield problem(where, f'no sharding for "{key}" of {key_path(path)}', write)
+            for key, child in shardings.items():
+                if key in tree:
+                    yield from _matched(child, tree[key], (*where, key), (*path, key), problem)
+                else:
+                    what = f'{key_path(path)} has no "{key}"'
+                    yield problem((*where, key), what, nearest(key, tree) or "leave it out")
+        case tuple(), tuple() if len(shardings) == len(tree):
+            for index, (child, node) in enumerate(zip(shardings, tree, strict=True)):
+                yield from _matched(child, node, (*where, index), (*path, index), problem)
+        case tuple(), tuple():
+            what = f"{len(shardings)} shardings for {key_path(path)}, which has {len(tree)} elements"
+            yield problem(where, what, "write one for each")
+        case _, str() if tree.startswith(SAFETENSORS):
+            return
+        case _:
+            kind = {str: "an array of numbers", tuple: "an array", dict: "a table"}[type(tree)]
+            yield problem(
+                where, f"{key_path(path)} is {kind}", 'write the same kind of tree, or one spec such as "P()"'
+            )
+
+
+def _holds(constraint: str, bucket: Mapping[str, int]) -> bool:
+    try:
+        return constraint_holds(constraint, bucket)
+    except DimensionError:
+        return False
+
+
+def _sizes(bucket: Mapping[str, int]) -> str:
+    return ", ".join(f"{dim} = {size}" for dim, size in bucket.items())
+
+
+def _collisions(manifest: Manifest) -> Iterator[Problem]:
+    """Names that would give two artifacts one file name."""
+    taken: dict[str, _Location] = {name.lower(): ("functions", name) for name in manifest.functions}
+    for name, function in manifest.functions.items():
+        for variant in function.variants:
+            place: _Location = ("functions", name, "variants", variant)
+            first = taken.setdefault(f"{name}-{variant}".lower(), place)
+            if first != place:
+                what = f'its artifacts would be called "{name}-{variant}", like those of {key_path(first)}'
+                yield Problem(manifest.file, key_path(place), what, "give one of them another name")
+    reserved = {"functions": "aot", "targets": "exported"}
+    tables: Mapping[str, Mapping[str, object]] = {"functions": manifest.functions, "targets": manifest.targets}
+    for table, names in tables.items():
+        seen: dict[str, str] = {}
+        for name in names:
+            location = key_path((table, name))
+            if name == reserved[table]:
+                what = f'"{name}" is the ending of files that stagec writes'
+                yield Problem(manifest.file, location, what, f"give the {table.removesuffix('s')} another name")
+            other = seen.setdefault(name.lower(), name)
+            if other != name:
+                what = f'"{name}" and "{other}" differ only in case, and so do their files'
+                yield Problem(manifest.file, location, what, "give one of them another name")

@@ -1,0 +1,266 @@
+"""The values of a manifest that need more than a type check: avals, trees of them, constraints, sizes.
+
+Each reader here is a pydantic validator. It returns the value in its canonical form, or raises all that is wrong with
+it through `refuse`, so that `stagec.manifest.load` can report each fault at its place in the file.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from pydantic_core import PydanticCustomError
+
+from stagec.avals import DTYPES, AvalError, parse_aval
+from stagec.dimensions import DimensionError, canonical_constraint
+from stagec.partitions import PartitionError, parse, write
+
+SAFETENSORS = "safetensors:"
+"""What a leaf starts with that stands for the arrays of a safetensors file."""
+
+NOT_EXPORTABLE: Mapping[str, str] = {
+    "f6_e2m3fn": "f8_e4m3fn",
+    "f6_e3m2fn": "f8_e5m2",
+    "i1": "i4",
+    "i2": "i4",
+    "u1": "u4",
+    "u2": "u4",
+}
+"""Dtypes that JAX has but its export format has not -> what to use instead."""
+
+Tree: TypeAlias = "str | dict[str, Tree] | tuple[Tree, ...]"
+"""A pytree of avals: each leaf is an aval in canonical spelling, or a `safetensors:FILE` reference."""
+Shardings: TypeAlias = "str | dict[str, Shardings] | tuple[Shardings, ...]"
+"""A prefix of a pytree: each leaf is a partition spec in canonical spelling, and holds for all that is below it."""
+Scalar: TypeAlias = bool | int | float | str
+"""A single TOML value that JSON writes exactly."""
+Static: TypeAlias = "Scalar | tuple[Static, ...]"
+"""A value that is fixed when a function is traced: hashable, and with an exact JSON form."""
+
+_LONGEST = 60
+_Item = TypeVar("_Item", int, str)
+
+
+class Refusal(NamedTuple):
+    """One thing that is wrong inside a value."""
+
+    path: tuple[str | int, ...]
+    """Keys and indices from the value to the fault; () is the value itself."""
+    what: str
+    write: str
+
+
+def refuse(*refusals: Refusal) -> PydanticCustomError:
+    """The exception to raise in a validator; pydantic carries the refusals to the place that reports them."""
+    return PydanticCustomError("refused", "refused", {"refusals": refusals})
+
+
+def show(value: object) -> str:
+    """A value as TOML writes it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            return f'"{escaped}"'
+        case dict():
+            return "{ " + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + " }" if value else "{}"
+        case list() | tuple():
+            return "[" + ", ".join(show(item) for item in value) + "]"
+    return str(value)
+
+
+def abbreviate(value: object) -> str:
+    """A value as TOML writes it, cut short where that is long."""
+    text = show(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _collect(value: object, check: Callable[[object], object], *, tables: bool = True) -> Any:
+    """Applies `check` to every leaf of nested arrays (and tables), and raises all refusals together."""
+    refusals: list[Refusal] = []
+
+    def walk(node: object, path: tuple[str | int, ...]) -> object:
+        if isinstance(node, dict) and tables:
+            return {key: walk(item, (*path, key)) for key, item in node.items()}
+        if isinstance(node, list | tuple):
+            return tuple(walk(item, (*path, index)) for index, item in enumerate(node))
+        try:
+            return check(node)
+        except PydanticCustomError as error:
+            found: tuple[Refusal, ...] = (error.context or {})["refusals"]
+            refusals.extend(refusal._replace(path=(*path, *refusal.path)) for refusal in found)
+            return node
+
+    result = walk(value, ())
+    if refusals:
+        raise refuse(*refusals)
+    return result
+
+
+def _leaf(value: object) -> str:
+    """Reads one leaf of a tree of avals into its canonical spelling."""
+    if not isinstance(value, str):
+        raise refuse(Refusal((), f"{abbreviate(value)} is not an aval", 'write for example "f32[batch,64]"'))
+    if value.startswith(SAFETENSORS):
+        return _safetensors(value)
+    try:
+        aval = parse_aval(value)
+    except AvalError as error:
+        raise refuse(Refusal((), error.what, error.write)) from None
+    if aval.dtype in NOT_EXPORTABLE:
+        instead = NOT_EXPORTABLE[aval.dtype]
+        raise refuse(Refusal((), f'"{value}": jax.export has no {aval.dtype} in its format', f"write {instead}"))
+    return str(aval)
+
+
+def _safetensors(value: str) -> str:
+    file, question, option = value.removeprefix(SAFETENSORS).partition("?")
+    write = 'write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."'
+    if not file or PurePosixPath(file).is_absolute() or "\\" in file:
+        fault = f"{show(value)}: the file must be relative to the manifest's folder"
+        raise refuse(Refusal((), fault, write))
+    if question and option.removeprefix("sep=") in ("", option):
+        raise refuse(Refusal((), f'"{value}": the only option of a safetensors file is sep', write))
+    return value
+
+
+def read_tree(value: object) -> Tree:
+    """Reads a pytree of avals from nested tables and arrays."""
+    tree: Tree = _collect(value, _leaf)
+    return tree
+
+
+def read_args(value: object) -> tuple[Tree, ...]:
+    """Reads an array of pytrees of avals."""
+    if not isinstance(value, list | tuple):
+        raise refuse(Refusal((), f"{abbreviate(value)} is not an array", 'write for example args = ["f32[batch,64]"]'))
+    args: tuple[Tree, ...] = _collect(value, _leaf)
+    return args
+
+
+def read_shardings(value: object) -> Shardings:
+    """Reads a tree of partition specs from nested tables and arrays."""
+    shardings: Shardings = _collect(value, _sharding)
+    return shardings
+
+
+def _sharding(value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse(Refusal((), f"{abbreviate(value)} is not a partition spec", 'write for example "P(data, None)"'))
+    try:
+        return write(parse(value))
+    except PartitionError as error:
+        raise refuse(Refusal((), error.what, error.write)) from None
+
+
+def read_check(value: str) -> str:
+    """Reads the name of a safety check of jax.export."""
+    kind, _, target = value.partition(":")
+    if value == "platform" or (kind == "custom_call" and target):
+        return value
+    names = '"platform", "custom_call:TARGET"'
+    if value == "shape_assertions":
+        what = "JAX has no way to switch shape assertions off any more"
+        raise refuse(Refusal((), what, "leave out the constraint that does not hold"))
+    if value == "all":
+        raise refuse(Refusal((), "all checks at once cannot be switched off", f"name those that may fail: {names}"))
+    if kind == "custom_call":
+        raise refuse(Refusal((), f"{show(value)} names no custom call", 'write for example "custom_call:my_kernel"'))
+    raise refuse(Refusal((), f"unknown check {show(value)}", f"write one of {names}"))
+
+
+def read_scalar(value: object) -> Scalar:
+    """Reads a single value that JSON writes exactly."""
+    match value:
+        case float() if not math.isfinite(value):
+            raise refuse(Refusal((), f"{value} has no JSON form", "write a finite number, or a string"))
+        case bool() | int() | float() | str():
+            return value
+    raise refuse(Refusal((), f"{abbreviate(value)} is not a number, a string or a boolean", "write for example 1.0"))
+
+
+def read_static(value: object) -> Static:
+    """Reads a scalar, or nested arrays of them, which become tuples."""
+    static: Static = _collect(value, _static_leaf, tables=False)
+    return static
+
+
+def _static_leaf(value: object) -> Scalar:
+    if isinstance(value, dict):
+        raise refuse(
+            Refusal((), "a table cannot be a static value, because it is not hashable", "write an array, or a string")
+        )
+    return read_scalar(value)
+
+
+def read_constraint(value: str) -> str:
+    """Reads a constraint on symbolic dimensions into the form that JAX accepts."""
+    try:
+        return canonical_constraint(value)
+    except DimensionError as error:
+        fault = f'"{value}": {error}'
+        raise refuse(Refusal((), fault, 'write for example "batch % 8 == 0" or "batch >= 8"')) from None
+
+
+def read_sizes(value: tuple[int, ...]) -> tuple[int, ...]:
+    """Checks the sizes of a symbolic dimension, and sorts them."""
+    refusals = []
+    for index, size in enumerate(value):
+        if size < 1:
+            refusals.append(Refusal((index,), f"{size} is not a size", "write an integer of 1 or more"))
+        elif size in value[:index]:
+            refusals.append(Refusal((index,), f"{size} is written twice", "write each size once"))
+    if not value:
+        refusals.append(Refusal((), "no sizes", "write for example [1, 8, 64]"))
+    if refusals:
+        raise refuse(*refusals)
+    return tuple(sorted(value))
+
+
+def read_distinct(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """Checks that no item is there twice; the order stays."""
+    refusals = [
+        Refusal((index,), f"{show(item)} is written twice", "write it once")
+        for index, item in enumerate(value)
+        if item in value[:index]
+    ]
+    if refusals:
+        raise refuse(*refusals)
+    return value
+
+
+TREE_REFERENCE: dict[str, Any] = {"tree": True}
+"""Stands for a reference to `TREE_SCHEMA`, because pydantic takes references to its own definitions only."""
+_DTYPE = "|".join(re.escape(name) for name in sorted(DTYPES.keys() - NOT_EXPORTABLE.keys()))
+_LEAF = rf"^(~?({_DTYPE})(\[[^\[\]]*\])?|safetensors:.+)$"
+TREE_SCHEMA: Mapping[str, object] = {
+    "title": "Tree of avals",
+    "description": 'An aval such as "f32[batch,64]" (dtype[dimensions]; a name is a symbolic dimension, "f32" is a '
+    'scalar), a table of trees (a dict), an array of trees (a list), or "safetensors:FILE" for the arrays of a file.',
+    "anyOf": [
+        {"type": "string", "pattern": _LEAF, "examples": ["f32[batch,64]", "bf16[]", "i32[2*batch]"]},
+        {"type": "object", "additionalProperties": TREE_REFERENCE},
+        {"type": "array", "items": TREE_REFERENCE},
+    ],
+}
+"""The JSON Schema of `Tree`, which stands under `$defs` because it contains itself."""
+SHARDINGS_REFERENCE: dict[str, Any] = {"shardings": True}
+"""Stands for a reference to `SHARDINGS_SCHEMA`."""
+SHARDINGS_SCHEMA: Mapping[str, object] = {
+    "title": "Tree of partition specs",
+    "description": 'A partition spec such as "P(data, None)" (an entry for each dimension: the axis of the mesh that '
+    'it is split over, several as "(x, y)", or None), or "unspecified", or a table or array of such trees. A spec '
+    "holds for all arrays below its place in the tree.",
+    "anyOf": [
+        {"type": "string", "examples": ["P(data)", "P(None, model)", "P((data, model))", "P()", "unspecified"]},
+        {"type": "object", "additionalProperties": SHARDINGS_REFERENCE},
+        {"type": "array", "items": SHARDINGS_REFERENCE},
+    ],
+}
+"""The JSON Schema of `Shardings`, which contains itself."""
+SCALAR_SCHEMA: dict[str, Any] = {"type": ["boolean", "integer", "number", "string"]}
+"""The JSON Schema of `Scalar`."""
+STATIC_SCHEMA: dict[str, Any] = {"type": ["boolean", "integer", "number", "string", "array"]}
+"""The JSON Schema of `Static`, without what its arrays contain."""

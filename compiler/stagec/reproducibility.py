@@ -1,0 +1,231 @@
+"""What `stagec reproduce` does: build artifacts again, twice, in fresh processes with everything varied that can be.
+
+Each build has its own folder, HOME, time zone, locale, hash seed, set of cores, umask, user name and, where libfaketime
+is installed, its own clock. Export and compile run as Bazel's actions run them. Artifacts are compared with what was
+built before and with each other; of a difference the first layer that has it is named, with a readable diff.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec.backends import cpu
+from stagec.errors import Problem, StagecError
+from stagec.stages import mlir
+from stagec.stages.exported import Exported
+
+_SHOWN = 40
+"""Lines of a diff that are printed."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A portable artifact that was built: its name, its slice of the plan, and the file."""
+
+    name: str
+    spec: Path
+    exported: Path
+
+
+@dataclass(frozen=True)
+class Executable:
+    """An executable that was built: its name, the name of its export, its slice of the plan, and both files."""
+
+    name: str
+    export: str
+    spec: Path
+    executable: Path
+    description: Path
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a build differs from others in what must not matter.
+
+    folder: name of the folder that it runs in. env: variables. umask: of its files.
+    cores: how many of the process's cores it may use. clock: for libfaketime, "" for the real one.
+    """
+
+    folder: str
+    env: Mapping[str, str]
+    umask: int
+    cores: int
+    clock: str
+
+
+VARIATIONS = (
+    Variation("a", {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C", "USER": "nobody"}, 0o022, 1, ""),
+    Variation(
+        "another place/with a longer name",
+        {"PYTHONHASHSEED": "12345", "TZ": "Asia/Kathmandu", "LC_ALL": "C.UTF-8", "LANG": "tr_TR.UTF-8", "USER": "root"},
+        0o077,
+        1024,
+        "2031-02-03 04:05:06",
+    ),
+)
+"""The two builds of `reproduce`."""
+
+
+def variation(number: int) -> Variation:
+    """Return the variation of the build `number` of many; equal numbers have equal variations."""
+    base = VARIATIONS[number % 2]
+    env = {**base.env, "PYTHONHASHSEED": str(number * 7919 % 4294967296), "TZ": f"XXX{number % 24 - 12}"}
+    clock = f"20{30 + number % 30}-01-{number % 27 + 1:02} 01:02:03" if base.clock else ""
+    return Variation(f"{base.folder}{number}", env, base.umask, number % 3 + 1, clock)
+
+
+def reproduce(
+    exports: Sequence[Export], executables: Sequence[Executable], roots: Sequence[str], arguments: Sequence[str] = ()
+) -> tuple[list[str], int]:
+    """Build every artifact twice; return (what differs, a text for each artifact; how many artifacts were compared).
+
+    roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
+    Raises StagecError when a build fails.
+    """
+    command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(Path(__file__).parent / "__main__.py")))]
+    found: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+        outs = []
+        for how in VARIATIONS:
+            folder = Path(scratch, how.folder)
+            copied = _copy_roots(roots, folder)
+            outs.append(folder / "out")
+            (folder / "out").mkdir()
+            for artifact in exports:
+                paths = [part for root in copied for part in ("--import-root", root)]
+                out = folder / "out" / f"{artifact.name}.exported"
+                _run([*command, "export", "--spec", artifact.spec, "--output", out, *paths], how, folder, artifact.name)
+            for one in executables:
+                stem = folder / "out" / one.name
+                # From the built export: a difference there is told once, and not again of every executable.
+                built = next(artifact.exported for artifact in exports if artifact.name == one.export)
+                words: list[str | Path] = [
+                    "compile",
+                    "--spec",
+                    one.spec,
+                    "--exported",
+                    built,
+                    "--output",
+                    f"{stem}.xla",
+                ]
+                _run([*command, *words, "--description", f"{stem}.json"], how, folder, one.name)
+        for artifact in exports:
+            files = [artifact.exported, *(out / f"{artifact.name}.exported" for out in outs)]
+            found += _compare(artifact.name, files)
+        for one in executables:
+            found += _compare(one.name, [one.executable, *(out / f"{one.name}.xla" for out in outs)])
+            found += _compare(one.name, [one.description, *(out / f"{one.name}.json" for out in outs)])
+    return found, len(exports) + len(executables)
+
+
+def first_difference(first: bytes, second: bytes) -> tuple[str, list[str]]:
+    """Return the first layer in which two artifacts of one kind differ, and a diff of it.
+
+    Layers: of a portable artifact "StableHLO" and "container"; of an executable "optimized HLO", "buffer assignment",
+    "object code" and "container"; of a text "text".
+    """
+    for (layer, left, readable), (_, right, other) in zip(_layers(first), _layers(second), strict=False):
+        if left != right:
+            return layer, _diff(readable, other, left, right)
+    return "container", _diff([], [], first, second)
+
+
+def _compare(name: str, files: Sequence[Path]) -> list[str]:
+    """Compare the built file with both others, and these with each other."""
+    names = ("the built artifact", "the first build here", "the second build here")
+    data = [file.read_bytes() for file in files]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        if data[i] != data[j]:
+            layer, lines = first_difference(data[i], data[j])
+            more = [f"    ... {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []
+            shown = [f"    {line[:200]}" for line in lines[:_SHOWN]] + more
+            text = f"{files[0].name}: {names[i]} and {names[j]} differ; the first layer that differs is the {layer}"
+            return ["\n".join([text, f"    --- {names[i]}", f"    +++ {names[j]}", *shown])]
+    return []
+
+
+def _layers(data: bytes) -> Iterator[tuple[str, bytes, list[str]]]:
+    """Yield (name of the layer, its bytes, lines for a reader) from the first stage to the last."""
+    if data.lstrip().startswith(b"{"):
+        yield "text", data, data.decode("utf-8", "replace").splitlines()
+        return
+    try:
+        exported = Exported.deserialize(data)
+    except ValueError:
+        for name, part, text in cpu.layers(data):
+            yield name, part, text.splitlines()
+        return
+    with mlir.make_context() as context:
+        text = str(mlir.read_artifact(context, exported.mlir_module_serialized))
+    yield "StableHLO", exported.mlir_module_serialized, text.splitlines()
+    yield "container", data, []
+
+
+def _diff(first: list[str], second: list[str], left: bytes, right: bytes) -> list[str]:
+    lines = list(difflib.unified_diff(first, second, lineterm="", n=1))[2:]
+    if lines:
+        return lines
+    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    start = max(0, at - 16)
+    return [
+        f"{len(left):,} and {len(right):,} bytes, the first that differs is at {at:,}",
+        f"-{left[start : at + 16].hex(' ')}",
+        f"+{right[start : at + 16].hex(' ')}",
+    ]
+
+
+def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
+    """Copy the import roots into `folder`, so that sources have other paths; return the copies."""
+    copies = []
+    for number, root in enumerate(roots):
+        copy = folder / f"root{number}"
+        # Runfiles are links: what they point to is copied.
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__", ".git", "site-packages", "*.runfiles"))
+        copies.append(str(copy))
+    folder.mkdir(parents=True, exist_ok=True)
+    return copies
+
+
+def run_varied(command: Sequence[str | Path], how: Variation, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of stagec as `how` says, in `folder`, in a process of its own; return what it said."""
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    env = {**passed, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "HOME": str(home), **how.env}
+    faketime = _faketime()
+    if how.clock and faketime:
+        env |= {"LD_PRELOAD": faketime, "FAKETIME": f"@{how.clock}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+    def prepare() -> None:
+        os.umask(how.umask)
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: how.cores])
+
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=env,
+        preexec_fn=prepare,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _run(command: Sequence[str | Path], how: Variation, folder: Path, name: str) -> None:
+    done = run_varied(command, how, folder)
+    if done.returncode:
+        raise StagecError(Problem(name, "", f"building it again in {how.folder!r} failed", done.stderr.strip()))
+
+
+def _faketime() -> str:
+    """Return the path of libfaketime; "" where it is not installed."""
+    return next((str(path) for path in sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), "")

@@ -1,0 +1,1 @@
+"""The loader: runs bundles with numpy and jaxlib, and nothing of stagec's compiler."""

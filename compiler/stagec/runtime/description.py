@@ -1,0 +1,112 @@
+"""What is known of one executable: written beside it as JSON, and read by whoever loads it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from stagec.avals import Aval, parse_aval
+from stagec.trees import Tree
+
+FORMAT = 1
+"""Version of the JSON form. 1 (November 2026): the first."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The hardware that an executable is for.
+
+    name: as in the manifest.
+    platform: "cpu".
+    isa: XLA's name of the instruction set, such as "AVX2".
+    cpu_name: LLVM's name of the CPU that the code is scheduled for, such as "haswell".
+    requires: flags of /proc/cpuinfo without which the code must not run, sorted.
+    parallelism: into how many partitions XLA was allowed to split an operation.
+    compiler_options: XLA flags of the target, without dashes.
+    """
+
+    name: str
+    platform: str
+    isa: str
+    cpu_name: str
+    requires: tuple[str, ...]
+    parallelism: int
+    compiler_options: Mapping[str, str | bool | int | float]
+
+
+@dataclass(frozen=True)
+class Description:
+    """One executable: what it computes, how to call it, what it needs, what it costs.
+
+    manifest: path of the manifest, relative to the workspace; function: its name there; variant: which combination of
+        its static arguments, "" where there is one.
+    target: the hardware it is for.
+    bucket: the size of each dimension variable; empty when the function has none.
+    in_tree: structure of `(args, kwargs)`; out_tree: of the result.
+    in_avals, out_avals: flat and static, in the order of the trees' leaves.
+    nr_devices: on how many devices of the platform it runs; the executable itself knows how arrays are split.
+    kept_var_idx: sorted indices of the `in_avals` that the executable takes; the others are not passed.
+    donated: for each of `in_avals`, whether its buffer is consumed by the call.
+    custom_calls: name of each custom call in the optimized program -> who provides it ("guaranteed", "same toolchain",
+        "unknown"; stagec/runtime/custom_calls.py).
+    cost_analysis, memory_analysis: XLA's figures (operations, bytes), by XLA's name with underscores.
+    versions: "jaxlib" and "stagec" that made the executable.
+    exported_sha256, executable_sha256: hex digests of both files.
+    executable_bytes: size of the executable.
+    components: what it was made from: name -> {"value", "sha256"} (stagec/components.py).
+    """
+
+    manifest: str
+    function: str
+    variant: str
+    target: Target
+    bucket: Mapping[str, int]
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    nr_devices: int
+    kept_var_idx: tuple[int, ...]
+    donated: tuple[bool, ...]
+    custom_calls: Mapping[str, str]
+    cost_analysis: Mapping[str, float]
+    memory_analysis: Mapping[str, int]
+    versions: Mapping[str, str]
+    exported_sha256: str
+    executable_sha256: str
+    executable_bytes: int
+    components: Mapping[str, Mapping[str, str]]
+
+    @property
+    def artifact(self) -> str:
+        """What the artifacts of this signature are called: the function's name, and `-VARIANT` where it has one."""
+        return f"{self.function}-{self.variant}" if self.variant else self.function
+
+    def to_json(self) -> str:
+        """Return the JSON form: indented, keys in the order of the fields, with a newline at the end."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["target"] = {field.name: getattr(self.target, field.name) for field in fields(self.target)}
+        values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
+        values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
+        return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Description:
+        """Read what `to_json` wrote. Raises ValueError when it is something else or of another format version."""
+        try:
+            data = json.loads(text)
+            if data.get("kind") != "executable":
+                raise ValueError("it does not describe an executable")
+            if data.get("format") != FORMAT:
+                raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+            values = {field.name: data[field.name] for field in fields(Description)}
+            target = {field.name: data["target"][field.name] for field in fields(Target)}
+            values["target"] = Target(**{**target, "requires": tuple(target["requires"])})
+            values |= {name: Tree.from_json(values[name]) for name in ("in_tree", "out_tree")}
+            values |= {name: tuple(map(parse_aval, values[name])) for name in ("in_avals", "out_avals")}
+            values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a description of an executable: {error!r}") from error
+        return Description(**values)

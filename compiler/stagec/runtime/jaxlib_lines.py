@@ -1,0 +1,54 @@
+"""What differs between the versions of jaxlib that stagec works with: its internal interface moves with every release.
+
+Tested: 0.10.1 (Python 3.11 to 3.14; the one that the locks pin) and 0.12.0 (Python 3.14). jaxlib is imported when it is
+asked for, not with this module: a compile command sets its environment first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+OLDEST, BEFORE = (0, 10, 1), (0, 13)
+"""The versions that stagec accepts: from OLDEST, and before BEFORE."""
+
+
+def version() -> str:
+    """Return the version of the jaxlib that is installed."""
+    import jaxlib.version
+
+    return str(jaxlib.version.__version__)
+
+
+def numbers() -> tuple[int, ...]:
+    """Return the version as numbers: (0, 10, 1)."""
+    return tuple(int(part) for part in version().split(".")[:3] if part.isdigit())
+
+
+def refusal() -> str | None:
+    """Return why the installed jaxlib cannot be used, by name; None when it is in the tested range."""
+    if OLDEST <= numbers() < BEFORE:
+        return None
+    oldest, before = (".".join(map(str, bound)) for bound in (OLDEST, BEFORE))
+    return (
+        f"jaxlib {version()} is outside of the range that stagec was tested with: "
+        f"install one from {oldest} to before {before}"
+    )
+
+
+def hlo_print_options() -> Any:
+    """Return jaxlib's options for HLO as text, in the short form that XLA's parser reads."""
+    import importlib
+
+    # 0.12 has HLO in a module of its own.
+    module = importlib.import_module("jaxlib._jax" if numbers() < (0, 11) else "jaxlib._hlo")
+    return module.HloPrintOptions.short_parsable()
+
+
+def result_handler(aval: Any, sharding: Any) -> Any:
+    """Return what makes an output buffer an array of `aval` and `sharding`."""
+    from jaxlib import _jax
+
+    # 0.10 checks both against jax's own classes unless told not to; 0.12 has no such parameter, and does not check.
+    if numbers() < (0, 11):
+        return _jax.array_result_handler(aval, sharding, True, True)
+    return _jax.array_result_handler(aval, sharding, True)

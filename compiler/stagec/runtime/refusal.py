@@ -1,0 +1,26 @@
+"""Why a bundle or a call is refused: typed exceptions with a stable code."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """Base of what the loader raises. `code` is stable across versions, the text is for people."""
+
+    def __init__(self, code: str, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+class LoadError(Refusal):
+    """A bundle, or an executable in it, is not loaded.
+
+    Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "cpu-feature",
+    "jaxlib-version", "custom-call", "executable".
+    """
+
+
+class CallError(Refusal):
+    """A call is not made because its arguments do not fit.
+
+    Codes: "static", "structure", "dtype", "shape", "deleted".
+    """

@@ -1,0 +1,145 @@
+"""Slices of a manifest: all that one action learns about it.
+
+The planner writes them, actions read them, as canonical JSON. A slice holds what can change the bytes of its artifact
+and nothing else, so that editing one function rebuilds that function alone. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from stagec.errors import Problem, StagecError
+
+Scalar = str | bool | int | float
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """The slice of an export action; the fields are the keys of `[functions.NAME]`."""
+
+    name: str
+    """Name of the function; several signatures of it have one name, and a variant each."""
+    manifest: str
+    """Path of the manifest, relative to the workspace; files that `args` names are relative to its folder."""
+    entry: str
+    """`package.module:attribute`, or the path of a StableHLO file relative to the manifest's folder."""
+    args: Sequence[Any]
+    """A tree of avals in canonical spelling for each positional argument; empty where `avals` is given."""
+    kwargs: Mapping[str, Any]
+    avals: str | None
+    """`package.module:attribute` of the function that returns the arguments; None where they are written."""
+    platforms: Sequence[str]
+    """Platforms of the portable artifact, in the order of its platform index; never empty."""
+    constraints: Sequence[str]
+    """Constraints on symbolic dimensions, in the form that jax.export accepts."""
+    static: Mapping[str, Any]
+    donate_argnums: Sequence[int]
+    donate_argnames: Sequence[str]
+    keep_unused: bool
+    inline: bool
+    enable_x64: bool
+    vjp_order: int
+    variant: str = ""
+    """Name of the variant whose static values `static` has; "" for a function without variants."""
+    mesh: Sequence[Sequence[Any]] = ()
+    """Name and size of each axis of the mesh, in order; empty without a mesh."""
+    in_shardings: Any = None
+    """A prefix of the tree of positional arguments whose leaves are texts for `partitions.parse`; None: not given."""
+    out_shardings: Any = None
+    """The same for the result."""
+    disabled_checks: Sequence[str] = ()
+    """Safety checks of jax.export to switch off: "platform"; custom calls stand in `allow_custom_calls`."""
+    allow_custom_calls: Sequence[str] = ()
+    """Targets of custom calls that the module may have although stagec does not know them."""
+    matmul_precision: str | None = None
+    """A value of jax_default_matmul_precision; None: JAX's own default."""
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the entry is a StableHLO file."""
+        return ":" not in self.entry
+
+    @property
+    def artifact(self) -> str:
+        """What the artifacts are called: the function's name, and `-VARIANT` where it has variants."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    @property
+    def key(self) -> str:
+        """The key of the function in its manifest, or of its variant."""
+        return f"functions.{self.name}.variants.{self.variant}" if self.variant else f"functions.{self.name}"
+
+    def problem(self, key: str, what: str, write: str = "") -> StagecError:
+        """Return the error that says what is wrong at `key` of this function; "" is the function itself."""
+        place = self.key if not key or key.startswith("static") else f"functions.{self.name}"
+        return StagecError(Problem(self.manifest, f"{place}{key and '.'}{key}", what, write))
+
+    def unknown_custom_calls(self, names: Sequence[str]) -> StagecError:
+        """Return the error for custom calls that nobody is known to provide."""
+        what = f"custom calls that neither JAX nor jaxlib provides: {', '.join(names)}"
+        listed = ", ".join(f'"{name}"' for name in names)
+        write = f"write allow_custom_calls = [{listed}], and register them where the artifact is loaded"
+        return self.problem("", what, write)
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """Hardware to compile for: a `[targets.NAME]` table."""
+
+    name: str
+    platform: str
+    """"cpu"."""
+    isa: str
+    """The instruction set that the code may use, by XLA's name."""
+    parallelism: int
+    """Into how many partitions XLA may split an operation."""
+    compiler_options: Mapping[str, Scalar]
+    """XLA flags without their dashes."""
+
+
+@dataclass(frozen=True)
+class ExecutableSpec:
+    """The slice of a compile action."""
+
+    function: str
+    manifest: str
+    """Path of the manifest, relative to the workspace."""
+    target: TargetSpec
+    bucket: Mapping[str, int]
+    """A size for each symbolic dimension; empty for a function without buckets."""
+    variant: str = ""
+    """Name of the variant; "" for a function without variants."""
+
+    @property
+    def key(self) -> str:
+        """The key of the function in its manifest, or of its variant."""
+        return f"functions.{self.function}.variants.{self.variant}" if self.variant else f"functions.{self.function}"
+
+
+def to_json(spec: object) -> str:
+    """Return canonical JSON of a plain value or a dataclass: equal values have equal text. No newline at the end."""
+    value = asdict(spec) if hasattr(spec, "__dataclass_fields__") else spec  # type: ignore[call-overload]
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def function_spec(text: str) -> FunctionSpec:
+    """Read the slice of an export action. Raises ValueError when the text is something else."""
+    return _build(FunctionSpec, json.loads(text))
+
+
+def executable_spec(text: str) -> ExecutableSpec:
+    """Read the slice of a compile action. Raises ValueError when the text is something else."""
+    data = json.loads(text)
+    target = data.get("target") if isinstance(data, dict) else None
+    return _build(ExecutableSpec, {**data, "target": _build(TargetSpec, target)} if target else data)
+
+
+def _build(kind: type[T], data: Any) -> T:
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    if not isinstance(data, dict) or set(data) != names:
+        raise ValueError(f"not a {kind.__name__}")
+    return kind(**data)

@@ -1,0 +1,399 @@
+"""`Compiled`: an executable, with its description, that can be called. Compilation runs without JAX.
+
+Fields and methods are those of `jax.stages.Compiled` (https://docs.jax.dev/en/latest/jax.stages.html).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxlib import _jax, xla_client
+from jaxlib.mlir import ir
+
+from stagec import components
+from stagec.avals import Aval
+from stagec.backends import cpu, x86
+from stagec.errors import Problem, StagecError
+from stagec.runtime import archive, device, host, jaxlib_lines
+from stagec.runtime.custom_calls import provider, register_custom_calls
+from stagec.runtime.description import Description, Target
+from stagec.runtime.loader import Signature
+from stagec.runtime.refusal import CallError, LoadError
+from stagec.specs import ExecutableSpec, Scalar, TargetSpec
+from stagec.stages import mlir
+from stagec.stages.exported import Exported, NotExported
+from stagec.stages.lowered import CannotLower, Lowered, args_info, lower_exported
+from stagec.stages.shardings import (
+    Format,
+    GSPMDSharding,
+    Layout,
+    Mesh,
+    NamedSharding,
+    Sharding,
+    SingleDeviceSharding,
+    named_sharding,
+)
+from stagec.trees import Tree
+from stagec.version import VERSION
+
+_FORMAT = 1
+"""Version of what `serialize` writes. 1 (November 2026): the first."""
+_EXECUTABLE, _DESCRIPTION = "executable.xla", "description.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """An executable and what is known of it.
+
+    executable: bytes that jaxlib's client loads; canonical ones when it was compiled for a named target.
+    description: signature, target and figures.
+    hlo: the optimized program as text; None until it is asked for, of one that was read from bytes.
+    mesh: the mesh over which its arrays are split; None where it is not known.
+
+    Call it with numpy arrays, in the structure and of the shapes that it was compiled for; results are numpy arrays in
+    plain containers, or in objects of the model's own types where their module is imported. Arrays on several devices
+    are passed and returned whole. A PRNG key is its uint32 words. A call raises CallError when an argument does not
+    fit.
+    """
+
+    executable: bytes = field(repr=False)
+    description: Description
+    hlo: str | None = field(default=None, repr=False)
+    mesh: Mesh | None = None
+
+    def __repr__(self) -> str:
+        return f"Compiled({self.description.function}, target {self.description.target.name})"
+
+    @property
+    def nr_devices(self) -> int:
+        """How many devices it runs on."""
+        return self.description.nr_devices
+
+    @property
+    def in_tree(self) -> Tree:
+        """Structure of `(args, kwargs)`."""
+        return self.description.in_tree
+
+    @property
+    def out_tree(self) -> Tree:
+        """Structure of the result."""
+        return self.description.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """An `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
+        return args_info(self.in_tree, self.description.in_avals, self.description.donated)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the executable."""
+        signature = self._signature
+        return signature.unflatten(self._run(signature.flatten(args, kwargs)))
+
+    def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run the executable on the leaves of `(args, kwargs)`; return the leaves of the result."""
+        return self._run(self._signature.check_dtypes(leaves))
+
+    def _run(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        for leaf, aval, path in zip(leaves, self.description.in_avals, self._signature.paths, strict=True):
+            if leaf.shape != aval.shape:
+                given = Aval(aval.dtype, leaf.shape)
+                raise CallError("shape", f"{self.description.function}: {path} is {given}, {aval} is wanted")
+        return self._signature.call(leaves)
+
+    @functools.cached_property
+    def _signature(self) -> Signature:
+        signature = Signature(self.description.function, self.description)
+        signature.load(self.executable, self.nr_devices)
+        return signature
+
+    @property
+    def _loaded(self) -> device.Executable:
+        assert self._signature.executable is not None
+        return self._signature.executable
+
+    def as_text(self) -> str:
+        """Return the optimized program as HLO text."""
+        return self.hlo if self.hlo is not None else str(self.runtime_executable().hlo_modules()[0].to_string())
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Return XLA's estimate for the optimized program, by XLA's names: "flops", "bytes accessed" and others."""
+        return dict(self.runtime_executable().cost_analysis())
+
+    def memory_analysis(self) -> _jax.CompiledMemoryStats:
+        """Return XLA's figures in bytes: `argument_size_in_bytes`, `temp_size_in_bytes` and others."""
+        return self.runtime_executable().get_compiled_memory_stats()
+
+    def runtime_executable(self) -> _jax.LoadedExecutable:
+        """Return jaxlib's loaded executable."""
+        return self._loaded.loaded
+
+    @property
+    def input_shardings(self) -> Any:
+        """How each argument is split, in the structure `(args, kwargs)`; None for one that the program drops."""
+        return self.in_tree.unflatten(self._inputs())
+
+    @property
+    def output_shardings(self) -> Any:
+        """How each result is split, in the structure of the result."""
+        return self.out_tree.unflatten(self._outputs())
+
+    @property
+    def input_formats(self) -> Any:
+        """Layout and sharding of each argument, in the structure `(args, kwargs)`."""
+        layouts = self._kept(list(map(_layout, self.runtime_executable().get_parameter_layouts())))
+        return self.in_tree.unflatten(list(map(Format, layouts, self._inputs())))
+
+    @property
+    def output_formats(self) -> Any:
+        """Layout and sharding of each result, in the structure of the result."""
+        layouts = map(_layout, self.runtime_executable().get_output_layouts())
+        return self.out_tree.unflatten(list(map(Format, layouts, self._outputs())))
+
+    def _inputs(self) -> list[Sharding | None]:
+        taken = [self.description.in_avals[i] for i in self.description.kept_var_idx]
+        return self._kept(self._shardings(self._loaded.parameter_shardings, taken))
+
+    def _outputs(self) -> list[Sharding]:
+        return self._shardings(self._loaded.output_shardings, self.description.out_avals)
+
+    def _kept(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values of the arguments that the program takes, and None for the others."""
+        by_index = dict(zip(self.description.kept_var_idx, values, strict=True))
+        return [by_index.get(i) for i in range(len(self.description.in_avals))]
+
+    def _shardings(self, found: Sequence[xla_client.HloSharding], avals: Sequence[Aval]) -> list[Sharding]:
+        if self.nr_devices == 1:
+            return [SingleDeviceSharding()] * len(avals)
+        result: list[Sharding] = []
+        for sharding, aval in zip(found, avals, strict=True):
+            try:
+                result.append(named_sharding(sharding, len(aval.shape), self.mesh or Mesh((), ())))
+            except ValueError:
+                result.append(GSPMDSharding(str(sharding)))
+        return result
+
+    def serialize(self) -> bytes:
+        """Return bytes for `deserialize`, without pickle, for machines with this jaxlib and this CPU's features."""
+        members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
+        index = {
+            "format": _FORMAT,
+            "kind": "compiled",
+            "mesh": dataclasses.asdict(self.mesh) if self.mesh else None,
+            "members": {name: {"sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()},
+        }
+        text = json.dumps(index, indent=1) + "\n"
+        return archive.encode({archive.INDEX: text.encode(), **members})
+
+    @staticmethod
+    def deserialize(serialized: bytes) -> Compiled:
+        """Read what `serialize` wrote.
+
+        Raises LoadError when the bytes are something else, are damaged, or are for another jaxlib or CPU. XLA is given
+        the executable at the first use.
+        """
+        name = "a serialized Compiled"
+        found = archive.Archive(name, serialized)
+        if found.index.get("kind") != "compiled":
+            raise LoadError("format", f"{name}: it is a {found.index.get('kind')}")
+        try:
+            description = Description.from_json(found[_DESCRIPTION])
+            axes = found.index["mesh"]
+            mesh = _read_mesh(axes) if axes else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise LoadError("format", f"{name}: {error}") from error
+        made_with, here = description.versions["jaxlib"], jaxlib_lines.version()
+        if made_with != here:
+            raise LoadError("jaxlib-version", f"{name}: it was compiled with jaxlib {made_with}, here is {here}")
+        missing = host.missing_cpu_flags(description.target.requires)
+        if missing:
+            raise LoadError("cpu-feature", f"{name}: this machine's CPU cannot run it: it lacks {', '.join(missing)}")
+        return Compiled(found[_EXECUTABLE], description, None, mesh)
+
+
+def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: TargetSpec | None) -> Compiled:
+    """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
+    refusal = jaxlib_lines.refusal()
+    if refusal:
+        raise cpu.CannotCompile(refusal)
+    if lowered.platform != "cpu":
+        raise cpu.CannotCompile(f"{lowered.fun_name} is lowered for {lowered.platform}; only cpu can be compiled here")
+    register_custom_calls(lowered.custom_calls)
+    if target is None:
+        return _compile_for_host(lowered, options)
+    if any(os.environ.get(name) != value for name, value in cpu.environment(target).items()):
+        raise cpu.CannotCompile(
+            f"this process is not prepared to compile for {target.name}: call cpu.pin_process(target) before jaxlib is "
+            f"first used, or compile for this machine (target=None)"
+        )
+    named = dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+    with mlir.make_context():
+        module = cpu.compile_module(ir.Module.parse(lowered.module), named, lowered.nr_devices)
+    description = _describe(
+        lowered,
+        module.executable,
+        Target(
+            name=named.name,
+            platform="cpu",
+            isa=named.isa,
+            cpu_name=module.cpu_name,
+            requires=tuple(sorted(cpu.ISA[named.isa].requires)),
+            parallelism=named.parallelism,
+            compiler_options=dict(sorted(named.compiler_options.items())),
+        ),
+        module.hlo,
+        module.cost_analysis,
+        module.memory_analysis,
+    )
+    return Compiled(module.executable, description, module.hlo, _mesh(lowered))
+
+
+def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compiled:
+    loaded = _load(lowered, options)
+    serialized = bytes(loaded.loaded.serialize())
+    hlo = str(loaded.loaded.hlo_modules()[0].to_string())
+    features = cpu.stored_features(serialized)
+    requires = tuple(flag for flag in sorted(host.cpu_flags()) if x86.Isa("", (flag,)).features <= features)
+    # XLA stores preferences of the code generator as well, and calls them missing when the executable is loaded.
+    raw = cpu.canonicalize(serialized, x86.Isa("", requires))
+    target = Target(
+        name="host",
+        platform="cpu",
+        isa="",
+        cpu_name=cpu.stored_cpu_name(serialized),
+        requires=requires,
+        parallelism=os.cpu_count() or 1,
+        compiler_options=dict(sorted(options.items())),
+    )
+    description = _describe(lowered, raw, target, hlo, cpu.cost(loaded.loaded), cpu.memory(loaded.loaded))
+    compiled = Compiled(raw, description, hlo, _mesh(lowered))
+    signature = Signature(lowered.fun_name, description)
+    signature.executable = loaded
+    compiled.__dict__["_signature"] = signature
+    return compiled
+
+
+def _mesh(lowered: Lowered) -> Mesh | None:
+    """Return the mesh of the module's shardings: the named one, which knows types of axes, or the declared one."""
+    if lowered.nr_devices == 1:
+        return None
+    named = [s.mesh for s in (*lowered.in_shardings, *lowered.out_shardings) if isinstance(s, NamedSharding)]
+    with mlir.make_context():
+        axes = mlir.mesh(ir.Module.parse(lowered.module)) or {}
+    declared = Mesh(tuple(axes.values()), tuple(axes))
+    return next((mesh for mesh in (*named, declared) if mesh.size == lowered.nr_devices), None)
+
+
+def _load(lowered: Lowered, options: Mapping[str, Scalar]) -> device.Executable:
+    """Compile for the devices of this process with JAX's own settings: XLA chooses shardings where none is given."""
+    count = lowered.nr_devices
+    settings = xla_client.CompileOptions()
+    settings.num_replicas, settings.num_partitions = 1, count
+    build = settings.executable_build_options
+    build.use_spmd_partitioning = True
+    kept = [lowered.in_shardings[i] for i in lowered.kept_var_idx]
+    build.allow_spmd_sharding_propagation_to_parameters = [s is None for s in kept]
+    build.allow_spmd_sharding_propagation_to_output = [s is None for s in lowered.out_shardings]
+    settings.env_option_overrides = sorted(options.items())
+    with mlir.make_context():
+        module = ir.Module.parse(lowered.module)
+        # Exports from before Shardy have no mesh, and shardings in the older form.
+        build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
+        settings.device_assignment = device.assignment(count)
+        try:
+            loaded = device.client(count).compile_and_load(module, device.devices(count), settings)
+        except _jax.JaxRuntimeError as error:
+            raise cpu.refusal(str(error), options) from error
+    parameters, results = (
+        [(tuple(map(int, aval.shape)), device.dtype_of(aval)) for aval in avals]
+        for avals in ([lowered.in_avals[i] for i in lowered.kept_var_idx], lowered.out_avals)
+    )
+    return device.Executable(loaded, parameters, results, count)
+
+
+def _describe(
+    lowered: Lowered,
+    executable: bytes,
+    target: Target,
+    hlo: str,
+    cost_analysis: Mapping[str, float],
+    memory_analysis: Mapping[str, int],
+) -> Description:
+    """Describe an executable that comes from no manifest."""
+    return Description(
+        manifest="",
+        function=lowered.fun_name,
+        variant="",
+        target=target,
+        bucket={},
+        in_tree=lowered.in_tree,
+        in_avals=lowered.in_avals,
+        out_tree=lowered.out_tree,
+        out_avals=lowered.out_avals,
+        nr_devices=lowered.nr_devices,
+        kept_var_idx=lowered.kept_var_idx,
+        donated=lowered.donated,
+        # XLA adds calls of its own and drops dead ones: the optimized program is what runs.
+        custom_calls={name: provider(name) for name in sorted(_custom_calls(hlo))},
+        cost_analysis=cost_analysis,
+        memory_analysis=memory_analysis,
+        versions={"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
+        exported_sha256="",
+        executable_sha256=hashlib.sha256(executable).hexdigest(),
+        executable_bytes=len(executable),
+        components={},
+    )
+
+
+def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
+    """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
+
+    The process must have been prepared by `cpu.pin_process`. Raises StagecError when it cannot be lowered or compiled.
+    """
+    try:
+        return _compile(serialized, spec)
+    except (NotExported, CannotLower) as error:
+        raise StagecError(Problem(spec.manifest, spec.key, str(error))) from error
+    except cpu.CannotCompile as error:
+        key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
+        raise StagecError(Problem(spec.manifest, key, str(error), error.write)) from error
+
+
+def _compile(serialized: bytes, spec: ExecutableSpec) -> Compiled:
+    exported = Exported.deserialize(serialized)
+    compiled = lower_exported(exported, "cpu", spec.bucket).compile(target=spec.target)
+    description = dataclasses.replace(
+        compiled.description,
+        manifest=spec.manifest,
+        function=spec.function,
+        variant=spec.variant,
+        bucket=dict(sorted(spec.bucket.items())),
+        exported_sha256=hashlib.sha256(serialized).hexdigest(),
+    )
+    made_from = components.of_executable(
+        json.loads(description.to_json()),
+        exported.mlir_module_serialized,
+        cpu.environment(spec.target),
+    )
+    return dataclasses.replace(compiled, description=dataclasses.replace(description, components=made_from))
+
+
+def _read_mesh(axes: Mapping[str, Any]) -> Mesh:
+    return Mesh(tuple(axes["axis_sizes"]), tuple(axes["axis_names"]), tuple(axes["axis_types"]))
+
+
+def _custom_calls(hlo: str) -> set[str]:
+    return set(re.findall(r'custom_call_target="([^"]+)"', hlo))
+
+
+def _layout(layout: _jax.PjRtLayout) -> Layout:
+    found = layout._xla_layout()
+    tiling = tuple(map(tuple, found.tiling()))
+    return Layout(tuple(found.minor_to_major()[::-1]), tiling, found.element_size_in_bits())

@@ -1,0 +1,197 @@
+"""`Exported`: a JAX function lowered to StableHLO, and its bytes, without JAX.
+
+Fields and methods are those of `jax.export.Exported`
+(https://docs.jax.dev/en/latest/_autosummary/jax.export.Exported.html): `jax.export.deserialize` reads what `serialize`
+writes, and `deserialize` reads what JAX wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jaxlib import xla_client
+
+from stagec.avals import Aval
+from stagec.dimensions import DimensionError, solve
+from stagec.runtime.refusal import CallError
+from stagec.stages import mlir
+from stagec.stages.shardings import NamedSharding, named_sharding
+from stagec.trees import Tree, TreeMismatch, argument_path
+
+if TYPE_CHECKING:
+    from stagec.stages.compiled import Compiled
+
+OneSharding: TypeAlias = NamedSharding | xla_client.HloSharding | None
+"""How one array is split; None: not specified. Bytes from before January 2026 have XLA's form, without axis names."""
+
+
+class NotExported(ValueError):
+    """The bytes are not a serialized `Exported` that this version can read."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A JAX function lowered to StableHLO.
+
+    fun_name: name of the function, for messages.
+    in_tree: structure of `(args, kwargs)`.
+    in_avals: flat, in the order of `in_tree`'s leaves; dimensions may be expressions such as `2*batch`.
+    out_tree: structure of the result.
+    out_avals: flat; dimension variables are those of `in_avals`.
+    nr_devices: how many devices the module is lowered for.
+    platforms: "cpu", "cuda", "rocm", "tpu"; with more than one, `main` takes their index as its first argument.
+    ordered_effects, unordered_effects: class names of the effects in the module.
+    disabled_safety_checks: what was switched off at export: "platform", "shape_assertions", "custom_call:<target>".
+    mlir_module_serialized: the VHLO portable artifact.
+    calling_convention_version: of the module
+        (https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions).
+    module_kept_var_idx: sorted indices of the `in_avals` that `main` takes; the others are unused and were dropped.
+    uses_global_constants: the module has dimension variables or a platform index, and must be refined before XLA.
+
+    Fields whose names start with "_" are no interface: shardings as they are stored, memory spaces by the numbers of
+    the serialization (empty: all on the device), and the vector-Jacobian product or what makes it.
+    """
+
+    fun_name: str
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    nr_devices: int
+    platforms: tuple[str, ...]
+    ordered_effects: tuple[str, ...]
+    unordered_effects: tuple[str, ...]
+    disabled_safety_checks: tuple[str, ...]
+    mlir_module_serialized: bytes = field(repr=False)
+    calling_convention_version: int
+    module_kept_var_idx: tuple[int, ...]
+    uses_global_constants: bool
+    _in_shardings: tuple[OneSharding, ...]
+    _out_shardings: tuple[OneSharding, ...]
+    _memory_spaces: tuple[int, ...] = ()
+    _vjp: Exported | Callable[[], Exported] | None = field(default=None, repr=False)
+
+    @staticmethod
+    def deserialize(serialized: bytes | bytearray) -> Exported:
+        """Read what `serialize`, here or in JAX, wrote. Raises NotExported when the bytes are something else."""
+        from stagec.stages import serialization
+
+        return serialization.read(bytes(serialized))
+
+    def serialize(self, vjp_order: int = 0) -> bytes:
+        """Return the bytes that `jax.export.deserialize` reads.
+
+        vjp_order: how many orders of the vector-Jacobian product to include.
+        Raises ValueError when there are fewer, or when a dtype has no place in the format.
+        """
+        from stagec.stages import serialization
+
+        return serialization.write(self, vjp_order)
+
+    @property
+    def in_shardings_hlo(self) -> tuple[xla_client.HloSharding | None, ...]:
+        """For each of `in_avals` XLA's form of its sharding; None where it is not specified."""
+        return _hlo(self._in_shardings, self.in_avals)
+
+    @property
+    def out_shardings_hlo(self) -> tuple[xla_client.HloSharding | None, ...]:
+        """The same for `out_avals`."""
+        return _hlo(self._out_shardings, self.out_avals)
+
+    def in_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
+        """For each of `in_avals` its sharding over `mesh`; None where it is not specified.
+
+        mesh: a `Mesh`, or one of JAX's. Raises ValueError when its axes are not those that were exported.
+        """
+        return _over(mesh, self._in_shardings, self.in_avals)
+
+    def out_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
+        """The same for `out_avals`."""
+        return _over(mesh, self._out_shardings, self.out_avals)
+
+    def has_vjp(self) -> bool:
+        """Whether `vjp` can be called."""
+        return self._vjp is not None
+
+    def vjp(self) -> Exported:
+        """Return the vector-Jacobian product, itself exported.
+
+        Its arguments are flat: those of this function, then a cotangent for each result; its results are a tuple of
+        cotangents, one for each argument. Raises ValueError when it was not exported.
+        """
+        if self._vjp is None:
+            raise ValueError("No VJP is available")
+        return self._vjp if isinstance(self._vjp, Exported) else self._vjp()
+
+    def mlir_module(self, serialized: bool = True) -> Any:
+        """Return the module as StableHLO text with locations, or as an `ir.Module` when `serialized` is False."""
+        with mlir.make_context() as context:
+            module = mlir.read_artifact(context, self.mlir_module_serialized)
+            return module.operation.get_asm(enable_debug_info=True) if serialized else module
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on this machine's CPU: numpy arrays in, numpy arrays out, in plain containers.
+
+        Dimension variables take their sizes from the arguments' shapes. What is compiled for one
+        combination of sizes is kept. A PRNG key is given and returned as its uint32 words; for a function of
+        several devices, arrays are whole.
+        Raises CallError when structure, dtypes or shapes do not fit, CannotLower when the module is not for CPUs or the
+        sizes break a constraint on its dimensions.
+        """
+        return self._compiled_for(args, kwargs)(*args, **kwargs)
+
+    def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        from stagec.stages.lowered import lower_exported
+
+        sizes = self._sizes(args, kwargs)
+        key = tuple(sorted(sizes.items()))
+        if key not in self._executables:
+            self._executables[key] = lower_exported(self, "cpu", sizes).compile()
+        return self._executables[key]
+
+    @functools.cached_property
+    def _executables(self) -> dict[tuple[tuple[str, int], ...], Compiled]:
+        return {}
+
+    def _sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
+        """Return the size of each dimension variable."""
+        if not any(isinstance(dim, str) for aval in self.in_avals for dim in aval.shape):
+            return {}
+        try:
+            leaves = self.in_tree.flatten((args, kwargs))
+        except TreeMismatch as error:
+            where = argument_path(error.path) if error.path else "the call"
+            raise CallError("structure", f"{self.fun_name}: {where}: {error.what}") from None
+        equations: list[tuple[int | str, int]] = []
+        for aval, leaf, path in zip(self.in_avals, leaves, self.in_tree.paths(), strict=True):
+            shape = tuple(getattr(leaf, "shape", ()))
+            given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
+            if len(given) != len(aval.shape):
+                what = f"{argument_path(path)} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"
+                raise CallError("shape", f"{self.fun_name}: {what}")
+            equations += zip(aval.shape, given, strict=True)
+        try:
+            return solve(equations)
+        except DimensionError as error:
+            raise CallError("shape", f"{self.fun_name}: {error}") from None
+
+
+def _hlo(shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[xla_client.HloSharding | None, ...]:
+    return tuple(
+        sharding.to_hlo(len(aval.shape)) if isinstance(sharding, NamedSharding) else sharding
+        for sharding, aval in zip(shardings, avals, strict=True)
+    )
+
+
+def _over(mesh: Any, shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[NamedSharding | None, ...]:
+    def one(sharding: OneSharding, aval: Aval) -> NamedSharding | None:
+        if sharding is None:
+            return None
+        if isinstance(sharding, NamedSharding):
+            return sharding.with_mesh(mesh)
+        return named_sharding(sharding, len(aval.shape), mesh)
+
+    return tuple(map(one, shardings, avals))

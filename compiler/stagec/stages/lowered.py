@@ -1,0 +1,287 @@
+"""`Lowered`: a StableHLO module for one platform with static shapes, made from an `Exported` without JAX.
+
+Fields and methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/latest/jax.stages.html).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jaxlib import _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+from stagec.avals import DTYPES, Aval, evaluate_shape
+from stagec.runtime import device, jaxlib_lines
+from stagec.specs import Scalar, TargetSpec
+from stagec.stages import mlir
+from stagec.stages.exported import Exported, OneSharding
+from stagec.trees import Tree
+
+if TYPE_CHECKING:
+    from stagec.stages.compiled import Compiled
+
+
+class CannotLower(ValueError):
+    """An `Exported` cannot be lowered as asked; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class ArgInfo:
+    """What is known of one argument.
+
+    shape: its sizes. dtype: numpy's. donated: whether the caller gives its buffer away.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    donated: bool
+
+
+def args_info(in_tree: Tree, in_avals: Sequence[Aval], donated: Sequence[bool]) -> Any:
+    """Return an `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
+    return in_tree.unflatten(
+        [
+            ArgInfo(tuple(map(int, aval.shape)), device.dtype_of(aval), given_away)
+            for aval, given_away in zip(in_avals, donated, strict=True)
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A StableHLO module with static shapes for one platform, and what is needed to compile and call it.
+
+    fun_name: name of the function.
+    platform: the one platform it is for.
+    in_tree, out_tree: structure of `(args, kwargs)` and of the result.
+    in_avals, out_avals: flat, static; a PRNG key is the u32 words that hold it.
+    kept_var_idx: sorted indices of the `in_avals` that the module takes; the others are unused.
+    donated: for each of `in_avals`, whether the caller gives its buffer away.
+    custom_calls: sorted names of the custom calls that the module makes.
+    module: MLIR bytecode of the module; its locations hold argument names only, where it was exported so.
+    nr_devices: how many devices the module runs on, in one partition each.
+    in_shardings, out_shardings: how each array is split over them; None where XLA may choose.
+    compiler_options: XLA flags, without dashes, that the function asks for.
+    """
+
+    fun_name: str
+    platform: str
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    kept_var_idx: tuple[int, ...]
+    donated: tuple[bool, ...]
+    custom_calls: tuple[str, ...]
+    module: bytes = field(repr=False)
+    nr_devices: int
+    in_shardings: tuple[OneSharding, ...]
+    out_shardings: tuple[OneSharding, ...]
+    compiler_options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def args_info(self) -> Any:
+        """An `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
+        return args_info(self.in_tree, self.in_avals, self.donated)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """Return the module: of jaxlib's `ir.Module` for "stablehlo" (the default), of its `XlaComputation` for "hlo".
+
+        Raises ValueError for another dialect.
+        """
+        match dialect:
+            case None | "stablehlo":
+                with mlir.make_context():
+                    return ir.Module.parse(self.module)
+            case "hlo":
+                return _jax.mlir.mlir_module_to_xla_computation(self.module, use_tuple_args=False)
+        raise ValueError(f"unknown dialect: {dialect}; write stablehlo or hlo")
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the module as text.
+
+        dialect: "stablehlo" (the default) or "hlo". debug_info: with locations, or HLO's metadata.
+        Raises ValueError for another dialect.
+        """
+        module = self.compiler_ir(dialect)
+        if dialect != "hlo":
+            return str(module.operation.get_asm(enable_debug_info=debug_info))
+        options = jaxlib_lines.hlo_print_options()
+        options.print_metadata = debug_info
+        return str(module.as_hlo_module().to_string(options))
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Return XLA's estimate before optimization, by XLA's names: "flops", "bytes accessed" and others."""
+        module = self.compiler_ir("hlo").as_hlo_module()
+        return dict(_jax.hlo_module_cost_analysis(device.client(1), module))
+
+    def compile(
+        self, compiler_options: Mapping[str, Scalar] | None = None, target: TargetSpec | None = None
+    ) -> Compiled:
+        """Compile, and return what can be called.
+
+        compiler_options: XLA flags without dashes, before those of the function.
+        target: None is the CPU in front of us. A named target needs a process that was prepared for it
+            (`cpu.pin_process`, as the compile command does).
+        Raises CannotCompile when XLA refuses the module or an option.
+        """
+        from stagec.stages.compiled import compile_lowered
+
+        return compile_lowered(self, {**self.compiler_options, **(compiler_options or {})}, target)
+
+
+def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int]) -> Lowered:
+    """Bind an `Exported` to one platform and to a size for each dimension variable.
+
+    bucket: dimension variable -> size; empty when the shapes are static.
+
+    The platform index and the dimensions become constants, and shape refinement makes every type static, as
+    `jax.export` documents for a caller of the module
+    (https://docs.jax.dev/en/latest/export/export.html#module-calling-convention).
+    Raises CannotLower when the platform was not exported, the bucket does not fit, or a constraint does not hold.
+    """
+    if platform not in exported.platforms and "platform" not in exported.disabled_safety_checks:
+        raise CannotLower(f"{exported.fun_name} was exported for {', '.join(exported.platforms)}, not for {platform}")
+    in_avals = tuple(_static(aval, bucket, exported.fun_name) for aval in exported.in_avals)
+    with mlir.make_context(), ir.Location.unknown():
+        try:
+            module = mlir.read_artifact(ir.Context.current, exported.mlir_module_serialized)
+            main = mlir.main_function(module)
+        except ValueError as error:
+            raise CannotLower(f"{exported.fun_name}: {error}") from error
+        kept = exported.module_kept_var_idx
+        has_index = len(exported.platforms) > 1
+        tokens = len(exported.ordered_effects)
+        if len(main.regions[0].blocks[0].arguments) != has_index + tokens + len(kept):
+            raise CannotLower(f"{exported.fun_name}: its module does not take the arguments that it declares")
+        if has_index:
+            index = exported.platforms.index(platform) if platform in exported.platforms else 0
+            _bind_first_argument(main, lambda: _constant(index))
+        for _ in range(tokens):
+            _bind_first_argument(main, stablehlo.create_token)
+        _drop_results(main, tokens)
+        _set_argument_shapes(main, [in_avals[i] for i in kept])
+        if exported.uses_global_constants:
+            module = _refine(module, exported.fun_name)
+            main = mlir.main_function(module)
+        given_away = _donated(main)
+        out_types = [ir.RankedTensorType(t) for t in _type(main).results]
+        return Lowered(
+            fun_name=exported.fun_name,
+            platform=platform,
+            in_tree=exported.in_tree,
+            in_avals=in_avals,
+            out_tree=exported.out_tree,
+            out_avals=tuple(
+                Aval(_physical(aval).dtype, tuple(t.shape))
+                for aval, t in zip(exported.out_avals, out_types, strict=True)
+            ),
+            kept_var_idx=kept,
+            donated=tuple(i in kept and given_away[kept.index(i)] for i in range(len(in_avals))),
+            custom_calls=tuple(sorted(mlir.custom_calls(module))),
+            module=mlir.to_bytecode(module),
+            nr_devices=exported.nr_devices,
+            in_shardings=exported._in_shardings,
+            out_shardings=exported._out_shardings,
+        )
+
+
+def _static(aval: Aval, bucket: Mapping[str, int], fun_name: str) -> Aval:
+    try:
+        shape = evaluate_shape(aval.shape, bucket)
+    except ValueError as error:
+        raise CannotLower(f"{fun_name}: {aval}: {str(error).partition(': ')[2]}") from error
+    return _physical(Aval(aval.dtype, shape))
+
+
+def _physical(aval: Aval) -> Aval:
+    """Return what the module holds for `aval`: a PRNG key is its words, in a last dimension of their own."""
+    if not aval.dtype.startswith("key<"):
+        return aval
+    return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
+
+
+def _constant(value: int) -> Any:
+    scalar = ir.IntegerType.get_signless(32)
+    splat = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get([], scalar), ir.IntegerAttr.get(scalar, value))
+    return stablehlo.constant(splat)
+
+
+def _bind_first_argument(main: ir.OpView, make: Callable[[], Any]) -> None:
+    """Replace the first argument of `main` by the value that `make` makes at the start of the body."""
+    block = main.regions[0].blocks[0]
+    with ir.InsertionPoint.at_block_begin(block):
+        block.arguments[0].replace_all_uses_with(make())
+    if "arg_attrs" in main.attributes:
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(list(ir.ArrayAttr(main.attributes["arg_attrs"]))[1:])
+    block.erase_argument(0)
+    _update_type(main)
+
+
+def _drop_results(main: ir.OpView, count: int) -> None:
+    """Return from `main` without its first `count` results: the tokens of ordered effects."""
+    if not count:
+        return
+    end = list(main.regions[0].blocks[0].operations)[-1]
+    results = list(end.operands)[count:]
+    with ir.InsertionPoint(end):
+        func.return_(results)
+    end.operation.erase()
+    if "res_attrs" in main.attributes:
+        main.attributes["res_attrs"] = ir.ArrayAttr.get(list(ir.ArrayAttr(main.attributes["res_attrs"]))[count:])
+    arguments = _type(main).inputs
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, [r.type for r in results]))
+
+
+def _set_argument_shapes(main: ir.OpView, avals: list[Aval]) -> None:
+    """Give each argument of `main` its static shape; inside, convert back to the type that its users expect."""
+    block = main.regions[0].blocks[0]
+    with ir.InsertionPoint.at_block_begin(block):
+        for argument, aval in zip(list(block.arguments), avals, strict=True):
+            dynamic = ir.RankedTensorType(argument.type)
+            static = ir.RankedTensorType.get([int(size) for size in aval.shape], dynamic.element_type, dynamic.encoding)
+            if static == dynamic:
+                continue
+            argument.set_type(static)
+            converted = stablehlo.ConvertOp(dynamic, argument)
+            argument.replace_all_uses_except(converted.result, [converted.operation])
+    _update_type(main)
+
+
+def _update_type(main: ir.OpView) -> None:
+    arguments = [argument.type for argument in main.regions[0].blocks[0].arguments]
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, _type(main).results))
+
+
+def _type(main: ir.OpView) -> ir.FunctionType:
+    return ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+
+
+def _refine(module: ir.Module, fun_name: str) -> ir.Module:
+    try:
+        refined = _jax.mlir.refine_polymorphic_shapes(
+            mlir.to_bytecode(module), enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=True
+        )
+    except Exception as error:  # XLA's status; a shape assertion of the module arrives here too
+        raise CannotLower(f"{fun_name}: {_reason(str(error))}") from error
+    return ir.Module.parse(refined)
+
+
+def _reason(status: str) -> str:
+    """Return what a person needs of XLA's status: of a failed shape assertion, the sentence that jax.export wrote."""
+    assertion = re.search(r"Input shapes do not match .*?(?=\s*Using the following|\s*Obtained dimension|$)", status)
+    if assertion:
+        return assertion.group().rstrip(". ")
+    return status.strip().splitlines()[0] if status.strip() else "shape refinement failed"
+
+
+def _donated(main: ir.OpView) -> list[bool]:
+    """For each argument of `main`, whether it may be overwritten (https://docs.jax.dev/en/latest/buffer_donation.html)."""
+    if "arg_attrs" not in main.attributes:
+        return [False] * len(main.regions[0].blocks[0].arguments)
+    attributes = [ir.DictAttr(a) for a in ir.ArrayAttr(main.attributes["arg_attrs"])]
+    return ["tf.aliasing_output" in a or "jax.buffer_donor" in a for a in attributes]

@@ -1,0 +1,79 @@
+"""MLIR modules with jaxlib's own bindings: the dialects of a JAX module, and its serialized forms."""
+
+from __future__ import annotations
+
+import io
+
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+from stagec.runtime.custom_calls import provider
+
+
+def make_context() -> ir.Context:
+    """Return a new context with every dialect that a module of `jax.export` may use."""
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    sdy.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    stablehlo.register_dialect(context)
+    return context
+
+
+def read_artifact(context: ir.Context, artifact: bytes) -> ir.Module:
+    """Read a VHLO portable artifact (`Exported.mlir_module_serialized`). Raises ValueError when it is not one."""
+    try:
+        return stablehlo.deserialize_portable_artifact(context, artifact)
+    except Exception as error:  # jaxlib raises RuntimeError or MLIRError, by version
+        raise ValueError(f"not a StableHLO portable artifact: {error}") from error
+
+
+def to_bytecode(module: ir.Module) -> bytes:
+    """Return the module in MLIR's bytecode form."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def main_function(module: ir.Module) -> ir.OpView:
+    """Return the module's entry point. Raises ValueError when there is none."""
+    for operation in module.body.operations:
+        if ir.StringAttr(operation.attributes["sym_name"]).value == "main":
+            return operation
+    raise ValueError("the module has no function named main")
+
+
+def mesh(module: ir.Module) -> dict[str, int] | None:
+    """Return name and size of each axis of the first mesh that the module declares; None without one.
+
+    A module with a mesh has Shardy's shardings, one without has those of XLA's older partitioner.
+    """
+    for operation in module.body.operations:
+        if operation.operation.name == "sdy.mesh":
+            axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+            return {axis.name: axis.size for axis in axes}
+    return None
+
+
+def custom_calls(module: ir.Module) -> set[str]:
+    """Return the targets of the custom calls in a module."""
+    found: set[str] = set()
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "stablehlo.custom_call":
+            found.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def inventory(artifact: bytes) -> dict[str, str]:
+    """Return each custom call of a portable artifact with its class (stagec/runtime/custom_calls.py), sorted."""
+    with make_context() as context:
+        return {name: provider(name) for name in sorted(custom_calls(read_artifact(context, artifact)))}
