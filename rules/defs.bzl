@@ -1,0 +1,19 @@
+"""The rules of stagec. Load them from here; `aot_manifest` comes from a manifest's own repository."""
+
+load("//rules:toolchain.bzl", _stagec_toolchain = "stagec_toolchain")
+load("//rules/private:bundle.bzl", _aot_bundle = "aot_bundle")
+load("//rules/private:executable.bzl", _aot_executable = "aot_executable")
+load("//rules/private:export.bzl", _aot_export = "aot_export")
+load("//rules/private:pytest_test.bzl", _pytest_test = "pytest_test")
+load("//rules/private:python_library.bzl", _python_library = "python_library")
+load("//rules/private:python_program.bzl", _python_program = "python_program")
+load("//rules/private:reproducibility_test.bzl", _aot_reproducibility_test = "aot_reproducibility_test")
+
+aot_bundle = _aot_bundle
+aot_executable = _aot_executable
+aot_export = _aot_export
+aot_reproducibility_test = _aot_reproducibility_test
+pytest_test = _pytest_test
+python_library = _python_library
+python_program = _python_program
+stagec_toolchain = _stagec_toolchain

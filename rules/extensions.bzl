@@ -1,0 +1,64 @@
+"""For MODULE.bazel files. (WORKSPACE files use repositories.bzl.)
+
+    stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")
+    stagec.python(lock = "//:requirements.lock")
+    stagec.manifest(name = "digits_manifest", manifest = "//examples/digits:digits.toml")
+    use_repo(stagec, "digits_manifest")
+"""
+
+load("//rules/private:manifest.bzl", "stagec_manifest")
+load("//rules/private:python_environment.bzl", "python_environment")
+
+def _stagec_impl(module_ctx):
+    lock = Label("//compiler:requirements.lock")
+    declared = {}
+    for module in module_ctx.modules:
+        if module.is_root:
+            if len(module.tags.python) > 1:
+                fail("stagec.python is written %d times; the compiler has one environment" % len(module.tags.python))
+            for tag in module.tags.python:
+                lock = tag.lock
+        for tag in module.tags.manifest + module.tags.environment:
+            if tag.name in declared:
+                fail('the modules %s and %s both declare a repository "%s" through stagec; rename one' %
+                     (declared[tag.name], module.name, tag.name))
+            declared[tag.name] = module.name
+        for tag in module.tags.manifest:
+            stagec_manifest(name = tag.name, manifest = tag.manifest)
+        for tag in module.tags.environment:
+            python_environment(name = tag.name, lock = tag.lock)
+    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
+    python_environment(name = "stagec_python", lock = lock)
+
+_environment = tag_class(
+    doc = "A Python environment of your own, as `@<name>//:environment`.",
+    attrs = {
+        "name": attr.string(doc = "Name of the repository.", mandatory = True),
+        "lock": attr.label(doc = "A hash-locked requirements file.", mandatory = True),
+    },
+)
+
+_manifest = tag_class(
+    doc = "A manifest, planned into a repository whose defs.bzl has the macro `aot_manifest`.",
+    attrs = {
+        "name": attr.string(doc = "Name of the repository.", mandatory = True),
+        "manifest": attr.label(doc = "The manifest, a .toml file.", mandatory = True),
+    },
+)
+
+_python = tag_class(
+    doc = "The packages that the compiler and the models import. Only the root module's counts.",
+    attrs = {
+        "lock": attr.label(
+            doc = "A hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the " +
+                  "models import.",
+            mandatory = True,
+        ),
+    },
+)
+
+stagec = module_extension(
+    implementation = _stagec_impl,
+    doc = "Declares Python environments and manifests.",
+    tag_classes = {"environment": _environment, "manifest": _manifest, "python": _python},
+)

@@ -1,0 +1,57 @@
+"""All artifacts of a manifest, in one file."""
+
+load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+
+def _aot_bundle_impl(ctx):
+    name = ctx.label.name
+    exports = [target[AotExportInfo] for target in ctx.attr.exports]
+    executables = [target[AotExecutableInfo] for target in ctx.attr.executables]
+    bundle = ctx.actions.declare_file(name + ".aot")
+
+    # Large manifests have more artifacts than a command line has room for.
+    arguments = ctx.actions.args()
+    arguments.use_param_file("@%s", use_always = True)
+    arguments.set_param_file_format("multiline")
+    arguments.add("--name", name)
+    arguments.add("--version", ctx.attr.version)
+    arguments.add("--output", bundle)
+    for export in exports:
+        arguments.add("--export", "%s=%s=%s" % (export.name, export.exported.path, export.spec.path))
+    for executable in executables:
+        paths = (executable.name, executable.executable.path, executable.description.path)
+        arguments.add("--executable", "%s=%s=%s" % paths)
+
+    inputs = [export.exported for export in exports] + [export.spec for export in exports]
+    for executable in executables:
+        inputs += [executable.executable, executable.description]
+    compiler_action(
+        ctx,
+        mnemonic = "StagecBundle",
+        progress_message = "Bundling %s" % name,
+        command = "bundle",
+        arguments = arguments,
+        inputs = depset(inputs),
+        outputs = [bundle],
+    )
+    return [
+        DefaultInfo(files = depset([bundle]), runfiles = ctx.runfiles([bundle])),
+        AotBundleInfo(
+            name = name,
+            version = ctx.attr.version,
+            bundle = bundle,
+            exports = depset(exports),
+            executables = depset(executables),
+        ),
+    ]
+
+aot_bundle = rule(
+    implementation = _aot_bundle_impl,
+    doc = "Packs exported functions and executables into `<name>.aot`. The macro of a manifest declares it.",
+    attrs = {
+        "version": attr.string(doc = "The manifest's version.", mandatory = True),
+        "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),
+        "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

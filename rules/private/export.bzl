@@ -1,0 +1,94 @@
+"""One function, traced and exported."""
+
+load("//rules:providers.bzl", "AotExportInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
+
+def _execution_root_folders(roots, main_repository, bin_dir):
+    """Where import roots lie for an action: in the source tree, and in the output tree for generated sources."""
+    folders = []
+    for root in roots:
+        repository, _, folder = root.partition("/")
+        parts = ([] if repository == main_repository else ["external", repository]) + ([folder] if folder else [])
+        path = "/".join(parts)
+        folders += [path or ".", bin_dir + "/" + path if path else bin_dir]
+    return folders
+
+def _aot_export_impl(ctx):
+    name = ctx.label.name
+    spec = ctx.actions.declare_file(name + ".spec.json")
+    exported = ctx.actions.declare_file(name + ".exported")
+    description = ctx.actions.declare_file(name + ".exported.json")
+    debug = ctx.actions.declare_file(name + ".debug.mlir")
+    ctx.actions.write(spec, ctx.attr.spec)
+
+    sources = depset(transitive = [sources_of(ctx.attr.deps), sources_of(ctx.attr.data)])
+
+    # The main repository and the function's own come first, then what the dependencies bring.
+    roots = {ctx.workspace_name: None}
+    roots.update({root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)})
+    roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
+    for dep in ctx.attr.deps:
+        roots.update({root: None for root in import_roots(dep.label, ctx.workspace_name, [])})
+
+    arguments = ctx.actions.args()
+    arguments.add("--output", exported)
+    arguments.add("--description", description)
+    arguments.add("--spec", spec)
+    folders = _execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
+    arguments.add_all(folders, before_each = "--import-root")
+    compiler_action(
+        ctx,
+        mnemonic = "StagecExport",
+        progress_message = "Exporting %s" % name,
+        command = "export",
+        arguments = arguments,
+        inputs = depset([spec], transitive = [sources]),
+        outputs = [exported, description],
+    )
+
+    # Runs only when the output group is asked for. Nothing has its output as an input.
+    debug_arguments = ctx.actions.args()
+    debug_arguments.add("--debug-output", debug)
+    debug_arguments.add("--spec", spec)
+    debug_arguments.add_all(folders, before_each = "--import-root")
+    compiler_action(
+        ctx,
+        mnemonic = "StagecDebug",
+        progress_message = "Locating %s" % name,
+        command = "export",
+        arguments = debug_arguments,
+        inputs = depset([spec], transitive = [sources]),
+        outputs = [debug],
+    )
+    return [
+        DefaultInfo(files = depset([exported])),
+        OutputGroupInfo(debug = depset([debug]), description = depset([description])),
+        AotExportInfo(
+            name = name,
+            exported = exported,
+            description = description,
+            spec = spec,
+            sources = sources,
+            import_roots = roots.keys(),
+        ),
+    ]
+
+aot_export = rule(
+    implementation = _aot_export_impl,
+    doc = "Traces one function and writes it as `<name>.exported`. The macro of a manifest declares these. The output " +
+          "group `description` is `<name>.exported.json`, what it was made from; `debug` is `<name>.debug.mlir`, its " +
+          "StableHLO with the place in the sources of every operation.",
+    attrs = {
+        "spec": attr.string(doc = "The function's slice of the plan, as canonical JSON.", mandatory = True),
+        "deps": attr.label_list(
+            doc = "What the function's module imports: anything that has files (filegroup, python_library, " +
+                  "py_library, .py files). The import roots are the repositories' own folders, and those that a " +
+                  "python_library adds.",
+            allow_files = True,
+        ),
+        "data": attr.label_list(doc = "Files that tracing reads, such as safetensors headers.", allow_files = True),
+        "imports": attr.string_list(doc = "Import roots besides these, relative to the package."),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

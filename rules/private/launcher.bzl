@@ -1,0 +1,119 @@
+"""The bash script that starts a Python process from its runfiles."""
+
+load("//rules:providers.bzl", "PythonEnvironmentInfo")
+load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
+
+# Runfiles lie beside the program, or the program lies in another's, or RUNFILES_DIR says where they are.
+_SCRIPT = """#!/usr/bin/env bash
+set -euo pipefail
+
+program="${{BASH_SOURCE[0]}}"
+while :; do
+  if [[ -d "$program.runfiles" ]]; then
+    runfiles="$program.runfiles"
+    break
+  elif [[ "$program" == *.runfiles/* ]]; then
+    runfiles="${{program%%.runfiles/*}}.runfiles"
+    break
+  elif [[ -L "$program" ]]; then
+    target="$(readlink "$program")"
+    [[ "$target" == /* ]] || target="$(dirname "$program")/$target"
+    program="$target"
+  elif [[ -d "${{RUNFILES_DIR:-}}" ]]; then
+    runfiles="$RUNFILES_DIR"
+    break
+  else
+    echo >&2 "$0: its runfiles are missing; build it with Bazel: bazel build "{label}
+    exit 1
+  fi
+done
+runfiles="$(cd "$runfiles" && pwd)"
+workspace="$runfiles/"{workspace}
+
+unset PYTHONHOME PYTHONSTARTUP
+export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PYTHONPATH={python_path}
+{environment}{body}"""
+
+def shell_quote(text):
+    """One word of bash.
+
+    Args:
+      text: string.
+
+    Returns:
+      string.
+    """
+    return "'" + text.replace("'", "'\\''") + "'"
+
+def expand_locations(ctx, text, targets):
+    """A word of bash with `$(location LABEL)` as the file's absolute path in runfiles.
+
+    Args:
+      ctx: the rule's context.
+      text: string.
+      targets: list of Target that the labels may name.
+
+    Returns:
+      string.
+    """
+    parts = text.split("$(location ")
+    word = shell_quote(parts[0])
+    for part in parts[1:]:
+        word += "\"$workspace\"/" + shell_quote(ctx.expand_location("$(rootpath " + part, targets = targets))
+    return word
+
+def python_command(environment):
+    """The words of bash that start the interpreter of an environment.
+
+    Args:
+      environment: PythonEnvironmentInfo.
+
+    Returns:
+      string.
+    """
+    return " ".join([shell_quote(word) for word in [environment.interpreter] + INTERPRETER_FLAGS])
+
+def write_launcher(ctx, import_roots, env, body, environment = None):
+    """Writes the script as the rule's executable.
+
+    Args:
+      ctx: the rule's context.
+      import_roots: list of string, relative to the runfiles.
+      env: dict of variables; `$(location LABEL)` in a value names a file of the attribute `data`.
+      body: bash that runs when `$runfiles`, `$workspace` and PYTHONPATH are set.
+      environment: PythonEnvironmentInfo; None for that of the rule's attribute `environment`.
+
+    Returns:
+      File.
+    """
+    environment = environment or ctx.attr.environment[PythonEnvironmentInfo]
+    site_packages = environment.site_packages.short_path
+    folders = [site_packages[len("../"):] if site_packages.startswith("../") else ctx.workspace_name + "/" + site_packages]
+    python_path = ":".join(["\"$runfiles\"/" + shell_quote(folder) for folder in folders + import_roots])
+    script = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.write(
+        script,
+        _SCRIPT.format(
+            label = shell_quote(str(ctx.label)),
+            workspace = shell_quote(ctx.workspace_name),
+            python_path = python_path,
+            environment = "".join([
+                "export %s=%s\n" % (name, expand_locations(ctx, value, ctx.attr.data))
+                for name, value in env.items()
+            ]),
+            body = body,
+        ),
+        is_executable = True,
+    )
+    return script
+
+ENVIRONMENT_ATTRS = {
+    "environment": attr.label(
+        doc = "The Python environment that it runs in: `@<name>//:environment` of a python_environment.",
+        mandatory = True,
+        providers = [PythonEnvironmentInfo],
+    ),
+    "env": attr.string_dict(
+        doc = "Variables to set. `$(location LABEL)` is the absolute path of a file of `data`.",
+    ),
+}

@@ -1,0 +1,152 @@
+"""A manifest's plan as a repository, and the macro that declares the planned targets."""
+
+load("//rules/private:bundle.bzl", "aot_bundle")
+load("//rules/private:executable.bzl", "aot_executable")
+load("//rules/private:export.bzl", "aot_export")
+load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
+load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
+
+# What planning imports. A change in one of these files plans every manifest anew; a change in any other file of the
+# compiler does not. tests/test_planner_sources.py holds this list against the imports.
+PLANNER_SOURCES = [
+    "stagec/__init__.py",
+    "stagec/__main__.py",
+    "stagec/avals.py",
+    "stagec/cli.py",
+    "stagec/dimensions.py",
+    "stagec/errors.py",
+    "stagec/manifest/__init__.py",
+    "stagec/manifest/load.py",
+    "stagec/manifest/models.py",
+    "stagec/manifest/planning.py",
+    "stagec/manifest/schema.py",
+    "stagec/manifest/values.py",
+    "stagec/partitions.py",
+    "stagec/specs.py",
+    "stagec/version.py",
+]
+
+_DEFS = """\"\"\"The targets of {path}, as planned.\"\"\"
+
+load("@stagec//rules/private:manifest.bzl", "declare_manifest")
+
+_PLAN = {plan}
+
+def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [], **common):
+    \"\"\"Declares every artifact of {path}.
+
+    Args:
+      name: the manifest's name, {name}. It is the bundle's name too.
+      deps: what the functions' modules import: python_library, filegroup, py_library or .py files.
+      data: files that tracing reads.
+      function_deps: what only some functions import: {{"<function>": [labels]}}.
+      imports: import roots besides the repositories' folders, relative to the package.
+      **common: attributes of every target, such as visibility and tags.
+    \"\"\"
+    declare_manifest(_PLAN, name, deps, data, function_deps, imports, common)
+"""
+
+def _stagec_manifest_impl(repository_ctx):
+    for label in repository_ctx.attr._planner:
+        watched_path(repository_ctx, label)
+    entry = watched_path(repository_ctx, repository_ctx.attr._entry)
+    compiler = entry.dirname.dirname
+    interpreter = repository_ctx.read(repository_ctx.attr._interpreter).strip()
+    packages = repository_ctx.path(repository_ctx.attr._interpreter).dirname.get_child("site-packages")
+    manifest = repository_ctx.attr.manifest
+    path = workspace_path(manifest)
+    result = repository_ctx.execute(
+        [interpreter] + INTERPRETER_FLAGS +
+        [entry, "plan", watched_path(repository_ctx, manifest)] +
+        ["--display-path", path, "--output", "plan.json"],
+        environment = {
+            "LC_ALL": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "PYTHONHOME": "",
+            "PYTHONPATH": "%s:%s" % (packages, compiler),
+            "PYTHONSAFEPATH": "1",
+        },
+    )
+    if result.return_code != 0:
+        fail(result.stderr.strip())
+    plan = json.decode(repository_ctx.read("plan.json"))
+    data = {
+        "path": path,
+        "bundle": (plan["bundle"]["name"], plan["bundle"]["version"]),
+        "reproducible": plan["manifest"]["reproducible"],
+        "exports": [
+            (export["name"], export["spec"]["name"], json.encode(export["spec"]))
+            for export in plan["exports"]
+        ],
+        "executables": [
+            (executable["name"], executable["export"], json.encode(executable["spec"]))
+            for executable in plan["executables"]
+        ],
+    }
+    repository_ctx.file(
+        "defs.bzl",
+        _DEFS.format(path = path, name = repr(plan["bundle"]["name"]), plan = repr(data)),
+        executable = False,
+    )
+    repository_ctx.file("BUILD", 'exports_files(["defs.bzl", "plan.json"])\n', executable = False)
+
+stagec_manifest = repository_rule(
+    implementation = _stagec_manifest_impl,
+    doc = "Plans a manifest. `@<name>//:defs.bzl` then has the macro `aot_manifest`, which declares its targets.",
+    attrs = {
+        "manifest": attr.label(doc = "The manifest, a .toml file.", mandatory = True, allow_single_file = [".toml"]),
+        "_entry": attr.label(default = Label("//compiler:stagec/__main__.py")),
+        "_interpreter": attr.label(default = Label("@stagec_planning//:interpreter.txt")),
+        "_planner": attr.label_list(default = [Label("//compiler:" + source) for source in PLANNER_SOURCES]),
+    },
+)
+
+def declare_manifest(plan, name, deps, data, function_deps, imports, common):
+    """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
+
+    Args:
+      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), exports
+        [(name, function, spec)] and executables [(name, name of the export, spec)].
+      name: as for aot_manifest, as are the others.
+      deps: what all functions import.
+      data: what all functions read.
+      function_deps: what some functions import.
+      imports: import roots.
+      common: attributes of all targets.
+    """
+    bundle, version = plan["bundle"]
+    if name != bundle:
+        fail('aot_manifest(name = "%s"): %s names its manifest "%s"; write aot_manifest(name = "%s", ...)' %
+             (name, plan["path"], bundle, bundle))
+    functions = [function for _, function, _ in plan["exports"]]
+    for function in function_deps:
+        if function not in functions:
+            fail('aot_manifest(name = "%s"): function_deps: %s has no function "%s", only %s' %
+                 (name, plan["path"], function, ", ".join(functions)))
+    for export, function, spec in plan["exports"]:
+        aot_export(
+            name = export,
+            spec = spec,
+            deps = deps + function_deps.get(function, []),
+            data = data,
+            imports = imports,
+            **common
+        )
+    for executable, export, spec in plan["executables"]:
+        aot_executable(name = executable, spec = spec, export = ":" + export, **common)
+    aot_bundle(
+        name = name,
+        version = version,
+        exports = [":" + export for export, _, _ in plan["exports"]],
+        executables = [":" + executable for executable, _, _ in plan["executables"]],
+        **common
+    )
+    if plan["reproducible"]:
+        attributes = dict(common)
+        attributes["tags"] = attributes.get("tags", []) + ["reproducibility"]
+        aot_reproducibility_test(
+            name = name + ".reproducibility_test",
+            exports = [":" + export for export, _, _ in plan["exports"]],
+            executables = [":" + executable for executable, _, _ in plan["executables"]],
+            **attributes
+        )

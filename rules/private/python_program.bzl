@@ -1,0 +1,58 @@
+"""A Python program in a locked environment."""
+
+load("//rules:providers.bzl", "PythonEnvironmentInfo")
+load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "expand_locations", "python_command", "write_launcher")
+load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
+
+# The sources lie in a folder of their own in the runfiles: a program may be called as the package is that it runs.
+_SOURCES = "_python/"
+
+def _source_path(file, workspace_name):
+    path = file.short_path
+    return _SOURCES + (path[len("../"):] if path.startswith("../") else workspace_name + "/" + path)
+
+def _python_program_impl(ctx):
+    sources = depset([ctx.file.main] + ctx.files.srcs, transitive = [sources_of(ctx.attr.deps)])
+    roots = {root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)}
+    roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
+
+    change_folder = ""
+    if ctx.attr.run_in_working_directory:
+        change_folder = "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\n"
+    command = "exec %s \"$runfiles\"/'%s'" % (
+        python_command(ctx.attr.environment[PythonEnvironmentInfo]),
+        _source_path(ctx.file.main, ctx.workspace_name),
+    )
+    words = [command] + [expand_locations(ctx, word, ctx.attr.data) for word in ctx.attr.arguments] + ["\"$@\"\n"]
+    script = write_launcher(ctx, [_SOURCES + root for root in roots], ctx.attr.env, change_folder + " ".join(words))
+
+    runfiles = ctx.runfiles(
+        files = ctx.files.data,
+        transitive_files = ctx.attr.environment[DefaultInfo].files,
+        root_symlinks = {_source_path(file, ctx.workspace_name): file for file in sources.to_list()},
+    )
+    for target in ctx.attr.data:
+        runfiles = runfiles.merge(target[DefaultInfo].default_runfiles)
+    return [DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles)]
+
+python_program = rule(
+    implementation = _python_program_impl,
+    doc = "A program for `bazel run`; what is built starts without Bazel too.",
+    executable = True,
+    attrs = dict(
+        ENVIRONMENT_ATTRS,
+        main = attr.label(doc = "The file to run.", mandatory = True, allow_single_file = [".py"]),
+        srcs = attr.label_list(doc = "More modules of the program.", allow_files = True),
+        deps = attr.label_list(doc = "What it imports: python_library, filegroup or files.", allow_files = True),
+        data = attr.label_list(doc = "Files that it reads.", allow_files = True),
+        imports = attr.string_list(doc = "Import roots besides the repository's folder, relative to the package."),
+        arguments = attr.string_list(
+            doc = "Arguments before those of the command line. `$(location LABEL)` is the absolute path of a file " +
+                  "of `data`.",
+        ),
+        run_in_working_directory = attr.bool(
+            doc = "Whether `bazel run` starts it in the folder that the user is in, so that relative paths on the " +
+                  "command line mean what they say.",
+        ),
+    ),
+)

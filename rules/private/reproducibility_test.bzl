@@ -1,0 +1,66 @@
+"""A test that artifacts have the same bytes wherever and whenever they are built."""
+
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
+load("//rules/private:launcher.bzl", "python_command", "shell_quote", "write_launcher")
+
+_BODY = """cd "$workspace"
+exec {python} "$runfiles"/{entry} reproduce @{arguments} "$@"
+"""
+
+def _runfiles_path(file, workspace_name):
+    path = file.short_path
+    return path[len("../"):] if path.startswith("../") else workspace_name + "/" + path
+
+def _aot_reproducibility_test_impl(ctx):
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    exports = [target[AotExportInfo] for target in ctx.attr.exports]
+    executables = [target[AotExecutableInfo] for target in ctx.attr.executables]
+    entry = _runfiles_path(stagec.entry, ctx.workspace_name)
+
+    # An executable is built again from its export, which need not be tested itself.
+    roots = {root: None for export in exports for root in export.import_roots}
+    lines = []
+    for root in roots:
+        lines += ["--import-root", "../" + root]
+    files = []
+    for export in exports:
+        lines += ["--export", "=".join([export.name, export.spec.short_path, export.exported.short_path])]
+        files += [export.spec, export.exported]
+    for one in executables:
+        words = [one.name, one.export, one.spec, one.executable, one.description]
+        lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
+        files += [one.spec, one.executable, one.description]
+    arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
+    ctx.actions.write(arguments, "\n".join(lines) + "\n")
+
+    body = _BODY.format(
+        python = python_command(stagec.environment),
+        entry = shell_quote(entry),
+        arguments = shell_quote(arguments.short_path),
+    )
+    import_root = entry.rpartition("/")[0].rpartition("/")[0]
+    script = write_launcher(ctx, [import_root], {}, body, stagec.environment)
+    runfiles = ctx.runfiles(
+        files = files + [arguments],
+        transitive_files = depset(transitive = [stagec.inputs] + [export.sources for export in exports]),
+    )
+    return [DefaultInfo(executable = script, runfiles = runfiles)]
+
+aot_reproducibility_test = rule(
+    implementation = _aot_reproducibility_test_impl,
+    doc = "Builds artifacts twice again, in fresh processes that differ in folder, HOME, time zone, locale, hash seed, " +
+          "cores, umask, user and (with libfaketime) clock, and compares the bytes with those that Bazel built. Of a " +
+          "difference it names the first layer, and shows it. The macro of a manifest declares one, unless the " +
+          "manifest says `reproducible = false`.",
+    test = True,
+    attrs = {
+        "exports": attr.label_list(
+            doc = "The exported functions, those of the executables among them.",
+            mandatory = True,
+            providers = [AotExportInfo],
+        ),
+        "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

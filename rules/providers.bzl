@@ -1,0 +1,65 @@
+"""The providers that stagec's rules pass to each other and to yours."""
+
+PythonEnvironmentInfo = provider(
+    doc = "An installed, locked set of Python packages and the interpreter that runs them.",
+    fields = {
+        "interpreter": "string: absolute path of the interpreter.",
+        "version": "string: its full version, such as 3.11.2.",
+        "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
+        "fingerprint": "File: a digest of the packages and the interpreter. It is an input of every action that uses " +
+                       "them, so that the action runs again when they change.",
+    },
+)
+
+PythonSourcesInfo = provider(
+    doc = "Python sources and the folders that they are imported from.",
+    fields = {
+        "sources": "depset of File: the modules, and files that they read.",
+        "imports": "depset of string: import roots, relative to the folder that holds all repositories: " +
+                   "\"stagec/compiler\".",
+    },
+)
+
+StagecToolchainInfo = provider(
+    doc = "What export, compile and bundle actions run.",
+    fields = {
+        "environment": "PythonEnvironmentInfo: the interpreter and the compiler's third-party packages.",
+        "entry": "File: the compiler's __main__.py.",
+        "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
+        "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
+    },
+)
+
+AotExportInfo = provider(
+    doc = "One exported function.",
+    fields = {
+        "name": "string: <manifest>.<function>.",
+        "exported": "File: the portable artifact, in JAX's own serialization format.",
+        "description": "File: what it was made from, as JSON.",
+        "spec": "File: the function's slice of the manifest, as JSON.",
+        "sources": "depset of File: what tracing imports and reads.",
+        "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",
+    },
+)
+
+AotExecutableInfo = provider(
+    doc = "One function compiled for one target, and for one bucket of its symbolic dimensions if it has any.",
+    fields = {
+        "name": "string: <manifest>.<function>.<target>[.<bucket>].",
+        "export": "string: the name of its AotExportInfo.",
+        "executable": "File: the XLA executable.",
+        "description": "File: what it takes, returns and costs, as JSON.",
+        "spec": "File: the slice of the manifest that it was compiled by, as JSON.",
+    },
+)
+
+AotBundleInfo = provider(
+    doc = "The artifacts of one manifest in one file.",
+    fields = {
+        "name": "string: the manifest's name.",
+        "version": "string: the manifest's version.",
+        "bundle": "File: the .aot file.",
+        "exports": "depset of AotExportInfo: the portable artifacts in it.",
+        "executables": "depset of AotExecutableInfo: the executables in it.",
+    },
+)

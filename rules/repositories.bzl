@@ -1,0 +1,20 @@
+"""For WORKSPACE files. (MODULE.bazel files use extensions.bzl.)"""
+
+load("//rules/private:manifest.bzl", _stagec_manifest = "stagec_manifest")
+load("//rules/private:offline.bzl", _stagec_offline_repositories = "stagec_offline_repositories")
+load("//rules/private:python_environment.bzl", _python_environment = "python_environment")
+
+python_environment = _python_environment
+stagec_manifest = _stagec_manifest
+stagec_offline_repositories = _stagec_offline_repositories
+
+def stagec_repositories(lock = None):
+    """Declares the Python environments that planning and staging run in, and registers the toolchain.
+
+    Args:
+      lock: label of a hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the models
+        import. Without it the models can import JAX and NumPy alone.
+    """
+    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
+    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"))
+    native.register_toolchains("@stagec//compiler:toolchain")

@@ -1,0 +1,81 @@
+"""The staging toolchain: the interpreter, its packages and the compiler that the actions run."""
+
+load("//rules:providers.bzl", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
+load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
+
+TOOLCHAIN_TYPE = Label("//rules:toolchain_type")
+
+def _stagec_toolchain_impl(ctx):
+    environment = ctx.attr.environment[PythonEnvironmentInfo]
+    entry = ctx.file.entry
+    package_folder = entry.dirname
+    return [platform_common.ToolchainInfo(
+        stagec = StagecToolchainInfo(
+            environment = environment,
+            entry = entry,
+            import_root = package_folder.rpartition("/")[0] or ".",
+            inputs = depset(
+                [entry, environment.site_packages, environment.fingerprint],
+                transitive = [ctx.attr.compiler[PythonSourcesInfo].sources],
+            ),
+        ),
+    )]
+
+stagec_toolchain = rule(
+    implementation = _stagec_toolchain_impl,
+    doc = "Declares what stages functions. Register it with a `toolchain` of type `//rules:toolchain_type`.",
+    attrs = {
+        "environment": attr.label(
+            doc = "The Python environment with jax, jaxlib and what else the compiler and the models import.",
+            mandatory = True,
+            providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
+        "compiler": attr.label(
+            doc = "The compiler's sources.",
+            mandatory = True,
+            providers = [PythonSourcesInfo],
+            cfg = "exec",
+        ),
+        "entry": attr.label(
+            doc = "The compiler's __main__.py, in the folder of its package.",
+            mandatory = True,
+            allow_single_file = [".py"],
+            cfg = "exec",
+        ),
+    },
+)
+
+def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs):
+    """Runs one command of the compiler.
+
+    Args:
+      ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
+      mnemonic: the action's mnemonic.
+      progress_message: what Bazel shows while it runs.
+      command: name of the compiler's command.
+      arguments: Args that follow it.
+      inputs: depset of File that the command reads.
+      outputs: list of File that it writes.
+    """
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    start = ctx.actions.args()
+    start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    ctx.actions.run(
+        mnemonic = mnemonic,
+        progress_message = progress_message,
+        executable = stagec.environment.interpreter,
+        arguments = [start, arguments],
+        inputs = depset(transitive = [inputs, stagec.inputs]),
+        outputs = outputs,
+        env = {
+            "JAX_PLATFORMS": "cpu",
+            "LC_ALL": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONPATH": "%s:%s" % (stagec.environment.site_packages.path, stagec.import_root),
+            "PYTHONSAFEPATH": "1",
+            "TZ": "UTC",
+        },
+        execution_requirements = {"block-network": "1"},
+    )
