@@ -1,0 +1,109 @@
+"""Compiling for named CPUs: the same bytes every time, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from stagec.backends import cpu
+from stagec.manifest.models import Isa
+from tests.building import stagec
+
+FUNCTIONS = ("loop", "factorize", "draw", "mlp")
+
+
+def compile_again(zoo: Path, out: Path, name: str, **changes: Any) -> tuple[int, str, Path, Path]:
+    """Compile an executable of the zoo into `out`, its target changed; return status, stderr and both outputs."""
+    spec = json.loads((zoo.parent / f"{name}.spec").read_text())
+    spec["target"] |= changes
+    (out / "spec").write_text(json.dumps(spec))
+    function = spec["function"]
+    xla, description = out / "x.xla", out / "x.json"
+    done = stagec(
+        *("compile", "--spec", out / "spec", "--exported", zoo.parent / f"zoo.{function}.exported"),
+        *("--output", xla, "--description", description),
+        env={"TZ": "Asia/Tokyo", "HOME": str(out), "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"},
+    )
+    return done.returncode, done.stderr, xla, description
+
+
+@pytest.mark.parametrize("name", ["zoo.loop.cpu", "zoo.factorize.cpu", "zoo.draw.cpu", "zoo.mlp.cpu.batch4"])
+def test_a_second_build_gives_the_same_bytes(zoo: Path, tmp_path: Path, name: str) -> None:
+    status, stderr, xla, description = compile_again(zoo, tmp_path, name)
+    assert (status, stderr) == (0, "")
+    assert xla.read_bytes() == (zoo.parent / f"{name}.xla").read_bytes()
+    assert description.read_bytes() == (zoo.parent / f"{name}.json").read_bytes()
+
+
+def test_the_isa_decides_the_code(zoo: Path, tmp_path: Path) -> None:
+    _, _, xla, description = compile_again(zoo, tmp_path, "zoo.loop.cpu", isa="SSE4_2")
+    target = json.loads(description.read_text())["target"]
+    assert (target["isa"], target["cpu_name"]) == ("SSE4_2", "nehalem")
+    assert cpu.stored_cpu_name(xla.read_bytes()) == "nehalem"
+    assert cpu.stored_cpu_name((zoo.parent / "zoo.loop.cpu.xla").read_bytes()) == "haswell"
+
+
+def test_what_the_build_machine_has_besides_is_not_stored(zoo: Path) -> None:
+    stored = cpu.stored_features((zoo.parent / "zoo.loop.cpu.xla").read_bytes())
+    assert stored == cpu.ISA["AVX2"].features
+
+
+def test_an_executable_for_avx512_loads_without_a_word(zoo: Path, tmp_path: Path) -> None:
+    status, stderr, xla, _ = compile_again(zoo, tmp_path, "zoo.loop.cpu", isa="AVX512")
+    if status:
+        pytest.skip(stderr)
+    load = (
+        "import sys; from jaxlib import _jax, xla_client; client = xla_client.make_cpu_client(num_devices=1); "
+        "devices = _jax.DeviceList((client.local_devices()[0],)); "
+        "client.deserialize_executable(open(sys.argv[1], 'rb').read(), devices)"
+    )
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", load, str(xla)], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_description_says_what_it_costs(zoo: Path) -> None:
+    description = json.loads((zoo.parent / "zoo.mlp.cpu.batch4.json").read_text())
+    assert description["cost_analysis"]["flops"] > 2 * 4 * 16 * 4
+    assert description["memory_analysis"]["argument_size_in_bytes"] >= 4 * (16 * 4 + 4 + 4 * 16)
+    assert sorted(json.loads((zoo.parent / "zoo.factorize.cpu.json").read_text())["custom_calls"]) == [
+        "lapack_sgesdd_ffi",
+        "lapack_sgetrf_ffi",
+        "lapack_spotrf_ffi",
+        "lapack_ssyevd_ffi",
+        "lapack_strsm_ffi",
+    ]
+
+
+def test_an_option_that_xla_does_not_know(zoo: Path, tmp_path: Path) -> None:
+    status, stderr, xla, _ = compile_again(zoo, tmp_path, "zoo.loop.cpu", compiler_options={"xla_cpu_no_such": True})
+    assert status == 2
+    assert stderr.startswith("tests/zoo/zoo.toml: targets.cpu.compiler_options.xla_cpu_no_such: ")
+    assert not xla.exists()
+
+
+def test_an_option_that_xla_knows(zoo: Path, tmp_path: Path) -> None:
+    options = {"xla_cpu_enable_fast_math": True}
+    status, stderr, xla, _ = compile_again(zoo, tmp_path, "zoo.mlp.cpu.batch4", compiler_options=options)
+    assert (status, stderr) == (0, "")
+    assert xla.read_bytes() != (zoo.parent / "zoo.mlp.cpu.batch4.xla").read_bytes()
+
+
+def test_a_machine_that_cannot_build_for_the_target(zoo: Path, tmp_path: Path) -> None:
+    if "amx_fp16" in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this machine can build for every instruction set")
+    status, stderr, xla, _ = compile_again(zoo, tmp_path, "zoo.loop.cpu", isa="AMX_FP16")
+    assert status == 2
+    assert stderr.startswith(
+        "tests/zoo/zoo.toml: targets.cpu.isa: this machine cannot build for AMX_FP16: XLA compiled for "
+    )
+    assert stderr.endswith("build on an x86-64 machine whose instruction set goes beyond AMX_FP16\n")
+    assert not xla.exists()
+
+
+def test_the_manifest_knows_the_same_instruction_sets() -> None:
+    assert get_args(Isa) == tuple(cpu.ISA)

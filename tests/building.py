@@ -1,0 +1,74 @@
+"""Build manifests with the command line in fresh processes, as Bazel does, without Bazel."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).absolute().parent.parent
+COMPILER = ROOT / "compiler"
+
+
+def stagec(
+    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of stagec in a process of its own, with the environment that the rules give it."""
+    site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    environment = {
+        "PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER)]),
+        "PYTHONHASHSEED": "0",
+        "PYTHONSAFEPATH": "1",
+        "JAX_PLATFORMS": "cpu",
+        **(env or {}),
+    }
+    command = [sys.executable, "-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def checked(*arguments: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command that must succeed; return its stdout."""
+    done = stagec(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write_specs(manifest: str, root: Path, out: Path) -> dict[str, Any]:
+    """Plan `manifest` (relative to `root`) and write every slice to `out`/NAME.spec; return the plan."""
+    plan: dict[str, Any] = json.loads(checked("plan", manifest, "--json", cwd=root))
+    for artifact in [*plan["exports"], *plan["executables"]]:
+        (out / f"{artifact['name']}.spec").write_text(json.dumps(artifact["spec"]))
+    return plan
+
+
+def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Path] = ()) -> Path:
+    """Build the bundle of `manifest` into `out`; return its path."""
+    plan = write_specs(manifest, root, out)
+    arguments: list[str | Path] = []
+    for export in plan["exports"]:
+        name = export["name"]
+        roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]
+        checked("export", "--spec", out / f"{name}.spec", "--output", out / f"{name}.exported", *roots, cwd=root)
+        arguments += ["--export", f"{name}={out / name}.exported={out / name}.spec"]
+    for executable in plan["executables"]:
+        stem = out / executable["name"]
+        checked(
+            *("compile", "--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"),
+            *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
+            cwd=root,
+        )
+        arguments += ["--executable", f"{executable['name']}={stem}.xla={stem}.json"]
+    bundle = out / f"{plan['bundle']['name']}.aot"
+    checked(
+        "bundle",
+        "--name",
+        plan["bundle"]["name"],
+        "--version",
+        plan["bundle"]["version"],
+        "--output",
+        bundle,
+        *arguments,
+    )
+    return bundle

@@ -1,0 +1,20 @@
+"""Artifacts that several test modules use, built once a session."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.building import ROOT, build
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of tests/zoo/zoo.toml; its other artifacts lie beside it."""
+    root, out = tmp_path_factory.mktemp("zoo_source"), tmp_path_factory.mktemp("zoo")
+    shutil.copytree(ROOT / "tests" / "zoo", root / "tests" / "zoo")
+    weights = {"dense.kernel": np.zeros((3, 2), np.float32), "dense.bias": np.zeros(3, np.float32)}
+    save_file(weights, root / "tests" / "zoo" / "weights.safetensors")
+    return build("tests/zoo/zoo.toml", out, root)

@@ -1,0 +1,307 @@
+"""Exporting user code: what goes wrong there, and what the user is told. Each case runs the command, as Bazel does."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import pytest
+
+from stagec.specs import FunctionSpec, to_json
+from stagec.stages.exported import Exported
+from tests.building import stagec
+
+MODEL = '''\
+"""A model."""
+import collections
+
+import jax
+import jax.numpy as jnp
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def double(x):
+    return 2 * x
+
+
+def raises(x):
+    return helper(x)
+
+
+def helper(x):
+    raise RuntimeError("the model is broken")
+
+
+def mismatch(x, y):
+    return x @ y
+
+
+def data_dependent(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def reshaped(x):
+    return x if x.shape[0] > 4 else -x
+
+
+def exits(x):
+    raise SystemExit(3)
+
+
+def returns_point(x):
+    return Point(x, x)
+
+
+def scaled(x, *, by, steps):
+    for _ in range(steps):
+        x = x * by
+    return x
+
+
+def not_avals():
+    return ["f32[2]"]
+
+
+def bad_leaves():
+    return ({"w": "f32[2]", "b": jax.ShapeDtypeStruct((2,), jnp.float32)},)
+
+
+def raising_avals():
+    raise ValueError("no configuration")
+
+
+def kwarg_avals():
+    return {"x": jnp.zeros((2, 3))}
+
+
+already = jax.jit(double)
+constant = 3
+'''
+
+
+def spec(**changes: Any) -> FunctionSpec:
+    values: dict[str, Any] = {
+        "name": "f",
+        "manifest": "pkg/m.toml",
+        "entry": "pkg.model:double",
+        "args": ["f32[2,3]"],
+        "kwargs": {},
+        "avals": None,
+        "platforms": ["cpu"],
+        "constraints": [],
+        "static": {},
+        "donate_argnums": [],
+        "donate_argnames": [],
+        "keep_unused": False,
+        "inline": False,
+        "enable_x64": False,
+        "vjp_order": 0,
+    }
+    return FunctionSpec(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("workspace")
+    (root / "pkg").mkdir()
+    (root / "pkg" / "model.py").write_text(MODEL)
+    (root / "pkg" / "broken.py").write_text("import no_such_package\n")
+    (root / "pkg" / "syntax.py").write_text("def f(:\n")
+    (root / "pkg" / "short.safetensors").write_bytes(b"\x05\0")
+    return root
+
+
+def export(workspace: Path, function: FunctionSpec) -> tuple[int, str, Path]:
+    """Return exit status, stderr and the output's path."""
+    output = workspace / "out" / "f.exported"
+    output.unlink(missing_ok=True)
+    (workspace / "f.spec").write_text(to_json(function))
+    done = stagec("export", "--spec", "f.spec", "--output", output, "--import-root", ".", cwd=workspace)
+    return done.returncode, done.stderr, output
+
+
+WRONG = {
+    "no module": (
+        {"entry": "pkg.modle:double"},
+        "pkg/m.toml: functions.f.entry: no module 'pkg.modle'\n"
+        "  write the module as it is imported from the workspace root, and name its file in deps\n",
+    ),
+    "no package": (
+        {"entry": "kpg.model:double"},
+        "pkg/m.toml: functions.f.entry: no module 'kpg'\n"
+        "  write the module as it is imported from the workspace root, and name its file in deps\n",
+    ),
+    "no attribute": (
+        {"entry": "pkg.model:duoble"},
+        "pkg/m.toml: functions.f.entry: pkg.model has no attribute 'duoble'\n  did you mean 'double'?\n",
+    ),
+    "not callable": (
+        {"entry": "pkg.model:constant"},
+        "pkg/m.toml: functions.f.entry: pkg.model:constant is not callable (a int)\n",
+    ),
+    "the module needs a package that is not there": (
+        {"entry": "pkg.broken:f"},
+        "pkg/m.toml: functions.f.entry: importing pkg.broken raised ModuleNotFoundError\n"
+        '    File "pkg/broken.py", line 1, in <module>\n'
+        "      import no_such_package\n"
+        "  ModuleNotFoundError: No module named 'no_such_package'\n",
+    ),
+    "the module does not parse": (
+        {"entry": "pkg.syntax:f"},
+        "pkg/m.toml: functions.f.entry: importing pkg.syntax raised SyntaxError\n"
+        '    File "{workspace}/pkg/syntax.py", line 1\n'
+        "      def f(:\n"
+        "  SyntaxError: invalid syntax\n",
+    ),
+    "the function raises": (
+        {"entry": "pkg.model:raises"},
+        "pkg/m.toml: functions.f: staging pkg.model:raises raised RuntimeError\n"
+        '    File "pkg/model.py", line 15, in raises\n'
+        "      return helper(x)\n"
+        '    File "pkg/model.py", line 19, in helper\n'
+        '      raise RuntimeError("the model is broken")\n'
+        "  RuntimeError: the model is broken\n",
+    ),
+    "the function exits": (
+        {"entry": "pkg.model:exits"},
+        "pkg/m.toml: functions.f: staging pkg.model:exits raised SystemExit\n"
+        '    File "pkg/model.py", line 37, in exits\n'
+        "      raise SystemExit(3)\n"
+        "  SystemExit: 3\n",
+    ),
+    "shapes that do not fit": (
+        {"entry": "pkg.model:mismatch", "args": ["f32[2,3]", "f32[4,5]"]},
+        "pkg/m.toml: functions.f: staging pkg.model:mismatch raised TypeError\n"
+        '    File "pkg/model.py", line 23, in mismatch\n'
+        "      return x @ y\n"
+        "  TypeError: dot_general requires contracting dimensions to have the same shape, got (3,) and (4,).\n",
+    ),
+    "a parameter that does not exist": (
+        {"donate_argnames": ["state"], "static": {"n": 1}},
+        "pkg/m.toml: functions.f.static: pkg.model:double has no parameter 'n'\n"
+        "  its parameters: x\n"
+        "pkg/m.toml: functions.f.donate_argnames: pkg.model:double has no parameter 'state'\n"
+        "  its parameters: x\n",
+    ),
+    "too many arguments": (
+        {"args": ["f32[2]", "f32[2]"]},
+        "pkg/m.toml: functions.f: the arguments do not fit pkg.model:double(x): too many positional arguments\n",
+    ),
+    "avals of another kind": (
+        {"args": [], "avals": "pkg.model:not_avals"},
+        "pkg/m.toml: functions.f.avals: pkg.model:not_avals returned a list\n"
+        "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n",
+    ),
+    "leaves that are no avals": (
+        {"args": [], "avals": "pkg.model:bad_leaves"},
+        "pkg/m.toml: functions.f.avals: pkg.model:bad_leaves returned leaves that are no avals: [0]['w'] is a str\n"
+        "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n",
+    ),
+    "avals that raise": (
+        {"args": [], "avals": "pkg.model:raising_avals"},
+        "pkg/m.toml: functions.f.avals: pkg.model:raising_avals raised ValueError\n"
+        '    File "pkg/model.py", line 59, in raising_avals\n'
+        '      raise ValueError("no configuration")\n'
+        "  ValueError: no configuration\n",
+    ),
+    "a weights file that is missing": (
+        {"args": ["safetensors:none.safetensors"]},
+        "pkg/m.toml: functions.f.args[0]: no file pkg/none.safetensors\n"
+        "  name the file in data, relative to the manifest's folder\n",
+    ),
+    "a weights file that is damaged": (
+        {"args": ["safetensors:short.safetensors"]},
+        "pkg/m.toml: functions.f.args[0]: pkg/short.safetensors is not a safetensors file that stagec can read: "
+        "unpack requires a buffer of 8 bytes\n",
+    ),
+}
+
+
+def _without_marks(text: str) -> str:
+    """Drop the lines that underline code in a traceback: Python versions place them differently."""
+    return re.sub(r"^ +[~^]+\n", "", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_ends_with_one_clear_message(workspace: Path, case: str) -> None:
+    changes, text = WRONG[case]
+    status, stderr, output = export(workspace, spec(**changes))
+    assert _without_marks(stderr) == text.replace("{workspace}", str(workspace))
+    assert status == 2
+    assert not output.parent.exists() or list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({"entry": "pkg.model:data_dependent"}, ["raised TracerBoolConversionError", 'model.py", line 27']),
+        ({"entry": "pkg.model:reshaped", "args": ["f32[b,3]"]}, ["model.py", "line 33", "'b'"]),
+    ],
+)
+def test_mistakes_that_jax_words(workspace: Path, changes: dict[str, Any], texts: list[str]) -> None:
+    status, stderr, output = export(workspace, spec(**changes))
+    assert status == 2
+    assert not output.exists()
+    assert "Traceback" not in stderr
+    assert "frontends" not in stderr
+    for text in texts:
+        assert text in stderr
+
+
+def test_static_arguments_are_bound(workspace: Path) -> None:
+    status, stderr, output = export(workspace, spec(entry="pkg.model:scaled", static={"by": 3.0, "steps": 2}))
+    assert (status, stderr) == (0, "")
+    exported = jax.export.deserialize(bytearray(output.read_bytes()))
+    assert float(exported.call(jax.numpy.ones((2, 3)))[0, 0]) == 9
+
+
+def test_keyword_avals_from_a_callable(workspace: Path) -> None:
+    _, stderr, output = export(workspace, spec(args=[], avals="pkg.model:kwarg_avals"))
+    assert stderr == ""
+    assert Exported.deserialize(output.read_bytes()).in_tree.to_json() == {
+        "tuple": [{"tuple": []}, {"dict": {"x": "*"}}]
+    }
+
+
+def test_an_entry_that_is_already_jitted(workspace: Path) -> None:
+    _, stderr, output = export(workspace, spec(entry="pkg.model:already"))
+    assert stderr == ""
+    assert Exported.deserialize(output.read_bytes()).fun_name == "double"
+
+
+def test_every_key_reaches_the_artifact(workspace: Path) -> None:
+    changes = {"platforms": ["cpu", "tpu"], "args": ["f32[b,3]"], "constraints": ["b <= 8"], "vjp_order": 2}
+    _, stderr, output = export(workspace, spec(**changes))
+    assert stderr == ""
+    exported = Exported.deserialize(output.read_bytes())
+    assert exported.platforms == ("cpu", "tpu")
+    assert exported.vjp().has_vjp()
+    assert not exported.vjp().vjp().has_vjp()
+    assert [str(aval) for aval in exported.in_avals] == ["f32[b,3]"]
+
+
+def test_bytes_depend_on_the_function_alone(workspace: Path, tmp_path: Path) -> None:
+    """Another folder, comments, other line numbers, another hash seed: the same bytes."""
+    _, _, output = export(workspace, spec())
+    first = output.read_bytes()
+    (tmp_path / "pkg").mkdir()
+    moved = "# a comment\n\n" + MODEL.replace("return 2 * x", "# doubles\n    return 2 * x")
+    (tmp_path / "pkg" / "model.py").write_text(moved)
+    (tmp_path / "f.spec").write_text(to_json(spec()))
+    arguments = ("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".")
+    done = stagec(*arguments, cwd=tmp_path, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "HOME": str(tmp_path)})
+    assert done.stderr == ""
+    assert (tmp_path / "f.exported").read_bytes() == first
+
+
+def test_json_says_what_was_written(workspace: Path) -> None:
+    (workspace / "f.spec").write_text(to_json(spec()))
+    arguments = ("export", "--json", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", ".")
+    report = json.loads(stagec(*arguments, cwd=workspace).stdout)
+    assert report["function"] == "f"
+    assert report["bytes"] == (workspace / "out" / "f.exported").stat().st_size

@@ -1,0 +1,38 @@
+"""What a user sees of a mistake."""
+
+import copy
+import pickle
+
+import pytest
+
+from stagec.errors import Problem, StagecError
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (Problem("m.toml", "functions.f", "is wrong", "write this"), "m.toml: functions.f: is wrong\n  write this"),
+        (Problem("m.toml", "", "is wrong"), "m.toml: is wrong"),
+        (Problem("", "", "is wrong"), "is wrong"),
+        (Problem("m.toml", "k", "is wrong", "first\n\nsecond"), "m.toml: k: is wrong\n  first\n\n  second"),
+    ],
+)
+def test_text_of_a_problem(problem: Problem, text: str) -> None:
+    assert str(problem) == text
+
+
+def test_an_error_shows_all_its_problems() -> None:
+    error = StagecError(Problem("a", "", "one", "do"), Problem("b", "k", "two"))
+    assert str(error) == "a: one\n  do\nb: k: two"
+    assert [problem.what for problem in error.problems] == ["one", "two"]
+
+
+def test_an_error_without_problems_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="at least one Problem"):
+        StagecError()
+
+
+def test_errors_can_be_copied_and_sent_between_processes() -> None:
+    error = StagecError(Problem("a", "k", "one"))
+    assert copy.copy(error).problems == error.problems
+    assert pickle.loads(pickle.dumps(error)).problems == error.problems

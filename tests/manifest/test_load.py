@@ -1,0 +1,556 @@
+"""Loading a manifest: what is accepted, and the full text of every message."""
+
+from pathlib import Path
+from textwrap import dedent
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagec.errors import StagecError
+from stagec.manifest import load_manifest
+from stagec.manifest.load import REFUSED, nearest
+from stagec.manifest.models import Document, Function, Header, Mesh, Precision, Target, Variant
+from stagec.manifest.values import show
+
+HEAD = """
+[manifest]
+name = "m"
+version = "1"
+[targets.cpu]
+platform = "cpu"
+isa = "AVX2"
+"""
+FUNCTION = """
+[functions.f]
+entry = "pkg.mod:f"
+args = ["f32[3]"]
+targets = ["cpu"]
+"""
+
+
+def problems_of(text: str, folder: Path) -> str:
+    """The message of the problems in a manifest, under the name m.toml."""
+    path = folder / "manifest.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(StagecError) as caught:
+        load_manifest(path, "m.toml")
+    return str(caught.value)
+
+
+def test_load(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text(
+        HEAD
+        + """
+        [functions.f]
+        entry = "pkg.mod:Class.method"
+        args = [{ w = "f32[64, 10]", b = ["f32", "key<fry>[]"] }, [], "safetensors:w.safetensors?sep=."]
+        kwargs = { mask = "bool[batch]" }
+        targets = ["cpu"]
+        buckets = { batch = [64, 1, 8] }
+        constraints = ["batch % 1 == 0"]
+        static = { temperature = 1, sizes = [1, [2.0, "x"]] }
+        """
+    )
+    manifest = load_manifest(path, "shown/m.toml")
+    function = manifest.functions["f"]
+    assert manifest.file == "shown/m.toml"
+    assert function.args == (
+        {"w": "f32[64,10]", "b": ("f32[]", "key<fry>[]")},
+        (),
+        "safetensors:w.safetensors?sep=.",
+    )
+    assert function.kwargs == {"mask": "bool[batch]"}
+    assert function.buckets == {"batch": (1, 8, 64)}
+    assert function.constraints == ("mod(batch,1) == 0",)
+    assert function.static == {"temperature": 1, "sizes": (1, (2.0, "x"))}
+    assert manifest.targets["cpu"].parallelism == 8
+    assert load_manifest(path).file == str(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        pytest.param(
+            'args = ["f32[3]", { w = "f32[batch,64" }]',
+            """\
+            m.toml: functions.f.args[1].w: "f32[batch,64": missing "]" in aval
+              write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)""",
+            id="aval",
+        ),
+        pytest.param(
+            'args = [{ "a.b" = "float32[3]" }, 3]',
+            """\
+            m.toml: functions.f.args[0]."a.b": "float32[3]": "float32" is not a short dtype name
+              write f32
+            m.toml: functions.f.args[1]: 3 is not an aval
+              write for example "f32[batch,64]\"""",
+            id="several leaves",
+        ),
+        pytest.param(
+            'args = ["i2[3]"]',
+            """\
+            m.toml: functions.f.args[0]: "i2[3]": jax.export has no i2 in its format
+              write i4""",
+            id="not exportable",
+        ),
+        pytest.param(
+            'args = "f32[3]"',
+            """\
+            m.toml: functions.f.args: "f32[3]" is not an array
+              write for example args = ["f32[batch,64]"]""",
+            id="args not an array",
+        ),
+        pytest.param(
+            'args = ["safetensors:/abs", "safetensors:", "safetensors:a?sep=", "safetensors:a?order=1"]',
+            """\
+            m.toml: functions.f.args[0]: "safetensors:/abs": the file must be relative to the manifest's folder
+              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
+            m.toml: functions.f.args[1]: "safetensors:": the file must be relative to the manifest's folder
+              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
+            m.toml: functions.f.args[2]: "safetensors:a?sep=": the only option of a safetensors file is sep
+              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
+            m.toml: functions.f.args[3]: "safetensors:a?order=1": the only option of a safetensors file is sep
+              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=.\"""",
+            id="safetensors",
+        ),
+        pytest.param(
+            'args = []\nkwargs = { "a b" = "f32" }',
+            """\
+            m.toml: functions.f.kwargs."a b": "a b" is not a Python name
+              write for example kwargs = { mask = "bool[batch]" }""",
+            id="name of a keyword argument",
+        ),
+        pytest.param(
+            'args = []\nentry = "pkg.mod"',
+            """\
+            m.toml: functions.f.entry: "pkg.mod" is not of the form package.module:attribute, and no .mlir file
+              write for example entry = "examples.digits.model:predict\"""",
+            id="entry",
+        ),
+        pytest.param(
+            "args = []\nentry = 3",
+            """\
+            m.toml: functions.f.entry: 3 is not a string
+              write for example entry = "examples.digits.model:predict\"""",
+            id="entry not a string",
+        ),
+        pytest.param(
+            "args = []\nentry = [" + ", ".join(["1234567"] * 10) + "]",
+            """\
+            m.toml: functions.f.entry: [1234567, 1234567, 1234567, 1234567, 1234567, 1234567, 12... is not a string
+              write for example entry = "examples.digits.model:predict\"""",
+            id="a long value is cut",
+        ),
+        pytest.param(
+            'args = []\navals = "pkg.mod:f"\nkwargs = {}',
+            """\
+            m.toml: functions.f: args and kwargs and avals both say what the arguments are
+              keep one of the two""",
+            id="args and avals",
+        ),
+        pytest.param(
+            "",
+            """\
+            m.toml: functions.f: nothing says what the arguments are
+              write for example args = ["f32[batch,64]"], or args = [] for a function without arguments""",
+            id="no args",
+        ),
+        pytest.param(
+            'args = []\nplatforms = ["cpu", "gpu"]',
+            """\
+            m.toml: functions.f.platforms[1]: unknown value "gpu"
+              write one of "cpu", "cuda", "rocm", "tpu\"""",
+            id="platform",
+        ),
+        pytest.param(
+            "args = []\nplatforms = []",
+            """\
+            m.toml: functions.f.platforms: an empty array
+              write for example platforms = ["cpu", "cuda", "tpu"]""",
+            id="no platforms",
+        ),
+        pytest.param(
+            'args = []\nplatforms = ["cpu", "tpu", "cpu"]\ndonate_argnums = [0, 0]',
+            """\
+            m.toml: functions.f.platforms[2]: "cpu" is written twice
+              write it once
+            m.toml: functions.f.donate_argnums[1]: 0 is written twice
+              write it once""",
+            id="twice",
+        ),
+        pytest.param(
+            "args = []\nbuckets = { a = [1, 0, 1], b = [], c = 3, d = [1.0] }",
+            """\
+            m.toml: functions.f.buckets.a[1]: 0 is not a size
+              write an integer of 1 or more
+            m.toml: functions.f.buckets.a[2]: 1 is written twice
+              write each size once
+            m.toml: functions.f.buckets.b: no sizes
+              write for example [1, 8, 64]
+            m.toml: functions.f.buckets.c: 3 is not an array
+              write for example buckets = { batch = [1, 8, 64] }
+            m.toml: functions.f.buckets.d[0]: 1.0 is not an integer
+              write for example buckets = { batch = [1, 8, 64] }""",
+            id="buckets",
+        ),
+        pytest.param(
+            'args = []\nconstraints = ["batch", "batch / 2 == 1"]',
+            """\
+            m.toml: functions.f.constraints[0]: "batch": a constraint compares two dimensions with ==, >= or <=
+              write for example "batch % 8 == 0" or "batch >= 8"
+            m.toml: functions.f.constraints[1]: "batch / 2 == 1": bad dimension expression "batch / 2"
+              write for example "batch % 8 == 0" or "batch >= 8\"""",
+            id="constraints",
+        ),
+        pytest.param(
+            "args = []\nstatic = { a = [1, { b = 1 }], c = inf, d = 2020-01-01 }",
+            """\
+            m.toml: functions.f.static.a[1]: a table cannot be a static value, because it is not hashable
+              write an array, or a string
+            m.toml: functions.f.static.c: inf has no JSON form
+              write a finite number, or a string
+            m.toml: functions.f.static.d: 2020-01-01 is not a number, a string or a boolean
+              write for example 1.0""",
+            id="static",
+        ),
+        pytest.param(
+            'kwargs = { a = "f32" }\nstatic = { a = 1 }',
+            """\
+            m.toml: functions.f.static.a: "a" is also one of the kwargs
+              keep one of the two""",
+            id="static and kwargs",
+        ),
+        pytest.param(
+            "args = []\nvjp_order = 3\nkeep_unused = 1\ndonate_argnums = [-1]",
+            """\
+            m.toml: functions.f.donate_argnums[0]: -1 is less than 0
+              write for example donate_argnums = [0]
+            m.toml: functions.f.keep_unused: 1 is not true or false
+              write for example keep_unused = true
+            m.toml: functions.f.vjp_order: unknown value 3
+              write one of 0, 1, 2""",
+            id="numbers",
+        ),
+        pytest.param(
+            "args = []\ndonate_argnam = []",
+            """\
+            m.toml: functions.f.donate_argnam: unknown key
+              did you mean "donate_argnames"?""",
+            id="unknown key",
+        ),
+        pytest.param(
+            'args = []\nisa = "AVX"\nenable_x64 = true',
+            """\
+            m.toml: functions.f.isa: unknown key
+              isa belongs into a table [targets.NAME]
+            m.toml: functions.f.enable_x64: unknown key
+              enable_x64 belongs into a table [manifest]""",
+            id="key of another table",
+        ),
+        pytest.param(
+            "args = []\nstatic_argnums = [0]\nlimits = 3",
+            """\
+            m.toml: functions.f.static_argnums: a static argument needs a value ahead of time
+              bind values by name under static, for example static = { temperature = 1.0 }; for several, write variants
+            m.toml: functions.f.limits: limits are not supported yet
+              leave this key out; stagec inspect tells what an executable takes""",
+            id="refused keys",
+        ),
+        pytest.param(
+            """args = []
+            [functions.f.variants."é"]
+            static = { n = 1 }
+            [functions.f.variants.empty]
+            static = {}
+            [functions.f.variants.none]
+            [functions.f.variants.other]
+            static = { n = [{}] }
+            targets = ["cpu"]""",
+            """\
+            m.toml: functions.f.variants."é": "é" is not a name: letters, digits, _ and -, not starting with a digit or -
+              write a table such as [functions.NAME.variants.square] with static = { power = 2 }
+            m.toml: functions.f.variants.empty.static: an empty table
+              write for example static = { power = 2 }
+            m.toml: functions.f.variants.none.static: missing key
+              write for example static = { power = 2 }
+            m.toml: functions.f.variants.other.static.n[0]: a table cannot be a static value, because it is not hashable
+              write an array, or a string
+            m.toml: functions.f.variants.other.targets: unknown key
+              targets belongs into a table [functions.NAME]""",
+            id="variants",
+        ),
+        pytest.param(
+            'kwargs = { n = "f32" }\nvariants = { a = { static = { n = 1 } } }',
+            """\
+            m.toml: functions.f.variants.a.static.n: "n" is also one of the kwargs
+              keep one of the two""",
+            id="variant and kwargs",
+        ),
+        pytest.param(
+            'args = []\ndisabled_checks = ["all", "platfrom", "custom_call:", "shape_assertions", "platform"]',
+            """\
+            m.toml: functions.f.disabled_checks[0]: all checks at once cannot be switched off
+              name those that may fail: "platform", "custom_call:TARGET"
+            m.toml: functions.f.disabled_checks[1]: unknown check "platfrom"
+              write one of "platform", "custom_call:TARGET"
+            m.toml: functions.f.disabled_checks[2]: "custom_call:" names no custom call
+              write for example "custom_call:my_kernel"
+            m.toml: functions.f.disabled_checks[3]: JAX has no way to switch shape assertions off any more
+              leave out the constraint that does not hold""",
+            id="disabled checks",
+        ),
+        pytest.param(
+            'args = []\nmesh = "a b"',
+            """\
+            m.toml: functions.f.mesh: "a b" is not a name: letters, digits, _ and -, not starting with a digit or -
+              write for example mesh = "dp"
+            m.toml: functions.f.mesh: unknown mesh "a b"
+              add a table [meshes."a b"]""",
+            id="mesh",
+        ),
+        pytest.param(
+            'args = []\nin_shardings = ["P(x, x)", "Q(x)", "P(x, 1)", 3, ["P("]]\nout_shardings = { y = "P(a=1)" }',
+            """\
+            m.toml: functions.f.in_shardings[0]: "P(x, x)": the axis "x" is used twice
+              split one dimension over an axis
+            m.toml: functions.f.in_shardings[1]: "Q(x)" is not a partition spec
+              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"
+            m.toml: functions.f.in_shardings[2]: "P(x, 1)": 1 is not the name of an axis
+              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"
+            m.toml: functions.f.in_shardings[3]: 3 is not a partition spec
+              write for example "P(data, None)"
+            m.toml: functions.f.in_shardings[4][0]: "P(" is not a partition spec
+              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"
+            m.toml: functions.f.out_shardings.y: "P(a=1)" is not a partition spec
+              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified\"""",
+            id="shardings",
+        ),
+        pytest.param(
+            'entry = "sub/model.mlirbc"\nargs = []\nvjp_order = 1',
+            """\
+            m.toml: functions.f.args: sub/model.mlirbc is a StableHLO module, which is not traced
+              leave args out; the module itself says it
+            m.toml: functions.f.vjp_order: sub/model.mlirbc is a StableHLO module, which is not traced
+              leave vjp_order out; the module itself says it""",
+            id="StableHLO",
+        ),
+    ],
+)
+def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> None:
+    function = '\n[functions.f]\ntargets = ["cpu"]\n' + ("" if "entry =" in lines else 'entry = "pkg.mod:f"\n')
+    assert problems_of(HEAD + function + lines, tmp_path) == dedent(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(
+            "",
+            """\
+            m.toml: manifest: missing table
+              write a table [manifest] with name = "digits" and version = "1.0.0"
+            m.toml: functions: missing table
+              write a table such as [functions.predict] with entry = "examples.digits.model:predict\"""",
+            id="empty",
+        ),
+        pytest.param(
+            HEAD + "[functions]\n",
+            """\
+            m.toml: functions: no functions
+              write a table such as [functions.predict] with entry = "package.module:function\"""",
+            id="no functions",
+        ),
+        pytest.param(
+            FUNCTION + '[manifest]\nname = "a.b"\nversion = "1/2"\n[targets.cpu]\n',
+            """\
+            m.toml: manifest.name: "a.b" is not a name: letters, digits, _ and -, not starting with a digit or -
+              write for example name = "digits"
+            m.toml: manifest.version: "1/2" is not a version: letters, digits and . + _ -
+              write for example version = "1.0.0"
+            m.toml: targets.cpu.platform: missing key
+              write for example platform = "cpu"
+            m.toml: targets.cpu.isa: missing key
+              write for example isa = "AVX2\"""",
+            id="header and target",
+        ),
+        pytest.param(
+            HEAD
+            + 'parallelism = 0\ncompiler_options = { a = [1] }\n[targets.t]\nplatform = "tpu"\nisa = "native"\n'
+            + 'topology = "v5e:2x2"\n'
+            + FUNCTION,
+            """\
+            m.toml: targets.cpu.parallelism: 0 is less than 1
+              write for example parallelism = 8
+            m.toml: targets.cpu.compiler_options.a: [1] is not a number, a string or a boolean
+              write for example 1.0
+            m.toml: targets.t.platform: platform "tpu" is not supported yet
+              write platform = "cpu"
+            m.toml: targets.t.isa: unknown value "native"
+              write one of "SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"
+            m.toml: targets.t.topology: accelerator targets are not supported yet
+              leave this key out; the platform of a target is "cpu\"""",
+            id="targets",
+        ),
+        pytest.param(
+            HEAD + '[functions."a.b"]\nentry = "pkg.mod:f"\nargs = []\nplatforms = ["cpu"]\n',
+            """\
+            m.toml: functions."a.b": "a.b" is not a name: letters, digits, _ and -, not starting with a digit or -
+              write a table such as [functions.predict] with entry = "examples.digits.model:predict\"""",
+            id="name of a function",
+        ),
+        pytest.param(
+            HEAD + '[functions.f]\nentry = "pkg.mod:f"\nargs = []\n',
+            """\
+            m.toml: functions.f: neither targets nor platforms
+              write targets = ["NAME"] for executables, or platforms = ["cpu"] for the portable artifact alone""",
+            id="nothing to build",
+        ),
+        pytest.param(
+            HEAD + FUNCTION.replace('["cpu"]', '["cpuu", "xyz"]'),
+            """\
+            m.toml: functions.f.targets[0]: unknown target "cpuu"
+              did you mean "cpu"?
+            m.toml: functions.f.targets[1]: unknown target "xyz"
+              write one of cpu""",
+            id="unknown target",
+        ),
+        pytest.param(
+            HEAD.split("[targets", maxsplit=1)[0] + FUNCTION,
+            """\
+            m.toml: functions.f.targets[0]: unknown target "cpu"
+              add a table [targets.cpu]""",
+            id="no targets",
+        ),
+        pytest.param(
+            "function = 1\nfunctions = 2\n" + HEAD,
+            """\
+            m.toml: functions: 2 is not a table
+              write a table such as [functions.predict] with entry = "examples.digits.model:predict"
+            m.toml: function: unknown key
+              did you mean "functions"?""",
+            id="not a table",
+        ),
+        pytest.param(
+            HEAD + FUNCTION + FUNCTION,
+            """\
+            m.toml: functions.f: two functions of this name, the second one at line 14
+              give one of them another name""",
+            id="two functions of one name",
+        ),
+        pytest.param(
+            HEAD + FUNCTION + '[targets.cpu]\nplatform = "cpu"\n',
+            """\
+            m.toml: targets.cpu: two targets of this name, the second one at line 13
+              give one of them another name""",
+            id="two targets of one name",
+        ),
+        pytest.param(
+            HEAD + "[manifest]\n",
+            """\
+            m.toml: manifest: this table is written again at line 8
+              merge the two tables""",
+            id="two headers",
+        ),
+        pytest.param(
+            HEAD + FUNCTION + "args = []\n",
+            """\
+            m.toml: line 13: this key is already there in its table
+              keep one of the two""",
+            id="two keys",
+        ),
+        pytest.param(
+            "[manifest\n",
+            """\
+            m.toml: line 1, column 10: not TOML: expected ']' at the end of a table declaration
+              see https://toml.io for the syntax""",
+            id="syntax",
+        ),
+        pytest.param(
+            'a = "x',
+            """\
+            m.toml: end of document: not TOML: unterminated string
+              see https://toml.io for the syntax""",
+            id="syntax at the end",
+        ),
+    ],
+)
+def test_a_manifest_with_a_mistake(text: str, message: str, tmp_path: Path) -> None:
+    assert problems_of(text, tmp_path) == dedent(message)
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_every_refused_key_says_what_to_write(key: str, tmp_path: Path) -> None:
+    what, write = REFUSED[key]
+    assert problems_of(f"{HEAD}{FUNCTION}{key} = 1", tmp_path) == f"m.toml: functions.f.{key}: {what}\n  {write}"
+    assert not any(key in model.model_fields for model in (Document, Header, Target, Mesh, Function, Variant))
+
+
+def test_matmul_precision(tmp_path: Path) -> None:
+    names = ", ".join(f'"{name}"' for name in get_args(Precision))
+    message = f'm.toml: functions.f.matmul_precision: unknown value "best"\n  write one of {names}'
+    assert problems_of(HEAD + FUNCTION + 'matmul_precision = "best"', tmp_path) == message
+
+
+def test_meshes(tmp_path: Path) -> None:
+    tables = '[meshes.dp]\naxes = {}\n[meshes.wrong]\naxes = { "a b" = 2, x = 0 }\nshape = [2]\n'
+    assert problems_of(HEAD + FUNCTION + 'mesh = "dpp"\n' + tables, tmp_path) == dedent(
+        """\
+        m.toml: meshes.dp.axes: an empty table
+          write for example axes = { data = 2, model = 2 }
+        m.toml: meshes.wrong.axes."a b": "a b" is not a Python name
+          write for example axes = { data = 2, model = 2 }
+        m.toml: meshes.wrong.axes.x: 0 is less than 1
+          write for example axes = { data = 2, model = 2 }
+        m.toml: meshes.wrong.shape: unknown key
+          write one of axes
+        m.toml: functions.f.mesh: unknown mesh "dpp"
+          did you mean "dp"?"""
+    )
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(StagecError) as caught:
+        load_manifest(tmp_path / "none.toml", "none.toml")
+    what = "cannot read the manifest: no such file or directory"
+    assert str(caught.value) == f"none.toml: {what}\n  give the path of a TOML file"
+    with pytest.raises(StagecError) as caught:
+        load_manifest(tmp_path, "folder")
+    assert str(caught.value) == "folder: cannot read the manifest: is a directory\n  give the path of a TOML file"
+    path = tmp_path / "latin1.toml"
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(StagecError) as caught:
+        load_manifest(path, "latin1.toml")
+    assert str(caught.value) == "latin1.toml: byte 5 is not UTF-8 text\n  save the file as UTF-8"
+
+
+def test_nearest() -> None:
+    assert nearest("ARGS", ["args", "avals"]) == 'did you mean "args"?'
+    assert nearest("zzz", ["b", "a"]) == "write one of a, b"
+    assert nearest("zzz", []) == ""
+
+
+_KEYS = sorted({key for model in (Document, Header, Target, Mesh, Function, Variant) for key in model.model_fields})
+_VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(-2, 9), st.floats(), st.sampled_from(["", "cpu", "f32[n]", "a:b", "\n", "é"])),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4)),
+    max_leaves=12,
+)
+_TABLE = st.dictionaries(st.sampled_from(_KEYS), _VALUES)
+
+
+@settings(deadline=None)
+@given(function=_TABLE, target=_TABLE)
+def test_any_toml_is_explained(tmp_path_factory: pytest.TempPathFactory, function: object, target: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_text(f"functions = {show({'f': function})}\ntargets = {show({'t': target})}\n", encoding="utf-8")
+    with pytest.raises(StagecError) as caught:
+        load_manifest(path)
+    for problem in caught.value.problems:
+        assert problem.what
+        assert "pydantic" not in str(problem)
+        assert "type=" not in str(problem)
+        assert "Input should" not in str(problem)
+        assert "of the right form" not in str(problem)

@@ -1,0 +1,434 @@
+"""Planning: the artifacts, their slices, the checks across a function, and how light it is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from stagec.errors import StagecError
+from stagec.manifest import Plan, describe, load_manifest, plan
+from stagec.specs import executable_spec, function_spec, to_json
+
+COMPILER = Path(__file__).absolute().parents[2] / "compiler"
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1.2.0"
+
+[targets.old]
+platform = "cpu"
+isa = "SSE4_2"
+parallelism = 2
+compiler_options = { xla_cpu_enable_fast_math = false }
+[targets.new]
+platform = "cpu"
+isa = "AVX2"
+
+[functions.scale]
+entry = "pkg.mod:scale"
+args = [{ w = "f32[64, 10]" }, "f32[batch, seq]"]
+targets = ["old", "new"]
+buckets = { seq = [128], batch = [8, 1] }
+static = { power = 2 }
+
+[functions.apply]
+entry = "pkg.mod:apply"
+avals = "pkg.mod:apply_avals"
+platforms = ["tpu", "cpu"]
+donate_argnames = ["state"]
+"""
+
+
+def plan_of(text: str, folder: Path) -> Plan:
+    """The plan of a manifest, under the name m.toml."""
+    path = folder / "manifest.toml"
+    path.write_text(text, encoding="utf-8")
+    return plan(load_manifest(path, "m.toml"))
+
+
+def test_a_plan(tmp_path: Path) -> None:
+    planned = json.loads(plan_of(MANIFEST, tmp_path).to_json())
+    old = {
+        "name": "old",
+        "platform": "cpu",
+        "isa": "SSE4_2",
+        "parallelism": 2,
+        "compiler_options": {"xla_cpu_enable_fast_math": False},
+    }
+    new = {"name": "new", "platform": "cpu", "isa": "AVX2", "parallelism": 8, "compiler_options": {}}
+    same = {
+        "manifest": "m.toml",
+        "constraints": [],
+        "donate_argnums": [],
+        "keep_unused": False,
+        "inline": False,
+        "enable_x64": False,
+        "vjp_order": 0,
+        "variant": "",
+        "mesh": [],
+        "in_shardings": None,
+        "out_shardings": None,
+        "disabled_checks": [],
+        "allow_custom_calls": [],
+        "matmul_precision": None,
+    }
+    assert planned == {
+        "format": 1,
+        "manifest": {"name": "m", "version": "1.2.0", "reproducible": True},
+        "bundle": {"name": "m", "version": "1.2.0"},
+        "exports": [
+            {
+                "name": "m.apply",
+                "spec": same
+                | {
+                    "name": "apply",
+                    "entry": "pkg.mod:apply",
+                    "args": [],
+                    "kwargs": {},
+                    "avals": "pkg.mod:apply_avals",
+                    "platforms": ["tpu", "cpu"],
+                    "static": {},
+                    "donate_argnames": ["state"],
+                },
+            },
+            {
+                "name": "m.scale",
+                "spec": same
+                | {
+                    "name": "scale",
+                    "entry": "pkg.mod:scale",
+                    "args": [{"w": "f32[64,10]"}, "f32[batch,seq]"],
+                    "kwargs": {},
+                    "avals": None,
+                    "platforms": ["cpu"],
+                    "static": {"power": 2},
+                    "donate_argnames": [],
+                },
+            },
+        ],
+        "executables": [
+            {
+                "name": f"m.scale.{target['name']}.batch{batch}_seq128",
+                "export": "m.scale",
+                "spec": {
+                    "function": "scale",
+                    "manifest": "m.toml",
+                    "target": target,
+                    "bucket": {"batch": batch, "seq": 128},
+                    "variant": "",
+                },
+            }
+            for target in (new, old)
+            for batch in (1, 8)
+        ],
+    }
+
+
+def test_the_text_of_a_plan_is_canonical(tmp_path: Path) -> None:
+    text = plan_of(MANIFEST, tmp_path).to_json()
+    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")) + "\n"
+    assert text.isascii()
+    head, *functions = MANIFEST.split("\n[functions.")
+    reordered = "\n[functions.".join([head, *reversed(functions)])
+    spaced = reordered.replace("[8, 1]", "[ 1,\n 8 ]").replace("f32[64, 10]", "f32[64,10]")
+    assert plan_of(f"# a comment\n{spaced}\ndescription = 'text'\n", tmp_path).to_json() == text
+
+
+def test_actions_read_the_slices_back(tmp_path: Path) -> None:
+    planned = plan_of(MANIFEST, tmp_path)
+    for export in planned.exports:
+        assert to_json(function_spec(to_json(export.spec))) == to_json(export.spec)
+    for executable in planned.executables:
+        assert executable_spec(to_json(executable.spec)) == executable.spec
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("power = 2", "power = 3", {"m.scale"}),
+        ("power = 2", "power = 2.0", {"m.scale"}),
+        ("pkg.mod:apply_avals", "pkg.mod:other_avals", {"m.apply"}),
+        ('name = "m"\nversion = "1.2.0"', 'name = "m"\nversion = "1.3.0"', set()),
+        ("xla_cpu_enable_fast_math = false", "xla_cpu_enable_fast_math = true", {"m.scale.old"}),
+        ("parallelism = 2", "parallelism = 3", {"m.scale.old"}),
+        ("[manifest]", "[manifest]\nenable_x64 = true", {"m.scale", "m.apply"}),
+    ],
+)
+def test_an_edit_changes_the_slices_it_should(old: str, new: str, changed: set[str], tmp_path: Path) -> None:
+    def slices(text: str) -> dict[str, str]:
+        planned = plan_of(text, tmp_path)
+        executables = {executable.name: to_json(executable.spec) for executable in planned.executables}
+        return executables | {export.name: to_json(export.spec) for export in planned.exports}
+
+    assert MANIFEST.count(old) == 1
+    before, after = slices(MANIFEST), slices(MANIFEST.replace(old, new))
+    assert before.keys() == after.keys()
+    edited = {name for name in before if before[name] != after[name]}
+    assert {re.sub(r"\.batch\d+_seq128$", "", name) for name in edited} == changed
+
+
+def test_describe(tmp_path: Path) -> None:
+    assert describe(plan_of(MANIFEST, tmp_path)) == dedent(
+        """\
+        portable    m.apply                    tpu, cpu
+        portable    m.scale                    cpu
+        executable  m.scale.new.batch1_seq128  cpu AVX2, parallelism 8, batch = 1, seq = 128
+        executable  m.scale.new.batch8_seq128  cpu AVX2, parallelism 8, batch = 8, seq = 128
+        executable  m.scale.old.batch1_seq128  cpu SSE4_2, parallelism 2, batch = 1, seq = 128
+        executable  m.scale.old.batch8_seq128  cpu SSE4_2, parallelism 2, batch = 8, seq = 128
+        bundle      m                          version 1.2.0
+        """
+    )
+
+
+HEAD = """
+[manifest]
+name = "m"
+version = "1"
+[targets.cpu]
+platform = "cpu"
+isa = "AVX2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[batch,2*seq]"]\ntargets = ["cpu"]',
+            """\
+            m.toml: functions.f.buckets: no sizes for the symbolic dimensions "batch", "seq"
+              write for example buckets = { batch = [1, 8], seq = [1, 8] }""",
+            id="no buckets",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[batch]"]\ntargets = ["cpu"]\nbuckets = { batc = [1], x = [1] }',
+            """\
+            m.toml: functions.f.buckets: no sizes for the symbolic dimension "batch"
+              write for example buckets = { batch = [1, 8] }
+            m.toml: functions.f.buckets.batc: no aval has a dimension "batc"
+              did you mean "batch"?
+            m.toml: functions.f.buckets.x: no aval has a dimension "x"
+              write one of batch""",
+            id="buckets of other dimensions",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\ntargets = ["cpu"]\nbuckets = { batch = [1] }',
+            """\
+            m.toml: functions.f.buckets.batch: no aval has a dimension "batch"
+              leave it out""",
+            id="buckets without dimensions",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = []\nkwargs = { x = "f32[batch-4]" }\ntargets = ["cpu"]\n'
+            'buckets = { batch = [1, 4, 8] }\nconstraints = ["batch % 4 == 0", "seq >= 1"]',
+            """\
+            m.toml: functions.f.constraints[1]: "seq >= 1": no aval has a dimension "seq"
+              write one of batch""",
+            id="constraint on another dimension",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = []\nkwargs = { x = "f32[batch-4]" }\ntargets = ["cpu"]\n'
+            'buckets = { batch = [1, 2, 8] }\nconstraints = ["batch % 4 == 0"]',
+            """\
+            m.toml: functions.f.constraints[0]: "mod(batch,4) == 0" is not true for batch = 1; batch = 2
+              change the sizes in buckets, or the constraint
+            m.toml: functions.f.kwargs.x: "batch-4" is -3 for batch = 1
+              a dimension is 0 or more""",
+            id="buckets that break constraints",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\ndonate_argnums = [0, 1]\n'
+            'targets = ["cpu"]\nplatforms = ["tpu"]',
+            """\
+            m.toml: functions.f.targets[0]: the platform of target "cpu" is cpu, which is not in platforms
+              add "cpu" to platforms
+            m.toml: functions.f.donate_argnums[1]: there is no argument 1: the number of args is 1
+              count from 0""",
+            id="platforms and donated arguments",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = [["i64[3]"]]\nplatforms = ["cpu"]',
+            """\
+            m.toml: functions.f.args[0][0]: JAX turns i64 into i32 as long as enable_x64 is false
+              write i32, or enable_x64 = true in [manifest]""",
+            id="64 bits",
+        ),
+        pytest.param(
+            '[functions.F]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
+            '[functions.f]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
+            '[functions.aot]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
+            '[targets.exported]\nplatform = "cpu"\nisa = "AVX"\n',
+            """\
+            m.toml: functions.f: "f" and "F" differ only in case, and so do their files
+              give one of them another name
+            m.toml: functions.aot: "aot" is the ending of files that stagec writes
+              give the function another name
+            m.toml: targets.exported: "exported" is the ending of files that stagec writes
+              give the target another name""",
+            id="names",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\nstatic = { n = 1 }\n'
+            "[functions.f.variants.a]\nstatic = { m = 1 }\n[functions.f.variants.b]\nstatic = { m = 1 }\n"
+            "[functions.f.variants.c]\nstatic = { n = 2, k = [1] }\n"
+            '[functions.f-B]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n',
+            """\
+            m.toml: functions.f.variants.a.static: no value for "k", which other variants have
+              write k = VALUE
+            m.toml: functions.f.variants.b.static: no value for "k", which other variants have
+              write k = VALUE
+            m.toml: functions.f.variants.b.static: the same values as in variant "a"
+              keep one of the two variants
+            m.toml: functions.f.variants.c.static: no value for "m", which other variants have
+              write m = VALUE
+            m.toml: functions.f.variants.c.static.n: "n" is also in static of the function
+              keep one of the two
+            m.toml: functions.f.variants.b: its artifacts would be called "f-b", like those of functions.f-B
+              give one of them another name""",
+            id="variants",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nout_shardings = "P()"',
+            """\
+            m.toml: functions.f.out_shardings: there is no mesh to split over
+              write mesh = "NAME" and a table [meshes.NAME]""",
+            id="no mesh",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\nkwargs = { x = "f32" }\nplatforms = ["cpu"]\n'
+            'mesh = "dp"\nin_shardings = ["P(dat)"]\nout_shardings = [{ a = "P(z)" }]\n'
+            "[meshes.dp]\naxes = { data = 2, model = 3 }",
+            """\
+            m.toml: functions.f.in_shardings[0]: "P(dat)": the mesh has no axis "dat"
+              did you mean "data"?
+            m.toml: functions.f.out_shardings[0].a: "P(z)": the mesh has no axis "z"
+              write one of data, model
+            m.toml: functions.f.in_shardings: JAX takes in_shardings for positional arguments only, and there are kwargs
+              move the kwargs into args""",
+            id="axes",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nplatforms = ["cpu"]\nmesh = "dp"\n'
+            'args = [{ w = "f32[5,6]", b = ["f32[6]"] }, "f32[n,12]", "f32", "safetensors:w.safetensors"]\n'
+            'in_shardings = [{ w = "P(data, model)", c = "P()" }, "P(data, (model, data2))", "P(None)", { k = "P()" }]'
+            "\n"
+            "[meshes.dp]\naxes = { data = 2, model = 3, data2 = 4 }",
+            """\
+            m.toml: functions.f.in_shardings[0]: no sharding for "b" of args[0]
+              write a spec for it, such as "P()"
+            m.toml: functions.f.in_shardings[0].w: args[0].w is f32[5,6]: 5 is not divisible by data = 2
+              split another dimension, or change the mesh
+            m.toml: functions.f.in_shardings[0].c: args[0] has no "c"
+              write one of b, w
+            m.toml: functions.f.in_shardings[2]: 1 entries for args[2], which is f32[] and has 0 dimensions
+              leave out the entries that are too many""",
+            id="specs that do not fit",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nplatforms = ["cpu"]\nmesh = "dp"\n'
+            'args = [["f32[6]", "f32[6]"], { x = "f32[6]" }]\nin_shardings = [["P()"], ["P(data)"]]\n'
+            '[functions.g]\nentry = "a:b"\nplatforms = ["cpu"]\nmesh = "dp"\n'
+            'args = ["f32[5]", "f32[6]"]\nin_shardings = "P(data)"\n'
+            '[functions.h]\nentry = "a:b"\nplatforms = ["cpu"]\nmesh = "dp"\n'
+            'args = ["f32[5]", "f32[6]"]\nin_shardings = ["unspecified"]\n'
+            "[meshes.dp]\naxes = { data = 2 }",
+            """\
+            m.toml: functions.f.in_shardings[0]: 1 shardings for args[0], which has 2 elements
+              write one for each
+            m.toml: functions.f.in_shardings[1]: args[1] is a table
+              write the same kind of tree, or one spec such as "P()"
+            m.toml: functions.g.in_shardings: args[0] is f32[5]: 5 is not divisible by data = 2
+              split another dimension, or change the mesh
+            m.toml: functions.h.in_shardings: 1 shardings for args, which has 2 elements
+              write one for each""",
+            id="trees that differ",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a.mlir"\ntargets = ["cpu"]\nbuckets = { n = [1] }',
+            """\
+            m.toml: functions.f.buckets.n: no aval has a dimension "n"
+              leave it out""",
+            id="buckets of a StableHLO module",
+        ),
+    ],
+)
+def test_mistakes_across_a_function(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(StagecError) as caught:
+        plan_of(HEAD + text, tmp_path)
+    assert str(caught.value) == dedent(message)
+
+
+def test_only_a_portable_artifact_needs_no_buckets(tmp_path: Path) -> None:
+    planned = plan_of(HEAD + '[functions.f]\nentry = "a:b"\nargs = ["f32[n]"]\nplatforms = ["rocm"]', tmp_path)
+    assert [export.name for export in planned.exports] == ["m.f"]
+    assert planned.executables == ()
+
+
+def test_variants_have_artifacts_of_their_own(tmp_path: Path) -> None:
+    planned = plan_of(
+        HEAD + '[functions.f]\nentry = "a:b"\nargs = ["f32[n]"]\ntargets = ["cpu"]\nbuckets = { n = [1, 2] }\n'
+        "static = { shared = [1, [2]] }\n"
+        "[functions.f.variants.two]\nstatic = { power = 2 }\n[functions.f.variants.half]\nstatic = { power = 0.5 }\n",
+        tmp_path,
+    )
+    assert [(export.name, export.spec.static) for export in planned.exports] == [
+        ("m.f-half", {"shared": (1, (2,)), "power": 0.5}),
+        ("m.f-two", {"shared": (1, (2,)), "power": 2}),
+    ]
+    assert [executable.name for executable in planned.executables] == [
+        *("m.f-half.cpu.n1", "m.f-half.cpu.n2", "m.f-two.cpu.n1", "m.f-two.cpu.n2")
+    ]
+    first = planned.executables[0]
+    assert (first.export, first.spec.function, first.spec.variant) == ("m.f-half", "f", "half")
+    assert first.spec.key == planned.exports[0].spec.key == "functions.f.variants.half"
+
+
+def test_what_a_slice_holds_of_meshes_and_checks(tmp_path: Path) -> None:
+    planned = plan_of(
+        HEAD + '[functions.f]\nentry = "a:b"\nargs = ["f32[8,n]"]\nplatforms = ["cpu"]\nmesh = "dp"\n'
+        "in_shardings = [\"P( ('model','data') , None)\"]\nout_shardings = { y = \"unspecified\" }\n"
+        'disabled_checks = ["platform", "custom_call:b"]\nallow_custom_calls = ["c", "a", "b"]\n'
+        'matmul_precision = "highest"\n[meshes.dp]\naxes = { model = 2, data = 4 }',
+        tmp_path,
+    )
+    spec = json.loads(to_json(planned.exports[0].spec))
+    assert spec["mesh"] == [["model", 2], ["data", 4]]
+    assert spec["in_shardings"] == ["P((model, data), None)"]
+    assert spec["out_shardings"] == {"y": "unspecified"}
+    assert spec["disabled_checks"] == ["platform"]
+    assert spec["allow_custom_calls"] == ["a", "b", "c"]
+    assert spec["matmul_precision"] == "highest"
+
+
+def test_weights_in_a_file_are_not_read(tmp_path: Path) -> None:
+    text = '[functions.f]\nentry = "a:b"\nargs = ["safetensors:none.safetensors", "f32[n]"]\n'
+    planned = plan_of(HEAD + text + 'targets = ["cpu"]\nbuckets = { n = [2] }', tmp_path)
+    assert planned.exports[0].spec.args == ("safetensors:none.safetensors", "f32[n]")
+
+
+def heavy_modules_after(code: str, folder: Path) -> set[str]:
+    """The array libraries that a fresh interpreter has imported after some code."""
+    script = f"{code}\nimport sys\nprint('HEAVY', *sorted({{'jax', 'jaxlib', 'numpy'}} & sys.modules.keys()))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(COMPILER), *filter(None, sys.path)])}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment, cwd=folder
+    )
+    return set(result.stdout.splitlines()[-1].split()[1:])
+
+
+def test_planning_is_light(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text(MANIFEST)
+    for arguments in (["plan", "m.toml"], ["plan", "m.toml", "--json"], ["schema"]):
+        code = f"from stagec.cli import main\nassert main({arguments}) == 0"
+        assert heavy_modules_after(code, tmp_path) == set()
+
+
+def test_the_test_of_lightness_can_fail(tmp_path: Path) -> None:
+    assert heavy_modules_after("import numpy", tmp_path) == {"numpy"}

@@ -1,0 +1,90 @@
+"""`stagec reproduce`: what it says of artifacts that can be built again, and of those that cannot."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stagec.reproducibility import first_difference
+from tests.building import checked, stagec
+from tests.reproducibility.conftest import MODEL
+
+ARTIFACTS = 4
+
+
+def reproduce(artifacts: Path, root: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    words = []
+    for name in ("f", "bits"):
+        stem = artifacts / f"m.{name}"
+        words += ["--export", f"m.{name}={stem}.spec={stem}.exported"]
+    for name, export in (("f.cpu.batch3", "f"), ("bits.cpu", "bits")):
+        stem = artifacts / f"m.{name}"
+        words += ["--executable", f"m.{name}=m.{export}={stem}.spec={stem}.xla={stem}.json"]
+    return stagec("reproduce", *words, "--import-root", root, *more)
+
+
+def test_what_was_built_can_be_built_again(small: Path) -> None:
+    done = reproduce(small, small / "source")
+    assert (done.stdout, done.stderr) == (f"{ARTIFACTS} artifacts built twice again, 0 differences\n", "")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "value", ["time.time()", "os.urandom(1)[0] + 0.5", "hash('seed') % 1000 + 0.25", "os.getpid()"]
+)
+def test_a_model_that_bakes_in_its_circumstances(small: Path, tmp_path: Path, value: str) -> None:
+    model = "import os\nimport time\n\n" + MODEL.replace("** power", f"** power + jnp.float32({value})")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "model.py").write_text(model)
+    done = reproduce(small, tmp_path)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    what = "the built artifact and the first build here differ; the first layer that differs is the StableHLO"
+    assert lines[0] == f"m.f.exported: {what}"
+    assert any(line.startswith("    +    %cst = stablehlo.constant dense<") for line in lines)
+    assert lines[-1] == f"{ARTIFACTS} artifacts built twice again, 1 differences"
+
+
+def test_an_executable_of_other_code(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "copy")
+    spec = json.loads((small / "m.f.cpu.batch3.spec").read_text())
+    spec["target"]["compiler_options"] = {"xla_cpu_enable_fast_math": True}
+    (tmp_path / "spec").write_text(json.dumps(spec))
+    stem = tmp_path / "copy" / "m.f.cpu.batch3"
+    checked(
+        *("compile", "--spec", tmp_path / "spec", "--exported", small / "m.f.exported"),
+        *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
+    )
+    done = reproduce(tmp_path / "copy", small / "source", "--json")
+    assert done.returncode == 1
+    differences = json.loads(done.stdout)["differences"]
+    assert differences[0].startswith(
+        "m.f.cpu.batch3.xla: the built artifact and the first build here differ; the first"
+    )
+    assert "compiler_options" in differences[1]
+
+
+def test_the_layers_of_an_executable(small: Path) -> None:
+    whole = (small / "m.f.cpu.batch3.xla").read_bytes()
+    layer, lines = first_difference(whole, (small / "m.bits.cpu.xla").read_bytes())
+    assert layer == "optimized HLO"
+    assert any(line.startswith("-HloModule jit_f") for line in lines)
+    at = whole.rindex(b"\x7fELF") + 0x120
+    layer, lines = first_difference(whole, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert layer == "object code"
+    assert any(line.startswith("-") and line.endswith("bytes") for line in lines)
+    layer, lines = first_difference(whole, whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert layer == "container"
+    assert lines[0].startswith(f"{len(whole):,} and {len(whole):,} bytes, the first that differs is at ")
+
+
+def test_a_model_that_can_no_longer_be_built(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "model.py").write_text("raise RuntimeError('broken')\n")
+    done = reproduce(small, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "m.f: building it again in 'a' failed\n  m.toml: functions.f.entry: importing pkg.model"
+    )

@@ -1,0 +1,31 @@
+"""A bundle gives, without JAX, the results that jax.jit gives, bit for bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.building import COMPILER, ROOT
+
+
+def _run(script: str, *arguments: Path, **env: str) -> None:
+    site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    path = os.pathsep.join([*site_packages, str(COMPILER), str(ROOT)])
+    command = [sys.executable, "-B", "-s", str(ROOT / "tests" / "zoo" / script), *map(str, arguments)]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_bundle_computes_what_jax_jit_computes(zoo: Path, tmp_path: Path) -> None:
+    served, expected = tmp_path / "served.npz", tmp_path / "expected.npz"
+    _run("serve.py", zoo, served)
+    _run("reference.py", expected, XLA_FLAGS="--xla_cpu_max_isa=AVX2")
+    with np.load(served) as ours, np.load(expected) as jax:
+        assert sorted(ours.files) == sorted(jax.files)
+        assert len(ours.files) >= 20
+        different = [name for name in ours.files if ours[name].tobytes() != jax[name].tobytes()]
+    assert different == []

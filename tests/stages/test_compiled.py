@@ -1,0 +1,433 @@
+"""`Exported.call`, `Lowered` and `Compiled`: what they compute and say is what JAX computes and says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+import stagec
+from stagec.avals import parse_aval
+from stagec.runtime import device
+from stagec.specs import TargetSpec
+from stagec.stages.compiled import Compiled
+from stagec.stages.exported import Exported
+from stagec.stages.lowered import ArgInfo, CannotLower, Lowered, lower_exported
+from stagec.stages.shardings import Format, GSPMDSharding, Layout, Mesh, SingleDeviceSharding
+from tests.building import COMPILER
+
+
+def f32(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def export(function: Any, *args: Any, platforms: tuple[str, ...] = ("cpu",), **options: Any) -> Exported:
+    exported = jax.export.export(jax.jit(function, **options), platforms=list(platforms))(*args)
+    return Exported.deserialize(exported.serialize())
+
+
+def lower(function: Any, *args: Any, **options: Any) -> Lowered:
+    return lower_exported(export(function, *args, **options), "cpu", {})
+
+
+def model(params: Any, x: Any) -> Any:
+    return jnp.tanh(x @ params["w"]).sum(), params
+
+
+PARAMS, X = {"b": f32(2), "w": f32(3, 2)}, f32(4, 3)
+
+
+def exported_text(function: Any, *args: Any) -> str:
+    """What JAX says of the module that it exports."""
+    return jax.export.export(jax.jit(function), platforms=["cpu"])(*args).mlir_module()
+
+
+def instructions(hlo: str) -> str:
+    """A program's text without the tables of source locations, and without references to them."""
+    return re.sub(r", metadata=\{[^}]*\}", "", hlo[hlo.index("\n%") if "\n%" in hlo else 0 :])
+
+
+def test_texts_are_jaxs() -> None:
+    ours, theirs = lower(model, PARAMS, X), jax.jit(model).lower(PARAMS, X)
+    # A portable artifact leaves out what is the default and orders constants anew; HLO has neither.
+    assert ours.as_text("hlo") == theirs.as_text("hlo")
+    assert re.findall(r"stablehlo\.\w+", ours.as_text()) == re.findall(
+        r"stablehlo\.\w+", exported_text(model, PARAMS, X)
+    )
+    assert ours.as_text("stablehlo", debug_info=True).count("loc(") > 10
+    assert "metadata=" in ours.as_text("hlo", debug_info=True)
+    assert ours.compiler_ir("hlo").as_hlo_module().name == theirs.compiler_ir("hlo").as_hlo_module().name
+    assert str(ours.compiler_ir()) == ours.as_text()
+    with pytest.raises(ValueError, match="unknown dialect: mhlo; write stablehlo or hlo"):
+        ours.as_text("mhlo")
+
+
+def test_analyses_are_jaxs() -> None:
+    ours, theirs = lower(model, PARAMS, X), jax.jit(model).lower(PARAMS, X)
+    assert ours.cost_analysis() == theirs.cost_analysis()
+    compiled, reference = ours.compile(), theirs.compile()
+    assert compiled.cost_analysis() == reference.cost_analysis()
+    assert str(compiled.memory_analysis()) == str(reference.memory_analysis())
+    assert instructions(compiled.as_text()) == instructions(reference.as_text())
+    assert type(compiled.runtime_executable()) is type(reference.runtime_executable())
+
+
+def test_what_is_known_of_arguments_and_results() -> None:
+    compiled = lower(model, PARAMS, X, donate_argnums=0).compile()
+    reference = jax.jit(model, donate_argnums=0).lower(PARAMS, X).compile()
+    args, kwargs = compiled.args_info
+    assert kwargs == {}
+    assert args == (
+        {"b": ArgInfo((2,), np.dtype("float32"), True), "w": ArgInfo((3, 2), np.dtype("float32"), True)},
+        ArgInfo((4, 3), np.dtype("float32"), False),
+    )
+    theirs = jax.tree.leaves(reference.args_info)
+    ours = [args[0]["b"], args[0]["w"], args[1]]
+    assert [(i.shape, i.dtype, i.donated) for i in ours] == [(i.shape, i.dtype, i.donated) for i in theirs]
+    assert compiled.in_tree.num_leaves == reference.in_tree.num_leaves
+    assert compiled.out_tree.num_leaves == reference.out_tree.num_leaves
+    assert compiled.input_shardings[0][1] == SingleDeviceSharding()
+    layout = Layout((0, 1), (), 0)
+    assert compiled.input_formats[0][1] == Format(layout, SingleDeviceSharding())
+    (their_args, _), (_, their_params) = reference.input_formats, reference.output_formats
+    assert their_args[1].layout.major_to_minor == layout.major_to_minor
+    assert compiled.output_formats[1]["w"].layout.major_to_minor == their_params["w"].layout.major_to_minor
+
+
+def test_an_argument_that_is_not_used() -> None:
+    compiled = lower(lambda x, unused: x + 1, f32(3), f32(4)).compile()
+    assert compiled.input_shardings == ((SingleDeviceSharding(), None), {})
+    assert compiled.input_formats[0][1] == Format(None, None)
+    np.testing.assert_array_equal(compiled(f32(3), f32(4)), f32(3) + 1)
+    kept = lower(lambda x, unused: x + 1, f32(3), f32(4), keep_unused=True).compile()
+    assert kept.input_shardings == ((SingleDeviceSharding(), SingleDeviceSharding()), {})
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        ((PARAMS, f32(5, 3)), "shape", "model: args[1] is f32[5,3], f32[4,3] is wanted"),
+        ((PARAMS, X.astype(np.int32)), "dtype", "model: args[1] has dtype int32, float32 is wanted (f32[4,3])"),
+        (({"w": X}, X), "structure", "model: args[0]: key 'b' is missing"),
+    ],
+)
+def test_a_call_that_does_not_fit(args: tuple[Any, ...], code: str, text: str) -> None:
+    for call in (lower(model, PARAMS, X).compile(), export(model, PARAMS, X).call):
+        with pytest.raises(stagec.CallError) as error:
+            call(*args)
+        assert (error.value.code, str(error.value)) == (code, text)
+
+
+def test_donated_device_arrays_are_consumed() -> None:
+    compiled = lower(lambda state, x: (state + x, x * 2), f32(4), f32(4), donate_argnums=0).compile()
+    state = stagec.device_put(f32(4))
+    result, _ = compiled(state, f32(4))
+    assert state.is_deleted()
+    np.testing.assert_array_equal(result, f32(4) + f32(4))
+    with pytest.raises(stagec.CallError, match=r"args\[0\] was donated to an earlier call") as error:
+        compiled(state, f32(4))
+    assert error.value.code == "deleted"
+    mine = f32(4)
+    compiled(mine, f32(4))
+    np.testing.assert_array_equal(mine, f32(4))
+
+
+def test_compiler_options() -> None:
+    lowered = lower(lambda x: jnp.exp(x) @ x.T, f32(8, 8))
+    compiled = lowered.compile({"xla_cpu_enable_fast_math": False})
+    assert compiled.description.target.compiler_options == {"xla_cpu_enable_fast_math": False}
+    with pytest.raises(stagec.CannotCompile, match="has no option xla_cpu_no_such"):
+        lowered.compile({"xla_cpu_no_such": True})
+
+
+def test_a_named_target_needs_a_prepared_process() -> None:
+    target = TargetSpec("server", "cpu", "AVX2", 4, {})
+    with pytest.raises(stagec.CannotCompile) as error:
+        lower(model, PARAMS, X).compile(target=target)
+    assert str(error.value) == (
+        "this process is not prepared to compile for server: call cpu.pin_process(target) before jaxlib is first used, "
+        "or compile for this machine (target=None)"
+    )
+
+
+def test_a_platform_that_cannot_be_compiled_here() -> None:
+    lowered = lower_exported(export(model, PARAMS, X, platforms=("tpu",)), "tpu", {})
+    assert "stablehlo" in lowered.as_text()
+    with pytest.raises(stagec.CannotCompile, match="model is lowered for tpu; only cpu can be compiled here"):
+        lowered.compile()
+
+
+def test_a_platform_that_was_not_exported() -> None:
+    with pytest.raises(CannotLower, match="model was exported for tpu, not for cpu"):
+        export(model, PARAMS, X, platforms=("tpu",)).call(PARAMS, X)
+
+
+def test_each_signature_is_compiled_once() -> None:
+    exported = export(lambda x: x.sum(), jax.ShapeDtypeStruct(jax.export.symbolic_shape("b"), jnp.float32))
+    for size in (3, 4, 3):
+        np.testing.assert_allclose(exported.call(f32(size)), f32(size).sum(), rtol=1e-6)
+    assert len(exported._executables) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((3, 5, 6), "<lambda>: a dimension of size 4 is wanted, not 5 (2*c with c = 2)"),
+        ((3, 4, 7), "<lambda>: a dimension of size 6 is wanted, not 7 (b+c+1 with b = 3, c = 2)"),
+        ((3, 4), "<lambda>: args[0] has shape (3, 4), 3 dimensions are wanted (f32[b,2*c,b+c+1])"),
+    ],
+)
+def test_sizes_that_do_not_follow(shape: tuple[int, ...], text: str) -> None:
+    symbols = jax.export.symbolic_shape("b, 2*c, b+c+1")
+    exported = export(lambda x: x.sum(), jax.ShapeDtypeStruct(symbols, jnp.float32))
+    np.testing.assert_allclose(exported.call(np.ones((3, 4, 6), np.float32)), 72)
+    with pytest.raises(stagec.CallError) as error:
+        exported.call(np.ones(shape, np.float32))
+    assert (error.value.code, str(error.value)) == ("shape", text)
+
+
+def test_dimensions_of_the_result_follow() -> None:
+    b, c = jax.export.symbolic_shape("b, c")
+    exported = export(
+        lambda x, y: jnp.concatenate([x.reshape(-1), y]),
+        jax.ShapeDtypeStruct((b, c), jnp.float32),
+        jax.ShapeDtypeStruct((b * c,), jnp.float32),
+    )
+    assert exported.out_avals == (parse_aval("f32[2*b*c]"),)
+    assert exported.call(f32(2, 3), f32(6)).shape == (12,)
+    with pytest.raises(stagec.CallError, match=r"a dimension of size 6 is wanted, not 7 \(b\*c with b = 2, c = 3\)"):
+        exported.call(f32(2, 3), f32(7))
+
+
+def test_ordered_and_unordered_effects() -> None:
+    """An effect that serializes: a class without parameters. Its tokens are bound when the module is lowered."""
+    from jax._src import core, effects
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir.dialects import hlo
+
+    class Ordered(effects.Effect):
+        def __hash__(self) -> int:
+            return hash("Ordered")
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Ordered)
+
+    class Unordered(effects.Effect):
+        def __hash__(self) -> int:
+            return hash("Unordered")
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Unordered)
+
+    effects.ordered_effects.add_type(Ordered)
+    for kind in (Ordered, Unordered):
+        effects.lowerable_effects.add_type(kind)
+    primitive = core.Primitive("with_effects")
+    primitive.def_effectful_abstract_eval(lambda x: (x, {Ordered(), Unordered()}))
+
+    def lowering(ctx: Any, x: Any) -> Any:
+        token = ctx.tokens_in.get(Ordered())
+        ctx.set_tokens_out(mlir.TokenSet({Ordered(): token}))
+        return [hlo.add(x, x)]
+
+    mlir.register_lowering(primitive, lowering)
+    exported = export(primitive.bind, f32(3), platforms=("tpu", "cpu"))
+    assert [name.rpartition(".")[2] for name in exported.ordered_effects] == ["Ordered'>"]
+    assert [name.rpartition(".")[2] for name in exported.unordered_effects] == ["Unordered'>"]
+    assert "token" in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(f32(3)), f32(3) * 2)
+    read = jax.export.deserialize(bytearray(exported.serialize()))
+    assert read.ordered_effects == (Ordered(),)
+
+
+# Four devices. Whole numbers: their sum is exact in any order.
+ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
+AUTO = jax.sharding.AxisType.Auto
+MESH = AbstractMesh((4,), ("d",), (AUTO,))
+
+
+def four_devices() -> Exported:
+    spec = PartitionSpec("d")
+    function = jax.shard_map(
+        lambda x, s: (lax.psum(x, "d") + s, x * lax.axis_index("d")),
+        mesh=MESH,
+        in_specs=(spec, PartitionSpec()),
+        out_specs=(PartitionSpec(), spec),
+    )
+    return export(
+        function, ROWS, np.float32(1), in_shardings=(NamedSharding(MESH, spec), NamedSharding(MESH, PartitionSpec()))
+    )
+
+
+def test_four_devices() -> None:
+    exported = four_devices()
+    assert exported.nr_devices == 4
+    total, parts = exported.call(ROWS, np.float32(1))
+    np.testing.assert_array_equal(total, ROWS.reshape(4, 2, 3).sum(0) + 1)
+    np.testing.assert_array_equal(parts, ROWS * np.repeat(np.arange(4, dtype=np.float32), 2)[:, None])
+    compiled = lower_exported(exported, "cpu", {}).compile()
+    assert (compiled.nr_devices, compiled.mesh and compiled.mesh.shape) == (4, {"d": 4})
+    ((x, s), _), (all_of_it, split) = compiled.input_shardings, compiled.output_shardings
+    assert [str(sharding.spec) for sharding in (x, s, all_of_it, split)] == ["P(d)", "P()", "P()", "P(d)"]
+    again = Compiled.deserialize(compiled.serialize())
+    assert again.input_shardings == compiled.input_shardings
+    np.testing.assert_array_equal(again(ROWS, np.float32(1))[0], total)
+    # Arrays stay on the devices, and go from one layout to another.
+    on_device, moved = again(stagec.device_put(ROWS), np.float32(1))
+    np.testing.assert_array_equal(on_device, total)
+    np.testing.assert_array_equal(again(moved, np.float32(1))[1].numpy(), compiled(np.asarray(moved), np.float32(1))[1])
+
+
+def test_four_devices_over_two_axes() -> None:
+    mesh = AbstractMesh((2, 2), ("x", "y"), (AUTO, AUTO))
+
+    def on(*axes: Any) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    a, b = np.arange(32, dtype=np.float32).reshape(8, 4), np.arange(24, dtype=np.float32).reshape(4, 6)
+    exported = export(lambda a, b: a @ b, a, b, in_shardings=(on("y", "x"), on("x")), out_shardings=on(None, ("y",)))
+    compiled = lower_exported(exported, "cpu", {}).compile()
+    np.testing.assert_array_equal(compiled(a, b), a @ b)
+    assert str(compiled.output_shardings.spec) == "P(None, y)"
+    assert str(compiled.input_formats[0][0].sharding.spec) == "P(y, x)"
+
+
+def test_donation_over_devices() -> None:
+    on = NamedSharding(MESH, PartitionSpec("d"))
+    exported = export(lambda s: s + 1, ROWS, in_shardings=on, out_shardings=on, donate_argnums=0)
+    compiled = lower_exported(exported, "cpu", {}).compile()
+    state = compiled(stagec.device_put(ROWS))
+    after = compiled(state)
+    assert state.is_deleted()
+    np.testing.assert_array_equal(after, ROWS + 2)
+
+
+def test_dtypes_over_devices() -> None:
+    on = NamedSharding(MESH, PartitionSpec("d"))
+    x = ROWS.astype(jnp.bfloat16)
+    result = export(lambda x: x * 2, x, in_shardings=on, out_shardings=on).call(x)
+    assert result.dtype == x.dtype
+    np.testing.assert_array_equal(result, x * 2)
+
+
+def test_a_sharding_without_a_mesh_is_xlas_own() -> None:
+    compiled = lower_exported(four_devices(), "cpu", {}).compile()
+    found = Compiled(compiled.executable, compiled.description).input_shardings[0][0]
+    assert found == GSPMDSharding("{devices=[4,1]<=[4]}")
+    assert Mesh((4,), ("d",)).size == 4
+
+
+def test_serialized_executables() -> None:
+    compiled = lower(model, PARAMS, X).compile()
+    data = compiled.serialize()
+    again = Compiled.deserialize(data)
+    assert again.serialize() == data
+    assert again.description == compiled.description
+    assert b"pickle" not in data
+    np.testing.assert_array_equal(again(PARAMS, X)[0], compiled(PARAMS, X)[0])
+    assert again.cost_analysis() == compiled.cost_analysis()
+    assert "ENTRY" in again.as_text()
+
+
+def test_damaged_executables() -> None:
+    data = lower(model, PARAMS, X).compile().serialize()
+    for damaged, code in (
+        (data[:-1], "not-a-bundle"),
+        (data.replace(b"model", b"madel"), "not-a-bundle"),
+        (b"", "not-a-bundle"),
+    ):
+        with pytest.raises(stagec.LoadError) as error:
+            Compiled.deserialize(damaged)
+        assert error.value.code == code
+
+
+def test_executables_of_another_jaxlib_or_cpu() -> None:
+    import dataclasses
+
+    compiled = lower(model, PARAMS, X).compile()
+    older = dataclasses.replace(compiled.description, versions={**compiled.description.versions, "jaxlib": "0_9_9"})
+    with pytest.raises(stagec.LoadError, match="it was compiled with jaxlib 0_9_9, here is") as error:
+        Compiled.deserialize(dataclasses.replace(compiled, description=older).serialize())
+    assert error.value.code == "jaxlib-version"
+    target = dataclasses.replace(compiled.description.target, requires=("avx1024",))
+    other = dataclasses.replace(compiled.description, target=target)
+    with pytest.raises(stagec.LoadError, match="this machine's CPU cannot run it: it lacks avx1024") as error:
+        Compiled.deserialize(dataclasses.replace(compiled, description=other).serialize())
+    assert error.value.code == "cpu-feature"
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = None
+import numpy as np
+import stagec
+from stagec.stages.lowered import lower_exported
+folder = sys.argv[1]
+read = lambda name: open(f"{folder}/{name}", "rb").read()
+inputs = np.load(f"{folder}/inputs.npz")
+exported = stagec.Exported.deserialize(read("model.exported"))
+args = {"b": inputs["b"], "w": inputs["w"]}, inputs["x"]
+lowered = lower_exported(exported, "cpu", {})
+assert "stablehlo" in lowered.as_text() and "HloModule" in lowered.as_text("hlo")
+assert lowered.cost_analysis() and lowered.args_info
+compiled = lowered.compile()
+assert compiled.as_text() and compiled.memory_analysis() and compiled.output_formats and compiled.input_shardings
+again = stagec.Compiled.deserialize(read("model.compiled"))
+calls = exported.call, compiled, again, stagec.Compiled.deserialize(compiled.serialize())
+results = [call(*args)[0] for call in calls]
+assert exported.vjp().vjp().mlir_module()
+cotangents = exported.vjp().call(*(inputs[name] for name in ("b", "w", "x", "ct", "b", "w")))
+parallel = stagec.Exported.deserialize(read("parallel.exported"))
+mesh = stagec.Mesh((4,), ("d",))
+assert parallel.in_shardings_jax(mesh)[0] == stagec.NamedSharding(mesh, stagec.PartitionSpec("d"))
+total, _ = parallel.call(inputs["rows"], np.float32(1))
+assert stagec.Exported.deserialize(exported.serialize(2)) == exported
+assert not [name for name in sys.modules if name == "jax" and sys.modules[name] or name.startswith("jax.")]
+np.savez(f"{folder}/outputs.npz", *results, *cotangents, total)
+"""
+
+
+def test_everything_after_tracing_works_without_jax(tmp_path: Path) -> None:
+    theirs = jax.export.export(jax.jit(model), platforms=["cpu", "tpu"])(PARAMS, X)
+    (tmp_path / "model.exported").write_bytes(theirs.serialize(vjp_order=2))
+    (tmp_path / "model.compiled").write_bytes(lower(model, PARAMS, X).compile().serialize())
+    (tmp_path / "parallel.exported").write_bytes(four_devices().serialize())
+    np.savez(tmp_path / "inputs.npz", **PARAMS, x=X, ct=np.float32(2), rows=ROWS)
+    (tmp_path / "run.py").write_text(WITHOUT_JAX)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py"), str(tmp_path)],
+        env={"PYTHONPATH": ":".join([str(COMPILER), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    outputs = list(np.load(tmp_path / "outputs.npz").values())
+    for result in outputs[:4]:
+        np.testing.assert_array_equal(result, jax.jit(model)(PARAMS, X)[0])
+    for result, expected in zip(
+        outputs[4:7],
+        jax.tree.leaves(theirs.vjp().call(*PARAMS.values(), X, np.float32(2), *PARAMS.values())),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(outputs[7], ROWS.reshape(4, 2, 3).sum(0) + 1)
+
+
+def test_sizes_that_do_not_divide() -> None:
+    """XLA splits an array evenly or not at all where it may choose; an uneven part would be padded."""
+    on = NamedSharding(MESH, PartitionSpec("d"))
+    x = np.arange(8, dtype=np.float32)
+    compiled = lower(lambda x: (x[:6] * 2, lax.with_sharding_constraint(x[:6], on) + 1), x, in_shardings=on).compile()
+    for result, expected in zip(compiled(x), (x[:6] * 2, x[:6] + 1), strict=True):
+        np.testing.assert_array_equal(result, expected)
+    uneven = compiled._loaded.parameter_shardings[0]
+    with pytest.raises(ValueError, match=r"shape \(6,\) does not divide into 4 parts"):
+        device.placement(uneven, (6,), 4)

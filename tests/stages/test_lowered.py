@@ -1,0 +1,57 @@
+"""Binding an `Exported` to a platform and to sizes."""
+
+from pathlib import Path
+
+import pytest
+
+from stagec.avals import parse_aval
+from stagec.stages.exported import Exported
+from stagec.stages.lowered import CannotLower, lower_exported
+
+
+def exported(zoo: Path, function: str) -> Exported:
+    return Exported.deserialize((zoo.parent / f"zoo.{function}.exported").read_bytes())
+
+
+def test_a_bucket_makes_every_shape_static(zoo: Path) -> None:
+    lowered = lower_exported(exported(zoo, "attention"), "cpu", {"batch": 2, "seq": 3})
+    assert lowered.in_avals == lowered.out_avals == (parse_aval("f32[2,3,8]"),)
+    assert "?" not in lowered.as_text()
+
+
+def test_each_platform_of_a_portable_artifact(zoo: Path) -> None:
+    for platform in ("cpu", "cuda", "tpu"):
+        lowered = lower_exported(exported(zoo, "mlp"), platform, {"batch": 1})
+        assert lowered.platform == platform
+        assert "_platform_index" not in lowered.as_text()
+
+
+def test_donated_and_unused_arguments(zoo: Path) -> None:
+    assert lower_exported(exported(zoo, "update"), "cpu", {}).donated == (True, True, False)
+    named = lower_exported(exported(zoo, "named-square"), "cpu", {})
+    assert named.kept_var_idx == (0, 2)
+    assert named.donated == (False, False, False)
+
+
+def test_custom_calls_are_named(zoo: Path) -> None:
+    calls = lower_exported(exported(zoo, "factorize"), "cpu", {}).custom_calls
+    assert "lapack_spotrf_ffi" in calls
+
+
+@pytest.mark.parametrize(
+    ("platform", "bucket", "text"),
+    [
+        ("rocm", {"batch": 1}, "mlp was exported for cpu, cuda, tpu, not for rocm"),
+        ("cpu", {}, 'mlp: f32[batch,16]: dimension "batch" has no size; the sizes given are: none'),
+        (
+            "cpu",
+            {"batch": 65},
+            "mlp: Input shapes do not match the symbolic shape constraint batch <= 64. "
+            "Expected '- batch + 64' to be greater or equal to 0, but found -1",
+        ),
+    ],
+)
+def test_what_cannot_be_lowered(zoo: Path, platform: str, bucket: dict[str, int], text: str) -> None:
+    with pytest.raises(CannotLower) as error:
+        lower_exported(exported(zoo, "mlp"), platform, bucket)
+    assert str(error.value) == text

@@ -1,0 +1,172 @@
+"""Bytes of an `Exported`: what stagec writes JAX reads, what JAX writes stagec reads, and both compute the same."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from stagec.avals import Aval
+from stagec.stages.exported import Exported, NotExported
+
+FIELDS = (
+    *("fun_name", "in_tree", "out_tree", "nr_devices", "platforms", "ordered_effects", "unordered_effects"),
+    *("mlir_module_serialized", "calling_convention_version", "module_kept_var_idx", "uses_global_constants"),
+    *("in_shardings_hlo", "out_shardings_hlo", "_in_named_shardings", "_out_named_shardings"),
+)
+
+
+def f32(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def mlp(params: Any, x: Any) -> Any:
+    return {"y": jnp.tanh(x @ params["w"]), "none": None, "pair": (x.sum(), [params["w"]])}
+
+
+def cases() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Jitted function, arguments, keyword arguments."""
+    key = jax.random.key_data(jax.random.key(1))
+    return {
+        "trees": (jax.jit(mlp), ({"w": f32(3, 2)}, f32(4, 3)), {}),
+        "kwargs": (jax.jit(lambda x, *, shift: x + shift), (f32(3),), {"shift": f32(3)}),
+        "unused": (jax.jit(lambda x, unused, y: x * y), (f32(3), f32(5), f32(3)), {}),
+        "kept": (jax.jit(lambda x, unused: x * 2, keep_unused=True), (f32(3), f32(5)), {}),
+        "donated": (jax.jit(lambda s, x: (s + x, x.sum()), donate_argnums=0), (f32(4), f32(4)), {}),
+        "dtypes": (
+            jax.jit(lambda a, b, c, d, e: (a + 1, b * 2, ~c, d.astype(jnp.float32), e.astype(jnp.int8) + 1)),
+            (
+                np.arange(3, dtype=np.uint8),
+                f32(3).astype(ml_dtypes.bfloat16),
+                np.array([True, False]),
+                f32(3).astype(ml_dtypes.float8_e4m3fn),
+                np.arange(4).astype(ml_dtypes.int4),
+            ),
+            {},
+        ),
+        "scalars": (jax.jit(lambda x, n: x * n), (np.float32(2.5), np.int32(3)), {}),
+        "empty": (jax.jit(lambda x: (x.sum(0), ())), (np.zeros((0, 3), np.float32),), {}),
+        "words": (jax.jit(lambda k: jax.random.normal(jax.random.wrap_key_data(k), (3,))), (np.asarray(key),), {}),
+    }
+
+
+def bits(tree: Any) -> list[tuple[str, tuple[int, ...], bytes]]:
+    return [(str(a.dtype), a.shape, a.tobytes()) for a in map(np.asarray, jax.tree.leaves(tree))]
+
+
+@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("platforms", [("cpu",), ("tpu", "cpu", "cuda")], ids=len)
+def test_both_ways(name: str, platforms: tuple[str, ...]) -> None:
+    function, args, kwargs = cases()[name]
+    theirs = jax.export.export(function, platforms=list(platforms))(*args, **kwargs)
+    written = bytes(theirs.serialize())
+    ours = Exported.deserialize(written)
+    rewritten = ours.serialize()
+    assert Exported.deserialize(rewritten) == ours
+    read, again = jax.export.deserialize(bytearray(written)), jax.export.deserialize(bytearray(rewritten))
+    for field in FIELDS:
+        assert getattr(again, field) == getattr(read, field), field
+    assert again.in_avals == read.in_avals
+    assert again.out_avals == read.out_avals
+    expected = bits(jax.tree.map(np.asarray, jax.jit(theirs.call)(*args, **kwargs)))
+    assert bits(ours.call(*args, **kwargs)) == expected
+    assert bits(jax.jit(again.call)(*args, **kwargs)) == expected
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_vector_jacobian_products(order: int) -> None:
+    def cubed(x: Any) -> Any:
+        return x**3
+
+    x, ct, ct2 = f32(4), f32(4) + 1, (f32(4) - 1, f32(4) * 2)
+    theirs = jax.export.export(jax.jit(cubed), platforms=["cpu"])(x)
+    ours = Exported.deserialize(theirs.serialize(vjp_order=2))
+    data = ours.serialize(vjp_order=order)
+    read, again = jax.export.deserialize(bytearray(data)), Exported.deserialize(data)
+    assert again.has_vjp() == read.has_vjp() == (order > 0)
+    if order == 0:
+        with pytest.raises(ValueError, match="No VJP is available"):
+            again.vjp()
+        with pytest.raises(ValueError, match="cubed has no vector-Jacobian product of an order that high"):
+            again.serialize(vjp_order=1)
+        return
+    (expected,) = jax.vjp(jax.jit(cubed), x)[1](ct)
+    np.testing.assert_array_equal(again.vjp().call(x, ct)[0], jax.jit(theirs.vjp().call)(x, ct)[0])
+    np.testing.assert_allclose(again.vjp().call(x, ct)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda v: read.call(v).sum())(x), 3 * x**2, rtol=1e-6)
+    assert again.vjp().has_vjp() == (order > 1)
+    if order > 1:
+        second = again.vjp().vjp().call(x, ct, ct2[0])
+        reference = jax.jit(theirs.vjp().vjp().call)(x, ct, ct2[0])
+        assert bits(second) == bits(reference)
+        grad = jax.grad(lambda v: read.call(v).sum())
+        np.testing.assert_allclose(jax.grad(lambda v: grad(v).sum())(x), 6 * x, rtol=1e-6)
+
+
+def test_keys_as_arguments() -> None:
+    key = jax.random.key(3)
+    theirs = jax.export.export(jax.jit(lambda k: (jax.random.normal(k, (2,)), jax.random.split(k))))(key)
+    ours = Exported.deserialize(theirs.serialize())
+    assert ours.in_avals == (Aval("key<fry>", ()),)
+    normal, keys = ours.call(np.asarray(jax.random.key_data(key)))
+    expected, split = jax.jit(theirs.call)(key)
+    np.testing.assert_array_equal(normal, expected)
+    np.testing.assert_array_equal(keys, jax.random.key_data(split))
+    np.testing.assert_array_equal(jax.export.deserialize(bytearray(ours.serialize())).call(key)[0], expected)
+
+
+def test_symbolic_shapes() -> None:
+    shape = jax.export.symbolic_shape("b, 2*c, b+c+1", constraints=["mod(b, 2) == 0", "c <= 8"])
+    theirs = jax.export.export(jax.jit(lambda x: x.sum(1)), platforms=["cpu", "tpu"])(
+        jax.ShapeDtypeStruct(shape, jnp.float32)
+    )
+    ours = Exported.deserialize(theirs.serialize())
+    again = jax.export.deserialize(bytearray(ours.serialize()))
+    assert str(again.out_avals) == str(theirs.out_avals)
+    for b, c in ((2, 1), (4, 3)):
+        x = f32(b, 2 * c, b + c + 1)
+        assert bits(ours.call(x)) == bits(jax.jit(theirs.call)(x)) == bits(jax.jit(again.call)(x))
+
+
+def test_disabled_checks_survive() -> None:
+    check = jax.export.DisabledSafetyCheck
+    checks = [check.platform(), check.custom_call("some_call")]
+    theirs = jax.export.export(jax.jit(jnp.sin), platforms=["tpu"], disabled_checks=checks)(f32(3))
+    ours = Exported.deserialize(theirs.serialize())
+    assert ours.disabled_safety_checks == ("platform", "custom_call:some_call")
+    again = jax.export.deserialize(bytearray(ours.serialize()))
+    assert list(again.disabled_safety_checks) == checks
+    # It runs on a platform that it was not exported for, as the first check says.
+    np.testing.assert_array_equal(ours.call(f32(3)), jax.jit(again.call)(f32(3)))
+
+
+def test_meshes_and_their_devices_survive() -> None:
+    device = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    mesh = AbstractMesh((4, 2), ("x", "y"), (jax.sharding.AxisType.Explicit,) * 2, abstract_device=device)
+    on = NamedSharding(mesh, PartitionSpec("x", None), memory_kind="pinned_host")
+    theirs = jax.export.export(jax.jit(lambda x: x * 2), platforms=["tpu"])(
+        jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=on)
+    )
+    theirs = dataclasses.replace(theirs, _in_named_shardings=(on,))
+    ours = Exported.deserialize(theirs.serialize())
+    again = jax.export.deserialize(bytearray(ours.serialize()))
+    assert again._in_named_shardings == (on,)
+    assert again._in_named_shardings[0].mesh.abstract_device == device
+    assert again.in_avals == jax.export.deserialize(theirs.serialize()).in_avals
+
+
+def test_a_dtype_that_the_format_lacks() -> None:
+    ours = Exported.deserialize(jax.export.export(jax.jit(jnp.sin))(f32(3)).serialize())
+    with pytest.raises(ValueError, match=r"the format of jax.export has no dtype i2; cast i2\[3\] to another"):
+        dataclasses.replace(ours, in_avals=(Aval("i2", (3,)),)).serialize()
+
+
+def test_trees_that_do_not_fit_the_avals() -> None:
+    ours = Exported.deserialize(jax.export.export(jax.jit(jnp.sin))(f32(3)).serialize())
+    with pytest.raises(NotExported, match="trees and avals do not agree"):
+        Exported.deserialize(dataclasses.replace(ours, in_avals=(), _in_shardings=()).serialize())

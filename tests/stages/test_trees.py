@@ -1,0 +1,79 @@
+"""Trees flatten as JAX flattens, and survive JSON."""
+
+from typing import Any
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.trees import LEAF, Tree, TreeMismatch
+
+values = st.recursive(
+    st.integers() | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def tree_of(value: Any) -> Tree:
+    match value:
+        case None:
+            return Tree("none")
+        case dict():
+            keys = tuple(sorted(value))
+            return Tree("dict", tuple(tree_of(value[key]) for key in keys), keys)
+        case list():
+            return Tree("list", tuple(map(tree_of, value)))
+        case tuple():
+            return Tree("tuple", tuple(map(tree_of, value)))
+    return LEAF
+
+
+@given(values)
+def test_flatten_as_jax_does(value: Any) -> None:
+    tree = tree_of(value)
+    leaves, structure = jax.tree.flatten(value)
+    assert tree.flatten(value) == leaves
+    assert tree.num_leaves == structure.num_leaves
+    assert tree.unflatten(leaves) == value
+    assert list(tree.paths()) == [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value)]
+
+
+@given(values)
+def test_json_round_trip(value: Any) -> None:
+    tree = tree_of(value)
+    assert Tree.from_json(tree.to_json()) == tree
+
+
+def test_custom_nodes_keep_name_and_data() -> None:
+    tree = Tree("custom", (LEAF, LEAF), name="pkg.Point", auxdata=b"\0\1")
+    assert Tree.from_json(tree.to_json()) == tree
+    assert tree.unflatten([1, 2]) == (1, 2)
+
+
+@pytest.mark.parametrize("data", ["leaf", 3, {"tuple": 1}, {"dict": []}, {"tuple": [], "more": 1}, {}])
+def test_other_json(data: object) -> None:
+    with pytest.raises(ValueError, match="not a tree"):
+        Tree.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "what"),
+    [
+        ({"a": 1}, "", "key 'b' is missing"),
+        ({"a": 1, "b": (1,), "c": 2}, "", "key 'c' is not wanted"),
+        ({"a": 1, "b": (1, 2)}, "['b']", "1 elements are wanted here, not 2"),
+        ({"a": 1, "b": [1]}, "['b']", "a tuple is wanted here, not a list of 1"),
+        ({"a": None, "b": (1,)}, "['a']", "an array is wanted here, not None"),
+        (7, "", "a dict is wanted here, not a value of type int"),
+    ],
+)
+def test_a_value_of_another_structure(value: object, path: str, what: str) -> None:
+    with pytest.raises(TreeMismatch) as mismatch:
+        tree_of({"a": 1, "b": (2,)}).flatten(value)
+    assert (mismatch.value.path, mismatch.value.what) == (path, what)

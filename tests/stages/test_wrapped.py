@@ -1,0 +1,251 @@
+"""`stagec.jit`: JAX's first stages in front of stagec's own."""
+
+import collections
+import dataclasses
+import inspect
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stagec
+from stagec.frontends.wrapped import Traced, Wrapped
+from stagec.stages.lowered import ArgInfo
+from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+
+
+def f32(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def scale(x: Any, n: int, *, shift: float = 0.0) -> Any:
+    """Multiply and add."""
+    return x * n + shift
+
+
+def test_a_wrapped_function() -> None:
+    wrapped = stagec.jit(scale, static_argnames=("n", "shift"))
+    assert isinstance(wrapped, Wrapped)
+    assert (wrapped.__name__, wrapped.__doc__, repr(wrapped)) == ("scale", "Multiply and add.", "Wrapped(scale)")
+    for args, kwargs in (((f32(3), 2), {}), ((f32(3), 3), {"shift": 1.5}), ((f32(3),), {"n": 2}), ((f32(4), 2), {})):
+        result = wrapped(*args, **kwargs)
+        assert type(result) is np.ndarray
+        np.testing.assert_array_equal(result, jax.jit(scale, static_argnames=("n", "shift"))(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    "options", [{"static_argnums": 1}, {"static_argnums": (-1,)}, {"static_argnames": "n"}], ids=lambda o: next(iter(o))
+)
+def test_static_arguments_are_found_by_number_and_by_name(options: dict[str, Any]) -> None:
+    def power(x: Any, n: int) -> Any:
+        return x**n
+
+    wrapped = stagec.jit(power, **options)
+    np.testing.assert_array_equal(wrapped(f32(3), 2), f32(3) * f32(3))
+    np.testing.assert_array_equal(wrapped(f32(3), 1), f32(3))
+    lowered = wrapped.lower(f32(3), 2)
+    assert lowered.in_tree.num_leaves == 1
+    np.testing.assert_array_equal(lowered.compile()(f32(3)), f32(3) * f32(3))
+    if "static_argnums" not in options or options["static_argnums"] == 1:
+        np.testing.assert_array_equal(wrapped(f32(3), n=2), f32(3) * f32(3))
+
+
+def test_each_signature_is_traced_once() -> None:
+    traced = []
+
+    @stagec.jit
+    def function(x: Any) -> Any:
+        traced.append(x.shape)
+        return x + 1
+
+    for shape in ((3,), (4,), (3,), (4,)):
+        function(f32(*shape))
+    assert traced == [(3,), (4,)]
+    function(1.0)  # weakly typed
+    function(np.float32(1))
+    assert traced == [(3,), (4,), (), ()]
+
+
+def test_a_decorator_with_options() -> None:
+    @stagec.jit(static_argnames="n")
+    def function(x: Any, n: int) -> Any:
+        return x * n
+
+    np.testing.assert_array_equal(function(f32(3), n=3), f32(3) * 3)
+
+
+def test_every_parameter_of_jax_jit_is_taken_or_refused() -> None:
+    ours = set(inspect.signature(stagec.jit).parameters) - {"refused"}
+    refused = set(inspect.signature(jax.jit).parameters) - ours
+    assert refused == {"device", "backend"}
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("device", "write in_shardings and out_shardings over a mesh, or name a target when compiling"),
+        ("backend", 'write lower(platforms=("tpu",)) or export(platforms=("tpu",))'),
+        ("abstracted_axes", "write symbolic dimensions instead"),
+        ("no_such", "jit() got an unexpected keyword argument 'no_such'"),
+    ],
+)
+def test_what_jit_refuses(name: str, advice: str) -> None:
+    with pytest.raises(TypeError) as error:
+        stagec.jit(scale, **{name: None})
+    assert advice in str(error.value)
+
+
+def test_python_numbers_and_wide_arrays() -> None:
+    function = stagec.jit(lambda x, y: x * y)
+    for args in ((2, 3.5), (np.float64(2), 3), (np.arange(3.0), 2), (jnp.arange(3), True), (2, 3)):
+        result, expected = function(*args), jax.jit(lambda x, y: x * y)(*args)
+        assert result.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_keys() -> None:
+    function = stagec.jit(lambda key: jax.random.normal(key, (3,)))
+    np.testing.assert_array_equal(function(jax.random.key(1)), jax.random.normal(jax.random.key(1), (3,)))
+    words = stagec.jit(jax.random.key)(7)
+    np.testing.assert_array_equal(words, jax.random.key_data(jax.random.key(7)))
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])  # noqa: PYI024  # types at run time only
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    count: Any
+    weights: Any
+
+
+class Opaque:
+    """A node that says nothing of its fields."""
+
+    def __init__(self, child: Any) -> None:
+        self.child = child
+
+
+jax.tree_util.register_pytree_node(Opaque, lambda node: ((node.child,), None), lambda _, children: Opaque(*children))
+
+
+def test_types_of_the_users_own() -> None:
+    function = stagec.jit(
+        lambda state, pair, opaque: (State(state.count + 1, pair), Opaque(opaque.child * 2), {1: pair})
+    )
+    state, opaque, numbered = function(State(np.int32(1), f32(2)), Pair(f32(2), f32(3)), Opaque(f32(1)))
+    assert isinstance(state, State)
+    assert isinstance(state.weights, Pair)
+    assert isinstance(opaque, Opaque)
+    np.testing.assert_array_equal(opaque.child, f32(1) * 2)
+    np.testing.assert_array_equal(numbered[1].second, f32(3))
+
+
+def test_a_compiled_function_takes_them_or_their_fields() -> None:
+    compiled = stagec.jit(lambda state: State(state.weights, state.count)).lower(State(f32(2), f32(3))).compile()
+    for argument in (State(f32(2), f32(3)), {"count": f32(2), "weights": f32(3)}):
+        result = compiled(argument)
+        assert isinstance(result, State)
+        np.testing.assert_array_equal(result.count, f32(3))
+
+
+def test_a_traced_function() -> None:
+    traced = stagec.jit(scale, static_argnums=1, donate_argnums=0).trace(f32(3), 2, shift=np.float32(1))
+    theirs = jax.jit(scale, static_argnums=1, donate_argnums=0).trace(f32(3), 2, shift=np.float32(1))
+    assert isinstance(traced, Traced)
+    assert traced.fun_name == theirs.fun_name == "scale"
+    assert str(traced.jaxpr) == str(theirs.jaxpr)
+    assert traced.args_info == (
+        (ArgInfo((3,), np.dtype("float32"), True),),
+        {"shift": ArgInfo((), np.dtype("float32"), False)},
+    )
+    assert list(traced.in_tree.paths()) == ["[0][0]", "[1]['shift']"]
+    assert (traced.in_tree.num_leaves, traced.out_tree.num_leaves) == (2, 1)
+    lowered = traced.lower()
+    assert lowered.donated == (True, False)
+    assert (lowered.in_tree, lowered.out_tree) == (traced.in_tree, traced.out_tree)
+    np.testing.assert_array_equal(lowered.compile()(f32(3), shift=np.float32(1)), f32(3) * 2 + 1)
+
+
+def test_each_platform() -> None:
+    traced = stagec.jit(jnp.sin).trace(f32(3))
+    assert [traced.lower((platform,)).platform for platform in ("cpu", "cuda", "tpu")] == ["cpu", "cuda", "tpu"]
+    with pytest.raises(ValueError, match=r"lower\(\) takes one platform, not \('cpu', 'tpu'\)"):
+        traced.lower(("cpu", "tpu"))
+    exported = traced.export(("cpu", "tpu"))
+    assert exported.platforms == ("cpu", "tpu")
+    np.testing.assert_array_equal(exported.call(f32(3)), jax.jit(jnp.sin)(f32(3)))
+    assert exported.vjp().vjp().has_vjp()
+    assert stagec.Exported.deserialize(exported.serialize(vjp_order=2)).vjp().has_vjp()
+    assert jax.export.deserialize(bytearray(exported.serialize())).platforms == ("cpu", "tpu")
+
+
+def test_symbolic_dimensions() -> None:
+    (batch,) = jax.export.symbolic_shape("batch", constraints=["mod(batch, 8) == 0", "batch <= 64"])
+    traced = stagec.jit(lambda x: jnp.concatenate([x, x])).trace(jax.ShapeDtypeStruct((batch,), jnp.float32))
+    exported = traced.export()
+    assert exported.call(f32(16)).shape == (32,)
+    for size, text in ((12, "floordiv"), (72, "batch <= 64")):
+        with pytest.raises(stagec.CannotLower, match=text):
+            exported.call(f32(size))
+    with pytest.raises(stagec.CannotLower, match='dimension "batch" has no size'):
+        traced.lower()
+
+
+def test_callbacks_are_refused() -> None:
+    def talks(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(NotImplementedError, match="host_callbacks"):
+        stagec.jit(talks)(f32(1))
+
+
+def test_compiler_options() -> None:
+    wrapped = stagec.jit(jnp.exp, compiler_options={"xla_cpu_enable_fast_math": True})
+    compiled = wrapped.lower(f32(3)).compile({"xla_cpu_copy_insertion_use_region_analysis": True})
+    assert compiled.description.target.compiler_options == {
+        "xla_cpu_copy_insertion_use_region_analysis": True,
+        "xla_cpu_enable_fast_math": True,
+    }
+    with pytest.raises(stagec.CannotCompile, match="has no option xla_cpu_no_such"):
+        stagec.jit(jnp.exp, compiler_options={"xla_cpu_no_such": 1})(f32(3))
+
+
+def test_donation_and_kept_arguments() -> None:
+    def function(state: Any, unused: Any) -> Any:
+        return state + 1
+
+    compiled = stagec.jit(function, donate_argnames="state", keep_unused=True).lower(f32(3), f32(2)).compile()
+    assert compiled.description.kept_var_idx == (0, 1)
+    state = stagec.device_put(f32(3))
+    np.testing.assert_array_equal(compiled(state, f32(2)), f32(3) + 1)
+    assert state.is_deleted()
+    mine = f32(3)
+    stagec.jit(function, donate_argnums=0)(mine, f32(2))
+    np.testing.assert_array_equal(mine, f32(3))
+
+
+def test_shardings_over_our_own_mesh() -> None:
+    mesh = Mesh((2, 2), ("x", "y"))
+    rows, columns = NamedSharding(mesh, PartitionSpec("x", None)), NamedSharding(mesh, PartitionSpec(None, "y"))
+    wrapped = stagec.jit(lambda a, b: a @ b, in_shardings=(rows, columns), out_shardings=rows)
+    a, b = np.arange(32, dtype=np.float32).reshape(8, 4), np.arange(24, dtype=np.float32).reshape(4, 6)
+    np.testing.assert_array_equal(wrapped(a, b), a @ b)
+    compiled = wrapped.lower(a, b).compile()
+    assert compiled.nr_devices == 4
+    assert str(compiled.output_shardings.spec) == "P(x)"
+    exported = wrapped.trace(a, b).export()
+    assert exported.in_shardings_jax(mesh) == (rows, columns)
+
+
+def test_what_is_raised_while_tracing_is_the_users_own() -> None:
+    def fails(x: Any) -> Any:
+        raise KeyError(x.shape)
+
+    with pytest.raises(KeyError, match="3"):
+        stagec.jit(fails)(f32(3))

@@ -1,0 +1,88 @@
+"""The command line: help, inspect, and what it says of files that are something else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stagec.cli import COMMANDS
+from tests.building import checked, stagec
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str) -> None:
+    text = checked(command, "--help")
+    assert text.startswith(f"usage: stagec {command}")
+    assert "--json" in text
+
+
+def test_help_lists_the_commands() -> None:
+    text = checked("--help")
+    for name, command in COMMANDS.items():
+        assert name in text
+        assert command.summary in " ".join(text.split())
+
+
+def test_inspect_a_bundle(zoo: Path) -> None:
+    report = json.loads(checked("inspect", zoo, "--json"))
+    assert (report["kind"], report["name"]) == ("bundle", "zoo")
+    assert {"mlp", "attention", "from_file"} <= set(report["functions"])
+    named = report["functions"]["named-cube"]
+    assert (named["function"], named["variant"], named["static"]) == ("named", "cube", {"power": 3})
+    text = checked("inspect", zoo)
+    assert text.startswith("bundle zoo 0: ")
+    assert "  mlp(f32[4], f32[16,4], f32[batch,16]) -> f32[batch,4]\n" in text
+
+
+def test_inspect_a_portable_artifact(zoo: Path) -> None:
+    report = json.loads(checked("inspect", zoo.parent / "zoo.mlp.exported", "--json"))
+    assert report["kind"] == "exported"
+    assert report["platforms"] == ["cpu", "cuda", "tpu"]
+    assert report["in_avals"] == ["f32[4]", "f32[16,4]", "f32[batch,16]"]
+    assert report["vjp_order"] == 1
+    assert checked("inspect", zoo.parent / "zoo.mlp.exported").startswith("portable artifact of mlp: ")
+
+
+def test_inspect_lists_custom_calls_with_who_provides_them(zoo: Path) -> None:
+    report = json.loads(checked("inspect", zoo.parent / "zoo.factorize.exported", "--json"))
+    assert report["custom_calls"]["lapack_spotrf_ffi"] == "guaranteed"
+    text = checked("inspect", zoo.parent / "zoo.factorize.exported")
+    assert "\n  calls      lapack_spotrf_ffi (guaranteed)\n" in text
+    description = json.loads((zoo.parent / "zoo.factorize.cpu.json").read_text())
+    assert description["custom_calls"]["lapack_spotrf_ffi"] == "guaranteed"
+
+
+def test_inspect_a_description(zoo: Path) -> None:
+    file = zoo.parent / "zoo.mlp.cpu.batch4.json"
+    assert json.loads(checked("inspect", file, "--json")) == json.loads(file.read_text())
+    assert checked("inspect", file).startswith("executable of mlp for cpu (cpu AVX2)\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"hello", "not a serialized jax.export.Exported ("),
+        (b"PK\3\4rest", "not a bundle: File is not a zip file"),
+        (b"{}", "it does not describe an executable"),
+        (b'{"kind": "executable", "format": 7}', "its format is 7, this version reads 1"),
+        (b"{", "Expecting property name enclosed in double quotes"),
+    ],
+)
+def test_inspect_something_else(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    done = stagec("inspect", "file", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"file: {what}")
+    assert done.stderr.endswith(
+        "\n  give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)\n"
+    )
+
+
+def test_inspect_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = stagec("inspect", "none.aot", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "none.aot: cannot be read: No such file or directory\n")
+
+
+def test_arguments_may_come_from_a_file(zoo: Path, tmp_path: Path) -> None:
+    (tmp_path / "arguments").write_text(f"--json\n{zoo}\n")
+    assert json.loads(checked("inspect", f"@{tmp_path / 'arguments'}"))["name"] == "zoo"

@@ -1,0 +1,238 @@
+"""A user's repository, tests/e2e, built by Bazel with stagec as an external repository.
+
+One copy of it, and one Bazel server, serve all tests. A test starts from a finished build. What a test edits to be
+valid stays so; what it breaks it repairs.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stagec
+from tests.nested import NestedBazel
+
+SHARED = ("affine", "cosine", "decay", "gelu", "layer_norm", "softmax", "squared_error")
+OWN = ("attention", "classifier", "regressor")
+EXECUTABLES = sorted(
+    ["models.affine.cpu.batch1", "models.affine.cpu.batch8"]
+    + [f"models.{name}.cpu" for name in (*SHARED, *OWN) if name != "affine"]
+)
+STAGES = ("StagecExport", "StagecCompile", "StagecBundle")
+
+
+class Workspace(NestedBazel):
+    """The copy, and the Bazel that builds it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder / "stagec" / "tests" / "e2e")
+        self._log = folder / "execution.json"
+
+    def build(self, *arguments: str) -> list[tuple[str, str]]:
+        """Build everything; return (mnemonic, target name) of the actions of stagec's that ran, sorted."""
+        done = self.run("build", "//...", f"--execution_log_json_file={self._log}", *arguments)
+        assert done.returncode == 0, done.stderr
+        decoder, text, ran = json.JSONDecoder(), self._log.read_text(), []
+        while text := text.lstrip():
+            spawn, end = decoder.raw_decode(text)
+            text = text[end:]
+            if spawn["mnemonic"] in STAGES:
+                ran.append((spawn["mnemonic"], Path(spawn["listedOutputs"][0]).stem))
+        return sorted(ran)
+
+    def refusal(self, target: str, *arguments: str) -> str:
+        """What Bazel says about a target that cannot be built."""
+        done = self.run("build", target, *arguments)
+        assert done.returncode == 1, done.stderr
+        return done.stderr
+
+    def replace(self, file: str, old: str, new: str) -> None:
+        """Replace the only occurrence of `old`."""
+        text = (self.root / file).read_text()
+        assert text.count(old) == 1
+        (self.root / file).write_text(text.replace(old, new))
+
+    @contextmanager
+    def broken(self, file: str, old: str, new: str) -> Iterator[None]:
+        """Replace the only occurrence of `old`, and put it back."""
+        self.replace(file, old, new)
+        try:
+            yield
+        finally:
+            self.replace(file, new, old)
+
+    def output(self, name: str) -> Path:
+        """A built file of the package models."""
+        return self.root / "bazel-bin" / "models" / name
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path_factory.mktemp("e2e"))
+    try:
+        ran = workspace.build()
+        assert ran == sorted(
+            [("StagecExport", f"models.{name}") for name in (*SHARED, *OWN)]
+            + [("StagecCompile", name) for name in EXECUTABLES]
+            + [("StagecBundle", "models")]
+        )
+        yield workspace
+    finally:
+        workspace.run("shutdown")
+
+
+@pytest.fixture
+def built(workspace: Workspace) -> Workspace:
+    workspace.build()
+    return workspace
+
+
+def test_query_lists_every_artifact(built: Workspace) -> None:
+    listed = built.run("query", "//models:all").stdout.split()
+    names = ["models", "models.reproducibility_test", *EXECUTABLES, *(f"models.{name}" for name in (*SHARED, *OWN))]
+    assert sorted(listed) == sorted(f"//models:{name}" for name in names)
+
+
+def test_every_artifact_is_there(built: Workspace) -> None:
+    files = ["models.aot", *(f"{name}{suffix}" for name in EXECUTABLES for suffix in (".xla", ".json"))]
+    files += [f"models.{name}.exported" for name in (*SHARED, *OWN)]
+    assert [name for name in files if not built.output(name).is_file()] == []
+
+
+def test_the_bundle_runs(built: Workspace) -> None:
+    bundle = stagec.load(built.output("models.aot"))
+    weights, bias, x = np.eye(4, 3, dtype=np.float32), np.ones(3, np.float32), np.full((8, 4), 2, np.float32)
+    np.testing.assert_array_equal(np.asarray(bundle["affine"](weights, bias, x)), x @ weights + bias)
+    assert set(bundle) == {*SHARED, *OWN}
+
+
+def test_nothing_changed_is_nothing_done(built: Workspace) -> None:
+    start = time.monotonic()
+    assert built.build() == []
+    assert time.monotonic() - start < 2
+
+
+def test_a_function_of_the_manifest_is_rebuilt_alone(built: Workspace) -> None:
+    built.replace("models/models.toml", "rate = 0.5", "rate = 0.25")
+    assert built.build() == [
+        ("StagecBundle", "models"),
+        ("StagecCompile", "models.decay.cpu"),
+        ("StagecExport", "models.decay"),
+    ]
+
+
+def test_a_function_with_its_own_file_is_rebuilt_alone(built: Workspace) -> None:
+    built.replace("models/attention.py", "axis=-1) @ value", "axis=-1) @ value + 1")
+    assert built.build() == [
+        ("StagecBundle", "models"),
+        ("StagecCompile", "models.attention.cpu"),
+        ("StagecExport", "models.attention"),
+    ]
+
+
+def test_a_bucket_more_is_compiled_alone(built: Workspace) -> None:
+    with built.broken("models/models.toml", "batch = [1, 8]", "batch = [1, 8, 16]"):
+        assert built.build() == [("StagecBundle", "models"), ("StagecCompile", "models.affine.cpu.batch16")]
+
+
+def test_a_comment_is_exported_again_and_no_more(built: Workspace) -> None:
+    text = (built.root / "models" / "layers.py").read_text()
+    (built.root / "models" / "layers.py").write_text("# A comment.\n\n" + text)
+    assert built.build() == [("StagecExport", f"models.{name}") for name in sorted((*SHARED, *OWN))]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("models/models.toml", 'name = "models"', "name = models", "models/models.toml: line 2"),
+        (
+            "models/models.toml",
+            'version = "2.1.0"',
+            'version = "2.1.0"\nauthor = "x"',
+            "models/models.toml: manifest.author",
+        ),
+        (
+            "models/models.toml",
+            'args = ["f32[32]"]\ntargets = ["cpu"]',
+            'args = ["f32[32]"]\ntargets = ["gpu"]',
+            "models/models.toml: functions.gelu.targets[0]",
+        ),
+        (
+            "models/models.toml",
+            'args = ["f32[32]"]',
+            'args = ["f33[32]"]',
+            "models/models.toml: functions.gelu.args[0]",
+        ),
+        ("models/BUILD", 'name = "models"', 'name = "model"', 'write aot_manifest(name = "models", ...)'),
+        (
+            "models/BUILD",
+            '"attention": [',
+            '"atention": [',
+            'models/models.toml has no function "atention", only affine,',
+        ),
+    ],
+    ids=["broken TOML", "unknown key", "unknown target", "bad aval", "wrong name", "unknown function"],
+)
+def test_a_mistake_in_the_plan(built: Workspace, file: str, old: str, new: str, message: str) -> None:
+    with built.broken(file, old, new):
+        assert message in built.refusal("//models")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "models/models.toml",
+            "models.layers:gelu",
+            "models.layers:gelo",
+            "models/models.toml: functions.gelu.entry: models.layers has no attribute 'gelo'\n  did you mean 'gelu'?",
+        ),
+        (
+            "models/layers.py",
+            "return jax.nn.gelu(x)",
+            'raise ValueError("no gelu today")',
+            "models/models.toml: functions.gelu",
+        ),
+    ],
+    ids=["missing entry point", "function that raises"],
+)
+def test_a_mistake_in_a_function(built: Workspace, file: str, old: str, new: str, message: str) -> None:
+    with built.broken(file, old, new):
+        said = built.refusal("//models:models.gelu.cpu")
+        assert said.count(message) == 1
+        if "raise" in new:
+            assert "ValueError: no gelu today" in said
+        assert [path.name for path in built.output("").iterdir() if "models.gelu.exported" in path.name] == []
+
+
+def test_a_wrong_hash_in_a_lock(built: Workspace) -> None:
+    lock = built.root / "tools.lock"
+    good = lock.read_text()
+    lock.write_text(re.sub(r"sha256:[0-9a-f]{64}", f"sha256:{'0' * 64}", good))
+    try:
+        said = built.refusal("@tools//:environment")
+        assert "tools.lock: typing-extensions: the downloaded file does not have the locked sha256\n" in said
+        assert "expected one of 2 hashes, 000000" in said
+    finally:
+        lock.write_text(good)
+    assert built.run("build", "@tools//:environment").returncode == 0
+
+
+def test_no_network(built: Workspace) -> None:
+    lock = built.root / "tools.lock"
+    lock.write_text(lock.read_text() + "# Fetch again.\n")
+    closed = {
+        "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_NO_CACHE_DIR": "1",
+    }
+    said = built.refusal("@tools//:environment", *(f"--repo_env={name}={value}" for name, value in closed.items()))
+    assert "tools.lock: the package index cannot be reached (it needs typing-extensions==" in said

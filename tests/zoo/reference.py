@@ -1,0 +1,43 @@
+"""Run every case with jax.jit: reference.py OUTPUT.npz. The environment must cap XLA at the zoo's instruction set."""
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.zoo import zoo
+from tests.zoo.flat import flat
+from tests.zoo.inputs import cases
+
+
+def plain(value: Any) -> Any:
+    """What the loader returns where the types are not there: dicts of the fields that hold arrays."""
+    match value:
+        case zoo.Point():
+            return value._asdict()
+        case zoo.Cloud():
+            return {"mean": value.mean, "points": [plain(point) for point in value.points]}
+    return value
+
+
+jax.config.update("jax_num_cpu_devices", 4)
+results = {}
+for name, (function, given, kwargs) in cases().items():
+    args = given
+    if function == "draw":
+        args = (jax.random.wrap_key_data(given[0]),)
+    elif function == "typed":
+        points = [zoo.Point(**point) for point in given[0]["points"]]
+        args = (zoo.Cloud(given[0]["mean"], points, "m"), given[1])
+    if function == "scale":
+        results[name] = given[0] * given[1]
+        continue
+    if function == "sharded":
+        with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
+            shardings = ({"w": jax.P(None, "model"), "b": jax.P("model")}, jax.P("data"))
+            results[name] = jax.jit(zoo.sharded, in_shardings=shardings)(*given)
+        continue
+    static = ["power"] if "power" in kwargs else []
+    results[name] = plain(jax.jit(getattr(zoo, function), static_argnames=static)(*args, **kwargs))
+np.savez(sys.argv[1], **flat(results))
