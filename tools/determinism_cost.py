@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,25 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 sys.path.insert(0, str(Path(__file__).absolute().parent.parent / "compiler"))
 
 ISA = "AVX2"
-LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
-# Name -> (XLA_FLAGS, NPROC, whether compiled on one core). The first is what stagec does; the others drop a measure.
-SETTINGS: dict[str, tuple[str, str, bool]] = {
-    "all measures": (f"--xla_cpu_max_isa={ISA} {LOOPS}", "8", True),
-    "small loops hoisted": (f"--xla_cpu_max_isa={ISA}", "8", True),
-    "machine's cores": (f"--xla_cpu_max_isa={ISA} {LOOPS}", "", False),
-    "machine's instruction set": (LOOPS, "8", True),
-    "all measures, again": (f"--xla_cpu_max_isa={ISA} {LOOPS}", "8", True),
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How programs are compiled: for another CPU, with equal hash seeds, with that NPROC, on one core; or not."""
+
+    isa: str = ISA
+    seeds: bool = True
+    nproc: str = "8"
+    one_core: bool = True
+
+
+# The first is what stagec does; the others drop a measure, but for the last.
+SETTINGS = {
+    "all measures": Setting(),
+    "the hash tables' own seeds": Setting(seeds=False),
+    "machine's cores": Setting(nproc="", one_core=False),
+    "machine's CPU": Setting(isa=""),
+    "all measures, again": Setting(),
 }
 
 
@@ -82,17 +94,23 @@ def programs() -> dict[str, tuple[object, list[object]]]:
     }
 
 
-def compile_all(folder: Path) -> None:
-    """Compile every program with this process's settings, and store the executables and their custom calls."""
+def compile_all(folder: Path, setting: Setting) -> None:
+    """Compile every program as `setting` says, and store the executables and their custom calls."""
     import jax
 
-    if os.environ["COMPILE_ON_ONE_CORE"]:
+    from stagec.backends import cpuid, hash_seeds, machine_code, x86
+
+    if setting.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    for number, (function, arguments) in enumerate(programs().values()):
-        compiled = jax.jit(function).lower(*arguments).compile()
-        calls = sorted(set(re.findall(r'custom_call_target="([^"]+)"', compiled.as_text())))
-        (folder / f"{number}.json").write_text(json.dumps(calls))
-        (folder / f"{number}.xla").write_bytes(compiled.runtime_executable().serialize())
+    code = machine_code.loaded("libjax_common.so")
+    changes = cpuid.changes(code, x86.ISA[setting.isa]) if setting.isa else []
+    changes += hash_seeds.changes(code) if setting.seeds else []
+    with machine_code.changed(changes):
+        for number, (function, arguments) in enumerate(programs().values()):
+            compiled = jax.jit(function).lower(*arguments).compile()
+            calls = sorted(set(re.findall(r'custom_call_target="([^"]+)"', compiled.as_text())))
+            (folder / f"{number}.json").write_text(json.dumps(calls))
+            (folder / f"{number}.xla").write_bytes(compiled.runtime_executable().serialize())
 
 
 def per_call(executable: Any, arguments: list[Any]) -> float:
@@ -112,17 +130,11 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as scratch:
         folders = {}
-        for name, (flags, nproc, pinned) in SETTINGS.items():
+        for name, setting in SETTINGS.items():
             folders[name] = Path(scratch, name)
             folders[name].mkdir()
-            env = {
-                **os.environ,
-                "XLA_FLAGS": flags,
-                "JAX_PLATFORMS": "cpu",
-                "COMPILE_ON_ONE_CORE": "1" if pinned else "",
-            }
-            env |= {"NPROC": nproc} if nproc else {}
-            subprocess.run([sys.executable, __file__, "--compile", str(folders[name])], env=env, check=True)
+            env = {**os.environ, "JAX_PLATFORMS": "cpu"} | ({"NPROC": setting.nproc} if setting.nproc else {})
+            subprocess.run([sys.executable, __file__, "--compile", name, str(folders[name])], env=env, check=True)
         measure(folders, rounds)
 
 
@@ -156,6 +168,6 @@ def measure(folders: dict[str, Path], rounds: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--compile"]:
-        compile_all(Path(sys.argv[2]))
+        compile_all(Path(sys.argv[3]), SETTINGS[sys.argv[2]])
     else:
         main()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 N, LARGE = 16, 512
 MATRIX = jax.ShapeDtypeStruct((N, N), jnp.float32)
@@ -51,6 +52,24 @@ def convolve(x):
     return lax.reduce_window(jax.nn.relu(y), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
+# Four devices, which no build needs to have.
+MESH = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+SPLIT = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=jax.sharding.NamedSharding(MESH, P("d")))
+
+
+def on_devices(function, out_spec=P("d")):  # noqa: B008 - a PartitionSpec is immutable
+    return jax.shard_map(function, mesh=MESH, in_specs=P("d"), out_specs=out_spec)
+
+
+def exchange(x):
+    return lax.ppermute(x, "d", [(i, (i + 1) % 4) for i in range(4)])
+
+
+def constrained(x):
+    split = lambda x, *axes: lax.with_sharding_constraint(x, jax.sharding.NamedSharding(MESH, P(*axes)))  # noqa: E731
+    return split(split(x, "d", None) @ split(x, None, "d"), "d", None)
+
+
 PROGRAMS = {
     "elementwise": (lambda x: jnp.exp(jnp.tanh(x)) + jnp.log1p(x * x), [MATRIX]),
     "special_functions": (lambda x: (lax.erf(x), lax.lgamma(x), lax.digamma(x), lax.erf_inv(x)), [VECTOR]),
@@ -96,5 +115,12 @@ PROGRAMS = {
     "bits": (lambda x: (lax.population_count(x), lax.clz(x), x ^ (x >> 7)), [INTEGERS]),
     "half_precision": (lambda x: (x.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)).astype(jnp.float16), [MATRIX]),
     "complex": (lambda x: jnp.exp(1j * x) * jnp.conj(x + 1j), [VECTOR]),
+    "all_reduce": (on_devices(lambda x: lax.psum(x, "d"), P()), [SPLIT]),
+    "all_gather": (on_devices(lambda x: lax.all_gather(x, "d").sum(0)), [SPLIT]),
+    "reduce_scatter": (on_devices(lambda x: lax.psum_scatter(x.T, "d", tiled=True)), [SPLIT]),
+    "all_to_all": (on_devices(lambda x: lax.all_to_all(x, "d", 1, 0, tiled=True)), [SPLIT]),
+    "permute": (on_devices(exchange), [SPLIT]),
+    "partitioned_matmul": (constrained, [SPLIT]),
+    "partitioned_grad": (jax.grad(lambda x: on_devices(lambda y: jnp.tanh(lax.pmean(y, "d")))(x).sum()), [SPLIT]),
     "dynamic_slices": (lambda x, i: lax.dynamic_update_slice(x, x[:3, :3], (i[0], i[1])), [MATRIX, INTEGERS]),
 }

@@ -35,39 +35,17 @@ def compile_on(cpu: str, artifacts: Path, out: Path, name: str, isa: str) -> sub
     ("cpu", "name", "isa"),
     [
         ("Haswell", "f.cpu.batch3", "AVX2"),
-        ("Haswell", "bits.cpu", "AVX2"),
-        ("EPYC", "f.cpu.batch3", "AVX"),
-        ("EPYC", "f.cpu.batch3", "SSE4_2"),
+        ("Haswell", "bits.cpu", "AVX512"),
+        ("EPYC", "f.cpu.batch3", "AVX2"),
+        ("EPYC", "bits.cpu", "SSE4_2"),
+        ("EPYC", "f.cpu.batch3", "AMX"),
     ],
 )
 def test_another_cpu_gives_the_same_bytes(small: Path, tmp_path: Path, cpu: str, name: str, isa: str) -> None:
+    """Less than the level, exactly the level, more than it, and another maker's CPU."""
     here = compile_on("", small, tmp_path / "here", name, isa)
-    if "cannot build for" in here.stderr or "does not compile this module as others" in here.stderr:
-        pytest.skip(here.stderr)
     assert here.returncode == 0, here.stderr
     there = compile_on(cpu, small, tmp_path / "there", name, isa)
     assert there.returncode == 0, there.stderr
     assert (tmp_path / "there" / "xla").read_bytes() == (tmp_path / "here" / "xla").read_bytes()
     assert (tmp_path / "there" / "json").read_bytes() == (tmp_path / "here" / "json").read_bytes()
-
-
-def test_a_cpu_that_keeps_its_own_name_is_refused(small: Path, tmp_path: Path) -> None:
-    done = compile_on("EPYC", small, tmp_path / "there", "f.cpu.batch3", "AVX2")
-    assert done.returncode == 2
-    assert done.stderr.endswith(  # after qemu's own warnings
-        "m.toml: targets.cpu.isa: this machine cannot build for AVX2: XLA compiled for znver1, not for haswell; build "
-        "on an x86-64 machine whose instruction set goes beyond AVX2, "
-        "or run the build under `qemu-x86_64 -cpu Haswell`\n"
-    )
-    assert not (tmp_path / "there" / "xla").exists()
-
-
-def test_code_that_uses_more_than_the_level_is_refused(small: Path, tmp_path: Path) -> None:
-    """AMD's sse4a is no part of SSE4_2, but XLA leaves it on: the bytes are the same, or the build is refused."""
-    here = compile_on("", small, tmp_path / "here", "bits.cpu", "SSE4_2")
-    there = compile_on("EPYC", small, tmp_path / "there", "bits.cpu", "SSE4_2")
-    if there.returncode == 0:
-        assert (tmp_path / "there" / "xla").read_bytes() == (tmp_path / "here" / "xla").read_bytes()
-    else:
-        assert here.returncode == 0, here.stderr
-        assert "does not compile this module as others do for SSE4_2: the code may use its sse4a" in there.stderr

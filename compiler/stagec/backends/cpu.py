@@ -3,12 +3,10 @@
 What makes XLA's own bytes differ, and what is done about it here:
 
 - Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
-- Passes that hoist tiny loops order their arguments by an unordered container: switched off (`_FLAGS`).
+- Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
 - Code depends on the size of XLA's thread pool and on the affinity mask: the pool's size is the target's
   `parallelism`, the mask is one core (`pin_process`).
-- The CPU's name follows the host: `xla_cpu_max_isa` caps it, and the name that XLA stored is checked afterwards.
-- Features that the host has beyond the level are stored, and may be used: the list is replaced by the level's own, and
-  code that uses more is refused (`x86`).
+- Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`), and what XLA stored is checked afterwards.
 
 docs/reproducibility.md has what was measured.
 """
@@ -21,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends import wire, x86
+from stagec.backends import cpuid, hash_seeds, machine_code, wire, x86
 from stagec.backends.options import suggestion
 from stagec.runtime import jaxlib_lines
 from stagec.specs import TargetSpec
@@ -64,15 +62,13 @@ class CompiledModule:
 ISA: Mapping[str, x86.Isa] = x86.ISA
 """Instruction sets that a target may name, least demanding first."""
 
-# Small while loops are hoisted into kernels whose argument order varies from run to run.
-_FLAGS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
+_LIBRARY = "libjax_common.so"  # where jaxlib has LLVM and XLA
 
 _EXECUTABLE_AND_OPTIONS_EXECUTABLE = 1  # xla.ExecutableAndOptionsProto.serialized_executable
 _HLO_MODULE, _BUFFER_ASSIGNMENT = 1, 2  # of xla.cpu.CompilationResultProto
 _HLO_MODULE_MODULE = 1  # xla.HloModuleProtoWithConfig.hlo_module
 _COMPILED_SYMBOLS, _OBJECT_FILES, _TARGET_MACHINE = 7, 8, 9  # of xla.cpu.CompilationResultProto
 _TARGET_MACHINE_CPU, _TARGET_MACHINE_FEATURES = 2, 3  # of xla.cpu.TargetMachineOptionsProto
-_OBJECT_FILE_CONTENTS = 1  # of xla.cpu.ObjFileProto
 _SYMBOL_NAME = 2  # of xla.cpu.SymbolProto
 
 
@@ -89,7 +85,7 @@ def pin_process(target: TargetSpec) -> None:
 
 def environment(target: TargetSpec) -> dict[str, str]:
     """Return the variables that XLA reads when it compiles for `target`."""
-    return {"XLA_FLAGS": f"--xla_cpu_max_isa={target.isa} {_FLAGS}", "NPROC": str(target.parallelism)}
+    return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
 
 
 def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) -> CompiledModule:
@@ -105,8 +101,7 @@ def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) 
     unsuitable = jaxlib_lines.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
-    client: Any = xla_client.make_cpu_client(num_devices=num_devices)
-    devices = _jax.DeviceList(tuple(client.local_devices()))
+    isa = ISA[target.isa]
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, num_devices
     options.device_assignment = device.assignment(num_devices)
@@ -114,37 +109,42 @@ def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) 
     options.executable_build_options.use_shardy_partitioner = True
     options.env_option_overrides = sorted(target.compiler_options.items())
     try:
-        executable = client.compile_and_load(module, devices, options)
+        code = machine_code.loaded(_LIBRARY)
+        with machine_code.changed([*cpuid.changes(code, isa), *hash_seeds.changes(code)]):
+            client: Any = xla_client.make_cpu_client(num_devices=num_devices)
+            devices = _jax.DeviceList(tuple(client.local_devices()))
+            executable = client.compile_and_load(module, devices, options)
+    except machine_code.CannotChange as error:
+        raise CannotCompile(f"this machine cannot build for {target.isa}: {error}", "isa") from error
     except _jax.JaxRuntimeError as error:
         raise refusal(str(error), target.compiler_options) from error
     raw = executable.serialize()
-    cpu_name = stored_cpu_name(raw)
-    refused = _other_code(raw, target.isa)
-    if refused:
-        raise CannotCompile(refused, "isa")
+    seen = _seen_instead(raw, isa)
+    if seen:
+        raise CannotCompile(f"this machine cannot build for {target.isa}: XLA compiled for {seen}", "isa")
     return CompiledModule(
-        executable=canonicalize(raw, ISA[target.isa]),
-        cpu_name=cpu_name,
+        executable=canonicalize(raw, isa.features),
+        cpu_name=isa.cpu_name,
         cost_analysis=cost(executable),
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
     )
 
 
-def canonicalize(serialized: bytes, isa: x86.Isa) -> bytes:
+def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     """Return the bytes of a serialized XLA:CPU executable with all that the build machine put there in a fixed form.
 
-    Objects and symbols are sorted, and the features are those of `isa`: XLA compares them with the machine that loads.
+    Objects and symbols are sorted. The features, LLVM's names, are those that XLA looks for on the machine that loads.
     Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
     """
     head, body = _split(serialized)
     ordered = frozenset({_COMPILED_SYMBOLS, _OBJECT_FILES})
     # Where XLA finds AVX-512 in the list it adds tuning hints, and reports them as missing on every machine that loads.
     # The loader checks `requires` itself, before XLA reads the list.
-    features = ",".join(f"+{name}" for name in sorted(isa.features) if "avx512" not in name).encode()
+    listed = ",".join(f"+{name}" for name in sorted(features) if "avx512" not in name).encode()
 
     def machine(message: bytes) -> bytes:
-        return wire.replace(message, _TARGET_MACHINE_FEATURES, lambda _: features)
+        return wire.replace(message, _TARGET_MACHINE_FEATURES, lambda _: listed)
 
     def result(message: bytes) -> bytes:
         return wire.replace(wire.sort_repeated(message, ordered), _TARGET_MACHINE, machine)
@@ -161,11 +161,6 @@ def stored_features(serialized: bytes) -> frozenset[str]:
     """Return LLVM's names of the features that a serialized executable was compiled with."""
     text = next(_stored(serialized, _TARGET_MACHINE, _TARGET_MACHINE_FEATURES), b"").decode("utf-8", "replace")
     return frozenset(name[1:] for name in text.split(",") if name.startswith("+"))
-
-
-def object_files(serialized: bytes) -> tuple[bytes, ...]:
-    """Return the ELF object files of a serialized executable, in the order in which they are stored."""
-    return tuple(_stored(serialized, _OBJECT_FILES, _OBJECT_FILE_CONTENTS))
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
@@ -193,27 +188,16 @@ def _stored(serialized: bytes, *path: int) -> Iterator[bytes]:
     yield from messages
 
 
-def _other_code(serialized: bytes, level: str) -> str:
-    """Say why this machine's code may not be that of others for the level; "" when it is theirs."""
-    isa = ISA[level]
-    cpu_name = stored_cpu_name(serialized)
-    emulate = f", or run the build under `qemu-x86_64 -cpu {isa.emulated_by}`" if isa.emulated_by else ""
-    if cpu_name != isa.cpu_name:
-        return (
-            f"this machine cannot build for {level}: XLA compiled for {cpu_name}, not for {isa.cpu_name}; "
-            f"build on an x86-64 machine whose instruction set goes beyond {level}{emulate}"
-        )
-    found = x86.difference(isa, stored_features(serialized), object_files(serialized))
-    if found is None:
+def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:
+    """Say which CPU XLA compiled for, where it is not exactly that of `isa`; "" where it is."""
+    name, features = stored_cpu_name(serialized), stored_features(serialized)
+    # XLA adds hints of its own, which are no features of a CPU.
+    more = sorted(feature for feature in features - isa.features if not feature.startswith("prefer-"))
+    fewer = sorted(isa.features - features)
+    if (name, more, fewer) == (isa.cpu_name, [], []):
         return ""
-    what = [
-        *([f"it lacks {', '.join(found.missing)}"] if found.missing else []),
-        *([f"the code may use its {', '.join(found.used)}"] if found.used else []),
-        *([f"stagec does not know its {', '.join(found.unknown)}"] if found.unknown else []),
-    ]
-    return (
-        f"this machine does not compile this module as others do for {level}: {'; '.join(what)}; "
-        f"build on an x86-64 machine without this difference{emulate}"
+    return f"{name}, not for {isa.cpu_name}" + "".join(
+        f"; {word} {', '.join(names)}" for word, names in (("with", more), ("without", fewer)) if names
     )
 
 

@@ -1,0 +1,112 @@
+"""Change machine code of a library in this process's memory for a while. No file is touched.
+
+What XLA asks of the machine and of its memory's layout cannot be set from outside (docs/reproducibility.md lists what
+was tried), so `cpuid` and `hash_seeds` say what a few instructions are to do instead, and `changed` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CannotChange(OSError):
+    """A library's code is not as expected, or cannot be changed in this process; the message says why."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other bytes at an address of this process; `before` and `after` are of one length."""
+
+    address: int
+    before: bytes
+    after: bytes
+
+
+@dataclass(frozen=True)
+class Code:
+    """The executable part of a library that this process has loaded: `size` bytes at `address`."""
+
+    library: str
+    address: int
+    size: int
+
+    def find(self, pattern: bytes, near: int | None = None, distance: int = 0) -> Iterator[int]:
+        """Yield the addresses where `pattern` lies; with `near`, those at most `distance` bytes from there."""
+        start, end = self.address, self.address + self.size
+        if near is not None:
+            start, end = max(start, near - distance), min(end, near + distance)
+        while found := _libc().memmem(start, end - start, pattern, len(pattern)):
+            yield found
+            start = found + 1
+
+
+@functools.cache  # a change splits the mapping into several
+def loaded(library: str) -> Code:
+    """Return the code of a library by its file's name. Raises CannotChange when this process has not loaded it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
+        if "x" in permissions and path and path[0].endswith("/" + library):
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            return Code(library, start, end - start)
+    raise CannotChange(f"this process has no {library}")
+
+
+@functools.cache
+def room_near(code: Code, size: int) -> int:
+    """Return the address of `size` bytes of memory of our own, all 0, not farther from `code` than a jump can reach."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+    for distance in range(16, 1800, 16):
+        wanted = code.address - (distance << 20)
+        found = _libc().mmap(wanted, size, mmap.PROT_READ, flags, -1, 0)
+        if found == wanted:
+            return wanted
+        if found != ctypes.c_void_p(-1).value:  # an old kernel takes the address for a hint
+            _libc().munmap(found, size)
+    raise CannotChange(f"there is no room beside {code.library} in this process's memory")
+
+
+@contextlib.contextmanager
+def changed(changes: Sequence[Change]) -> Iterator[None]:
+    """Make the changes, and undo them afterwards. No other thread may run the code meanwhile.
+
+    Raises CannotChange, with nothing changed, on a system that does not let a process change its own code.
+    """
+    # A page that can no longer be made executable would be lost: memory of our own shows whether it can.
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        probe = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        if _libc().mprotect(probe, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+            raise CannotChange("this system does not let a process change its own code")
+    for change in changes:
+        _write(change.address, change.after)
+    try:
+        yield
+    finally:
+        for change in changes:
+            _write(change.address, change.before)
+
+
+def _write(address: int, code: bytes) -> None:
+    page = address & -mmap.PAGESIZE
+    size = address + len(code) - page
+    if _libc().mprotect(page, size, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise CannotChange("this system does not let a process change its own code")
+    ctypes.memmove(address, code, len(code))
+    if _libc().mprotect(page, size, mmap.PROT_READ | mmap.PROT_EXEC):
+        raise CannotChange("this system does not let a process run code that it changed")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = libc.memmem.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.memmem.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
