@@ -15,28 +15,30 @@ from jax import lax
 class Program:
     """A function with arguments to call it on.
 
-    args: positional arguments, pytrees of numpy arrays.
+    args: positional arguments, pytrees of numpy arrays; of a static parameter, its value.
     options: further arguments of `jax.jit` and `stagec.jit`.
     mesh: sizes of the axes of the mesh that it runs on, by name; empty for one device.
+    kwargs: keyword arguments.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
     mesh: dict[str, int] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def programs() -> dict[str, Program]:
-    """Return every program by name."""
+def programs(sharded: bool = True) -> dict[str, Program]:
+    """Return every program by name; where not `sharded`, those for one device: the others want four."""
     rng = np.random.default_rng(0)
 
     def f32(*shape: int) -> np.ndarray[Any, Any]:
-        return rng.normal(size=shape).astype(np.float32)
+        return np.asarray(rng.normal(size=shape), np.float32)
 
     layers = [{"w": f32(16, 16), "b": f32(16)} for _ in range(3)]
     square = f32(6, 6)
     symmetric = square @ square.T + 6 * np.eye(6, dtype=np.float32)
-    return {
+    found = {
         "mlp": Program(mlp, (layers, f32(4, 16))),
         "attention": Program(attention, (f32(2, 5, 8), f32(2, 5, 8), f32(2, 5, 8))),
         "scan": Program(scan, (f32(8),)),
@@ -93,57 +95,113 @@ def programs() -> dict[str, Program]:
         "donation": Program(lambda state, x: (state + x, x.sum()), (f32(8), f32(8)), {"donate_argnums": (0,)}),
         "large constant": Program(with_constant, (f32(64),)),
         "precision": Program(lambda x, y: jnp.dot(x, y, precision="highest"), (f32(8, 8), f32(8, 8))),
-        "psum on 4 devices": Program(psum, (f32(8, 4),), {}, {"d": 4}),
-        "matmul on 2 x 2 devices": Program(sharded_matmul, (f32(8, 16), f32(16, 4)), {}, {"data": 2, "model": 2}),
+        "keyword arguments": Program(
+            lambda x, *, scale, shifts: x * scale + shifts["b"],
+            (f32(4),),
+            kwargs={"scale": f32(), "shifts": {"b": f32(4)}},
+        ),
         "flax": flax_program(f32(4, 8)),
         "equinox": equinox_program(f32(4, 8)),
     }
+    return {**found, **on_meshes(f32)} if sharded else found
 
 
-def mlp(layers, x):
+def on_meshes(f32: Callable[..., Any]) -> dict[str, Program]:
+    """Return the programs for several devices."""
+    return {
+        "psum on 4 devices": Program(psum, (f32(8, 4),), {}, LINE),
+        "matmul on 2 x 2 devices": Program(sharded_matmul, (f32(8, 16), f32(16, 4)), {}, GRID),
+        "shardings on 2 x 2 devices": Program(
+            lambda params, x: (x @ params["w"] + params["b"], x.sum()),
+            ({"w": f32(16, 4), "b": f32(4)}, f32(8, 16)),
+            {
+                "in_shardings": ({"w": split(GRID, None, "model"), "b": split(GRID)}, split(GRID, "data")),
+                "out_shardings": (split(GRID, ("data", "model")), None),
+            },
+            GRID,
+        ),
+    }
+
+
+GRID = {"data": 2, "model": 2}
+LINE = {"d": 4}
+
+
+def parameters() -> dict[str, Program]:
+    """Return a program for each parameter of `jit`, by the parameter's name."""
+    x = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
+    return {
+        "in_shardings": Program(
+            lambda x, y: x @ y, (x, x[:4]), {"in_shardings": (split(LINE, "d"), split(LINE, None))}, LINE
+        ),
+        "out_shardings": Program(lambda x: x * 2, (x,), {"out_shardings": split(LINE, "d")}, LINE),
+        "static_argnums": Program(power, (x, 3), {"static_argnums": 1}),
+        "static_argnames": Program(power, (x,), {"static_argnames": "n"}, kwargs={"n": 2}),
+        "donate_argnums": Program(lambda state, x: (state + x, x), (x, x), {"donate_argnums": (0,)}),
+        "donate_argnames": Program(lambda x, state: (state + x, x), (x, x), {"donate_argnames": ("state",)}),
+        "keep_unused": Program(lambda x, y: x + 1, (x, x[:5]), {"keep_unused": True}),
+        "inline": Program(jnp.tanh, (x,), {"inline": True}),
+        "compiler_options": Program(
+            lambda x: jnp.exp(x).sum(), (x,), {"compiler_options": {"xla_disable_hlo_passes": "fusion"}}
+        ),
+    }
+
+
+def power(x: Any, n: Any) -> Any:
+    for _ in range(n):
+        x = x * 1.5
+    return x
+
+
+def split(axes: dict[str, int], *spec: Any) -> jax.sharding.NamedSharding:
+    """Return the sharding of an array over a mesh of these axes."""
+    return jax.sharding.NamedSharding(mesh_of(axes), jax.sharding.PartitionSpec(*spec))
+
+
+def mlp(layers: Any, x: Any) -> Any:
     for layer in layers:
         x = jnp.tanh(x @ layer["w"] + layer["b"])
     return x
 
 
-def attention(q, k, v):
+def attention(q: Any, k: Any, v: Any) -> Any:
     scores = jnp.einsum("bqd,bkd->bqk", q, k) / q.shape[-1] ** 0.5
     mask = jnp.tril(jnp.ones(scores.shape[1:], bool))
     return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), v)
 
 
-def scan(x):
-    def body(carry, step):
+def scan(x: Any) -> Any:
+    def body(carry: Any, step: Any) -> Any:
         carry = jnp.sin(carry) + step
         return carry, carry.sum()
 
     return lax.scan(body, x, jnp.arange(5.0))
 
 
-def while_loop(x):
+def while_loop(x: Any) -> Any:
     return lax.while_loop(lambda v: v.max() < 100, lambda v: v * 1.5 + 1, x)
 
 
-def nested_while(n):
-    def inner(i):
+def nested_while(n: Any) -> Any:
+    def inner(i: Any) -> Any:
         return lax.fori_loop(0, i, lambda j, total: total + i * j, 0)
 
     return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] + inner(s[0])), (0, 0))
 
 
-def cond(x, flag):
+def cond(x: Any, flag: Any) -> Any:
     return lax.cond(flag, lambda v: v * 2, lambda v: v - 1, x)
 
 
-def switch(i, x):
+def switch(i: Any, x: Any) -> Any:
     return lax.switch(i, [jnp.sin, jnp.cos, jnp.tanh], x)
 
 
-def conv(x, kernel):
+def conv(x: Any, kernel: Any) -> Any:
     return lax.conv_general_dilated(x, kernel, (1, 2), "SAME")
 
 
-def rng_draws(seed):
+def rng_draws(seed: Any) -> Any:
     keys = jax.random.split(jax.random.key(seed), 3)
     return (
         jax.random.normal(keys[0], (5,)),
@@ -153,18 +211,18 @@ def rng_draws(seed):
 
 
 @jax.custom_vjp
-def clipped(x):
+def clipped(x: Any) -> Any:
     return x * 3
 
 
 clipped.defvjp(lambda x: (clipped(x), x), lambda x, g: (jnp.clip(g * x, -1, 1),))
 
 
-def nested_tree(tree, x):
+def nested_tree(tree: Any, x: Any) -> Any:
     return {"same": tree, "sum": (tree["a"][0] + x, [None, tree["a"][1][0].sum()])}
 
 
-def with_constant(x):
+def with_constant(x: Any) -> Any:
     table = np.random.default_rng(3).normal(size=(64, 64)).astype(np.float32)
     return table @ x
 
@@ -175,32 +233,24 @@ def mesh_of(axes: dict[str, int]) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices("cpu")[:count]).reshape(tuple(axes.values())), tuple(axes))
 
 
-def psum(x):
-    mesh = mesh_of({"d": 4})
-    spec = jax.sharding.PartitionSpec("d")
-    return jax.shard_map(lambda v: lax.psum(v, "d"), mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec())(
-        x
-    )
+def psum(x: Any) -> Any:
+    add: Any = jax.shard_map(lambda v: lax.psum(v, "d"), mesh=mesh_of(LINE), in_specs=jax.P("d"), out_specs=jax.P())
+    return add(x)
 
 
-def sharded_matmul(x, y):
-    mesh = mesh_of({"data": 2, "model": 2})
-
-    def on(*axes):
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-
-    x = lax.with_sharding_constraint(x, on("data", None))
-    y = lax.with_sharding_constraint(y, on(None, "model"))
-    return lax.with_sharding_constraint(x @ y, on("data", "model"))
+def sharded_matmul(x: Any, y: Any) -> Any:
+    x = lax.with_sharding_constraint(x, split(GRID, "data", None))
+    y = lax.with_sharding_constraint(y, split(GRID, None, "model"))
+    return lax.with_sharding_constraint(x @ y, split(GRID, "data", "model"))
 
 
-def flax_program(x):
+def flax_program(x: Any) -> Any:
     """A flax model: its parameters are a nested dict."""
     from flax import linen
 
     class Net(linen.Module):
         @linen.compact
-        def __call__(self, x):
+        def __call__(self, x: Any) -> Any:
             return linen.Dense(3)(linen.relu(linen.Dense(16)(x)))
 
     net = Net()
@@ -208,7 +258,7 @@ def flax_program(x):
     return Program(net.apply, (params, x))
 
 
-def equinox_program(x):
+def equinox_program(x: Any) -> Any:
     """An equinox model: its arrays are the leaves of the module, its static part is closed over."""
     import equinox
 
@@ -216,7 +266,7 @@ def equinox_program(x):
     arrays, static = equinox.partition(net, equinox.is_array)
     leaves, structure = jax.tree.flatten(arrays)
 
-    def apply(leaves, x):
+    def apply(leaves: Any, x: Any) -> Any:
         return jax.vmap(equinox.combine(jax.tree.unflatten(structure, leaves), static))(x)
 
     return Program(apply, ([np.asarray(leaf) for leaf in leaves], x))

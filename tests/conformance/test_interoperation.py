@@ -1,0 +1,191 @@
+"""What stagec's pipeline builds from each key of a manifest runs in JAX, and what JAX exports runs here."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stagec
+from stagec.stages.lowered import lower_exported
+from stagec.stages.mlir import to_bytecode
+from tests.building import ROOT, checked, write_specs
+from tests.conformance.keys import Key, keys, manifest
+from tests.conformance.models import Module, Struct
+from tests.conformance.staged import call
+from tests.conformance.views import Bits, bits, fields, portable, words
+from tests.zoo import nodes, zoo
+
+KEYS = keys()
+pytestmark = pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+
+
+@pytest.fixture(autouse=True)
+def row(key: Key, record_property: Callable[[str, object], None]) -> None:
+    record_property("row", f"key: {key.name}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def types_of_models() -> None:
+    """Register the models' types for JAX, as a reader of artifacts without stagec would."""
+    jax.export.register_namedtuple_serialization(zoo.Point, serialized_name="tests.zoo.zoo:Point")
+    register(zoo.Cloud, unit="m")
+    register(nodes.Gauge)
+    register(nodes.Unit, name="m")
+    register(Struct, mode="train")
+    register(Module, scale=0.5)
+
+
+def register(kind: Any, **static: object) -> None:
+    """Register a class whose fields are its children, but for the static ones, which have these values."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in static]
+
+    def write(auxdata: Any) -> bytes:
+        return json.dumps({"fields": names, "static": static}, sort_keys=True, separators=(",", ":")).encode()
+
+    def build(aux_data: Any, children: Sequence[Any]) -> Any:
+        value = object.__new__(kind)
+        for name, child in [*zip(names, children, strict=True), *aux_data["static"].items()]:
+            object.__setattr__(value, name, child)
+        return value
+
+    jax.export.register_pytree_node_serialization(
+        kind,
+        serialized_name=f"{kind.__module__}:{kind.__qualname__}",
+        serialize_auxdata=write,
+        deserialize_auxdata=json.loads,
+        from_children=build,
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Key], bytes]:
+    """The artifact of a key: planned and exported by the commands, as the rules do it."""
+    root = tmp_path_factory.mktemp("keys")
+    names: dict[tuple[str, str], str] = {}
+    for manifest_name, enable_x64 in (("narrow", False), ("wide", True)):
+        (root / f"{manifest_name}.toml").write_text(manifest(manifest_name, enable_x64))
+        plan = write_specs(f"{manifest_name}.toml", root, root)
+        names |= {(entry["spec"]["name"], entry["spec"]["variant"]): entry["name"] for entry in plan["exports"]}
+
+    def build(key: Key) -> bytes:
+        if key.stablehlo:
+            lowered = jitted(key).lower(*key.args)
+            (root / key.stablehlo).write_bytes(
+                lowered.as_text().encode() if key.stablehlo.endswith(".mlir") else to_bytecode(lowered.compiler_ir())
+            )
+        name = names[f"f{[other.name for other in KEYS].index(key.name)}", key.variant]
+        roots = ("--import-root", root, "--import-root", ROOT)
+        checked("export", "--spec", f"{name}.spec", "--output", f"{name}.exported", *roots, cwd=root)
+        return (root / f"{name}.exported").read_bytes()
+
+    done: dict[str, bytes] = {}
+    return lambda key: done[key.name] if key.name in done else done.setdefault(key.name, build(key))
+
+
+@pytest.fixture(autouse=True)
+def settings(key: Key) -> Iterator[None]:
+    """What a manifest says of a whole process, said to JAX."""
+    with jax.enable_x64(key.enable_x64), jax.default_matmul_precision(key.matmul_precision):
+        yield
+
+
+def jitted(key: Key) -> Any:
+    return jax.jit(key.function, **key.jit)
+
+
+def exported_by_jax(key: Key) -> Any:
+    return jax.export.export(jitted(key), **{"platforms": ["cpu"], **key.export})(*key.args, **key.kwargs)
+
+
+def values(avals: Any, sizes: Mapping[str, int]) -> Any:
+    """Arrays for a tree of avals, their dimensions of these sizes; what is no aval stays."""
+    rng = np.random.default_rng(0)
+
+    def value(aval: Any) -> Any:
+        if not hasattr(aval, "shape"):
+            return aval
+        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            return jax.random.key(7, impl=aval.dtype._impl.name)
+        drawn = np.asarray(rng.normal(size=[sizes.get(str(dim)) or int(dim) for dim in aval.shape]))
+        if aval.dtype == jax.dtypes.float0:
+            return np.zeros(drawn.shape, bool)
+        # A Python number is weakly typed.
+        return jnp.asarray(float(drawn)) if aval.weak_type else drawn.astype(aval.dtype)
+
+    return jax.tree.map(value, avals)
+
+
+def expected(key: Key) -> list[Bits]:
+    """What jax.jit gives for each of the sizes, and then each vector-Jacobian product that JAX exports."""
+    given = [values((key.args, key.kwargs), sizes) for sizes in key.sizes]
+    results = [bits(jitted(key)(*args, **kwargs)) for args, kwargs in given]
+    return [*results, *derivatives(key, exported_by_jax(key), call_of_jax)]
+
+
+def call_of_jax(exported: Any, args: Any, kwargs: Any, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> Any:
+    return call(exported, args, kwargs, dict(mesh))
+
+
+def derivatives(key: Key, exported: Any, run: Callable[..., Any]) -> list[Bits]:
+    """Results of the vector-Jacobian product of each order, for the first sizes."""
+    found, avals = [], exported_by_jax(key)
+    for _ in range(key.vjp_order):
+        exported, avals = exported.vjp(), avals.vjp()
+        found.append(bits(run(exported, values(tuple(avals.in_avals), key.sizes[0]), {}, key.mesh, key.sizes[0])))
+    return found
+
+
+def outcomes(key: Key, exported: Any, run: Callable[..., Any]) -> list[Bits]:
+    """What an artifact gives, as `expected`."""
+    static = {name for name, value in key.kwargs.items() if not hasattr(value, "shape")}
+    results = []
+    for sizes in key.sizes:
+        args, kwargs = values((key.args, key.kwargs), sizes)
+        dynamic = {name: value for name, value in kwargs.items() if name not in static}
+        results.append(bits(run(exported, args, dynamic, key.mesh, sizes)))
+    return [*results, *derivatives(key, exported, run)]
+
+
+def plain(exported: Any, args: Any, kwargs: Any) -> Any:
+    """Arguments as stagec's calls take them without the model's types."""
+    return exported.in_tree.unflatten(list(map(words, jax.tree.leaves((args, kwargs)))))
+
+
+def call_of_stagec(exported: Any, args: Any, kwargs: Any, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> Any:
+    args, kwargs = plain(exported, args, kwargs)
+    return exported.call(*args, **kwargs)
+
+
+def compiled(exported: Any, args: Any, kwargs: Any, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> Any:
+    """Lowered for this machine's CPU and these sizes, compiled, written and read again."""
+    args, kwargs = plain(exported, args, kwargs)
+    executable = lower_exported(exported, "cpu", sizes).compile()
+    return stagec.Compiled.deserialize(executable.serialize())(*args, **kwargs)
+
+
+def test_jax_reads_what_stagec_builds(key: Key, built: Callable[[Key], bytes]) -> None:
+    assert outcomes(key, jax.export.deserialize(bytearray(built(key))), call_of_jax) == expected(key)
+
+
+@pytest.mark.parametrize("run", [call_of_stagec, compiled], ids=["called", "compiled"])
+def test_stagec_reads_what_jax_exports(key: Key, run: Callable[..., Any]) -> None:
+    serialized = exported_by_jax(key).serialize(vjp_order=key.vjp_order)
+    assert outcomes(key, stagec.Exported.deserialize(bytes(serialized)), run) == expected(key)
+
+
+def test_both_artifacts_say_the_same(key: Key, built: Callable[[Key], bytes]) -> None:
+    ours = stagec.Exported.deserialize(built(key))
+    theirs = stagec.Exported.deserialize(bytes(exported_by_jax(key).serialize(vjp_order=key.vjp_order)))
+    ours_fields, theirs_fields = (fields(exported, key.vjp_order) for exported in (ours, theirs))
+    if key.module == "text":
+        for found, exported in ((ours_fields, ours), (theirs_fields, theirs)):
+            found[0]["mlir_module_serialized"] = portable(exported.mlir_module())
+    if key.stablehlo:  # what another framework wrote has the version that stagec was made for, not this JAX's
+        assert ours_fields[0].pop("calling_convention_version") <= theirs_fields[0].pop("calling_convention_version")
+    assert ours_fields == theirs_fields
