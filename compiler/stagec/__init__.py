@@ -10,10 +10,12 @@ Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, wh
 others. `Mesh`, `NamedSharding` and `PartitionSpec` say how arrays are split over devices. The classes are those of
 https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.
 
-Arrays are numpy's, whole, in pytrees of plain containers or of the model's own types; sizes are in elements, XLA's
-figures in bytes. Errors: `LoadError` and `CallError` with a `code`, `StagecError` for mistakes in manifests and models,
-`NotExported`, `CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until it
-is used.
+Arrays are numpy's, whole, in pytrees (https://docs.jax.dev/en/latest/pytrees.html) of plain containers or of the
+model's own types: the loader returns those that the process has imported, or that `load(types=...)` gives it as classes
+or as a `PyTreeNode`. Sizes of arrays are in elements, XLA's figures in bytes and operations.
+
+Errors: `LoadError` and `CallError` with a `code`, `StagecError` for mistakes in manifests and models, `NotExported`,
+`CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until it is used.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from stagec.stages.exported import Exported, NotExported
     from stagec.stages.lowered import CannotLower, Lowered
     from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+    from stagec.trees import PyTreeNode
 
 __version__ = VERSION
 
@@ -49,6 +52,7 @@ __all__ = [
     "NamedSharding",
     "NotExported",
     "PartitionSpec",
+    "PyTreeNode",
     "StagecError",
     "Traced",
     "Wrapped",
@@ -68,6 +72,7 @@ _MODULES = {
     "stages.exported": ("Exported", "NotExported"),
     "stages.lowered": ("CannotLower", "Lowered"),
     "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
+    "trees": ("PyTreeNode",),
 }
 
 
@@ -81,4 +86,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    """What `help` and completion list: without JAX, nothing of what traces."""
+    import importlib.util
+
+    missing = () if importlib.util.find_spec("jax") else _MODULES["frontends.wrapped"]
+    return [name for name in __all__ if name not in missing]

@@ -4,7 +4,8 @@ The node kinds and the order of leaves are JAX's (https://docs.jax.dev/en/latest
 key, None has no leaves, everything that is not a known container is a leaf. Standard library only.
 
 A node of the user's own type is "custom". Where its fields are known (`Fields`) it stands for a dict of them, or for an
-object of the type itself, which needs no import here: a caller who has one has its class.
+object of the type itself, which needs no import here: a caller who has one has its class. Where they are not, a
+`PyTreeNode` takes objects apart and makes them; without one, the node is a tuple of its children.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,6 +82,24 @@ class Fields:
 
 
 @dataclass(frozen=True)
+class PyTreeNode:
+    """How objects of one type of the model's own are taken apart and made.
+
+    The functions are those of `jax.tree_util.register_pytree_node`
+    (https://docs.jax.dev/en/latest/custom_pytrees.html), with static data in bytes, as
+    `jax.export.register_pytree_node_serialization` has them stored.
+
+    nodetype: the type; objects of exactly this type are meant.
+    flatten_func: object -> (children, static data).
+    unflatten_func: (static data, children) -> object.
+    """
+
+    nodetype: type
+    flatten_func: Callable[[Any], tuple[Iterable[Any], bytes]]
+    unflatten_func: Callable[[bytes, Sequence[Any]], Any]
+
+
+@dataclass(frozen=True)
 class Tree:
     """The structure of a pytree, without its leaves.
 
@@ -110,14 +129,15 @@ class Tree:
         for step, child in zip(self._steps(), self.children, strict=True):
             yield from child.paths(prefix + step)
 
-    def flatten(self, value: object, path: str = "") -> list[Any]:
+    def flatten(self, value: object, path: str = "", types: Mapping[str, type | PyTreeNode] | None = None) -> list[Any]:
         """Return the leaves of `value`, which must have this structure.
 
+        types: what takes objects of a custom node apart, by the node's name; a class with fields needs none.
         Raises TreeMismatch with the path of the first difference, for example
         `params: key 'b' is missing`.
         """
         leaves: list[Any] = []
-        self._flatten(value, path, leaves)
+        self._flatten(value, path, leaves, types or {})
         return leaves
 
     @functools.cached_property
@@ -133,11 +153,12 @@ class Tree:
         for child in self.children:
             yield from child.custom_nodes()
 
-    def unflatten(self, leaves: Sequence[object], types: Mapping[str, type] | None = None) -> object:
+    def unflatten(self, leaves: Sequence[object], types: Mapping[str, type | PyTreeNode] | None = None) -> object:
         """Build the value of this structure that has `leaves`.
 
-        types: the class of a custom node by the node's name. A custom node of another name becomes a dict of its
-            fields, or a tuple where they are not known.
+        types: what makes the object of a custom node, by the node's name: a class that its fields fit, or a
+            `PyTreeNode`. A custom node of another name becomes a dict of its fields, or a tuple where they are not
+            known.
         Raises ValueError when the number of leaves is another.
         """
         if len(leaves) != self.num_leaves:
@@ -174,8 +195,8 @@ class Tree:
             case {"tuple": list(children), **rest} if not rest:
                 return Tree("tuple", tuple(map(Tree.from_json, children)))
             case {"dict": dict(items), **rest} if not rest:
-                keys = tuple(sorted(items))
-                return Tree("dict", tuple(Tree.from_json(items[key]) for key in keys), keys)
+                # In the order of the leaves: keys that were no strings (a `Lowered` has them) sort otherwise.
+                return Tree("dict", tuple(map(Tree.from_json, items.values())), tuple(items))
             case {"custom": str(name), "auxdata": str(auxdata), "children": list(children), **rest} if not rest:
                 return Tree("custom", tuple(map(Tree.from_json, children)), (), name, bytes.fromhex(auxdata))
         raise ValueError(f"not a tree: {data!r}")
@@ -187,7 +208,7 @@ class Tree:
             return (f".{name}" for name in fields.names)
         return (f"[{index}]" for index in range(len(self.children)))
 
-    def _flatten(self, value: object, path: str, leaves: list[Any]) -> None:
+    def _flatten(self, value: object, path: str, leaves: list[Any], types: Mapping[str, type | PyTreeNode]) -> None:
         match self.kind:
             case "leaf":
                 if value is None or isinstance(value, tuple | list | dict):
@@ -214,18 +235,26 @@ class Tree:
                     raise TreeMismatch(path, f"a {self.kind} is wanted here, not {_kind_of(value)}")
                 values = value  # type: ignore[assignment]
             case "custom":
-                values = self._children_of(value, path)
+                values = self._children_of(value, path, types.get(self.name))
         if len(values) != len(self.children):
             raise TreeMismatch(path, f"{len(self.children)} elements are wanted here, not {len(values)}")
         for child, item, step in zip(self.children, values, self._steps(), strict=True):
-            child._flatten(item, path + step, leaves)
+            child._flatten(item, path + step, leaves, types)
 
-    def _children_of(self, value: object, path: str) -> Sequence[object]:
+    def _children_of(self, value: object, path: str, kind: type | PyTreeNode | None) -> Sequence[object]:
         """Return the children of what stands for this custom node."""
         fields = self.fields
+        if isinstance(kind, PyTreeNode) and type(value) is kind.nodetype:
+            children, auxdata = kind.flatten_func(value)
+            if auxdata == self.auxdata:
+                return list(children)
+            if fields is None or not _has_fields(value):
+                was = f"its static data is {auxdata!r}, it was {self.auxdata!r} when the function was built"
+                raise TreeMismatch(path, was)
         if fields is None or (isinstance(value, tuple) and not hasattr(value, "_fields")):
             if not isinstance(value, tuple):
-                raise TreeMismatch(path, f"a tuple that stands for {self.name} is wanted here")
+                what = f"a {self.name}, or a tuple of its children, is wanted here, not {_kind_of(value)}"
+                raise TreeMismatch(path, what)
             return value
         given = dict(value) if isinstance(value, Mapping) else _attributes(value, (*fields.names, *fields.static))
         missing = [name for name in fields.names if name not in given]
@@ -241,7 +270,7 @@ class Tree:
                 raise TreeMismatch(path, f"{name} is {given[name]!r}, it was {wanted!r} when the function was built")
         return [given[name] for name in fields.names]
 
-    def _unflatten(self, leaves: Iterator[object], types: Mapping[str, type]) -> object:
+    def _unflatten(self, leaves: Iterator[object], types: Mapping[str, type | PyTreeNode]) -> object:
         match self.kind:
             case "leaf":
                 return next(leaves)
@@ -257,10 +286,11 @@ class Tree:
                 return tuple(child._unflatten(leaves, types) for child in self.children)
             case "custom":
                 children = tuple(child._unflatten(leaves, types) for child in self.children)
-                fields = self.fields
+                fields, kind = self.fields, types.get(self.name)
+                if isinstance(kind, PyTreeNode):
+                    return kind.unflatten_func(self.auxdata, children)
                 if fields is None:
                     return children
-                kind = types.get(self.name)
                 return fields.build(kind, children) if kind else dict(zip(fields.names, children, strict=True))
 
 
@@ -268,10 +298,14 @@ LEAF = Tree("leaf")
 
 
 def _attributes(value: object, names: Sequence[str]) -> dict[str, object]:
-    # Of these kinds alone: an array has attributes as well, and one may be called like a field ("mean").
-    if not dataclasses.is_dataclass(value) and not hasattr(value, "_fields"):
+    if not _has_fields(value):
         return {}
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _has_fields(value: object) -> bool:
+    # Of these kinds alone: an array has attributes as well, and one may be called like a field ("mean").
+    return dataclasses.is_dataclass(value) or hasattr(value, "_fields") or isinstance(value, Mapping)
 
 
 def _to_plain(name: str, value: object) -> object:

@@ -9,9 +9,10 @@ import jax
 import jax.export
 import pytest
 
-from stagec.specs import FunctionSpec, to_json
+from stagec.specs import to_json
 from stagec.stages.exported import Exported
 from tests.building import stagec
+from tests.frontends.exporting import export, spec
 
 MODEL = '''\
 """A model."""
@@ -84,27 +85,6 @@ constant = 3
 '''
 
 
-def spec(**changes: Any) -> FunctionSpec:
-    values: dict[str, Any] = {
-        "name": "f",
-        "manifest": "pkg/m.toml",
-        "entry": "pkg.model:double",
-        "args": ["f32[2,3]"],
-        "kwargs": {},
-        "avals": None,
-        "platforms": ["cpu"],
-        "constraints": [],
-        "static": {},
-        "donate_argnums": [],
-        "donate_argnames": [],
-        "keep_unused": False,
-        "inline": False,
-        "enable_x64": False,
-        "vjp_order": 0,
-    }
-    return FunctionSpec(**{**values, **changes})
-
-
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("workspace")
@@ -114,15 +94,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "pkg" / "syntax.py").write_text("def f(:\n")
     (root / "pkg" / "short.safetensors").write_bytes(b"\x05\0")
     return root
-
-
-def export(workspace: Path, function: FunctionSpec) -> tuple[int, str, Path]:
-    """Return exit status, stderr and the output's path."""
-    output = workspace / "out" / "f.exported"
-    output.unlink(missing_ok=True)
-    (workspace / "f.spec").write_text(to_json(function))
-    done = stagec("export", "--spec", "f.spec", "--output", output, "--import-root", ".", cwd=workspace)
-    return done.returncode, done.stderr, output
 
 
 WRONG = {

@@ -30,7 +30,7 @@ IMAGES = np.ones((4, 16), np.float32)
 
 def test_a_bundle_is_a_mapping_from_names_to_functions(bundle: stagec.Bundle) -> None:
     assert (bundle.name, bundle.version, bundle.target) == ("zoo", "0", "cpu")
-    assert len(bundle) == 14
+    assert len(bundle) == 16
     assert "mlp" in bundle
     assert repr(bundle["mlp"]) == "Function(mlp: batch1, batch4)"
     assert repr(bundle).startswith("Bundle(zoo 0, target cpu: attention, draw, ")
@@ -191,6 +191,14 @@ def test_donated_device_arrays_are_consumed(bundle: stagec.Bundle) -> None:
         state["x"].numpy()
 
 
+def test_donated_arrays_of_a_function_with_ordered_effects_are_consumed(bundle: stagec.Bundle) -> None:
+    state, unused, x = np.ones(4, np.float32), np.zeros(2, np.float32), np.ones(3, np.float32)
+    kept = stagec.device_put(state)
+    result = bundle["effectful"](kept, unused, x)
+    assert kept.is_deleted()
+    np.testing.assert_array_equal(result["state"].numpy(), state * 2 + 3)
+
+
 def test_device_put_does_not_share_the_callers_memory() -> None:
     values = np.zeros(1024, np.float32)
     array = stagec.device_put(values)
@@ -216,7 +224,7 @@ def edited_index(zoo: Path, out: Path, edit: Callable[[dict[str, Any]], None]) -
     return edited(zoo, out, apply)
 
 
-def refusal_of(path: Path, **options: str) -> tuple[str, str]:
+def refusal_of(path: Path, **options: Any) -> tuple[str, str]:
     with pytest.raises(stagec.LoadError) as refusal:
         stagec.load(path, **options)
     return refusal.value.code, str(refusal.value).replace(str(path), "zoo.aot")

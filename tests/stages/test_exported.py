@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagec.stages.exported import Exported, NotExported
+from tests.zoo import effects
 
 
 def test_every_field_is_what_jax_reads(zoo: Path) -> None:
@@ -28,6 +29,10 @@ def test_every_field_is_what_jax_reads(zoo: Path) -> None:
         assert ours.uses_global_constants == theirs.uses_global_constants
         assert ours.mlir_module_serialized == theirs.mlir_module_serialized
         assert ours.has_vjp() == theirs.has_vjp()
+        assert ours.ordered_effects == tuple(str(type(effect)) for effect in theirs.ordered_effects)
+        assert ours.unordered_effects == tuple(str(type(effect)) for effect in theirs.unordered_effects)
+        if file.stem == "zoo.effectful":  # JAX reads effects of classes that it knows
+            assert {type(effect) for effect in theirs.ordered_effects} == {effects.Read, effects.Write}
         assert ours.in_tree.num_leaves == theirs.in_tree.num_leaves
         assert [a.shape for a in ours.in_avals] == [tuple(_dim(d) for d in a.shape) for a in theirs.in_avals]
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(theirs.in_tree, theirs.in_avals))

@@ -33,6 +33,16 @@ def test_donated_and_unused_arguments(zoo: Path) -> None:
     assert named.donated == (False, False, False)
 
 
+def test_tokens_of_ordered_effects_are_bound(zoo: Path) -> None:
+    artifact = exported(zoo, "effectful")
+    assert "tf.aliasing_output = 3" in artifact.mlir_module()  # the result after two tokens and another result
+    lowered = lower_exported(artifact, "cpu", {"n": 3})
+    assert lowered.donated == (True, False, False)
+    main = next(line for line in lowered.as_text().splitlines() if "@main" in line)
+    assert "tf.aliasing_output = 1" in main
+    assert "token" not in main
+
+
 def test_custom_calls_are_named(zoo: Path) -> None:
     calls = lower_exported(exported(zoo, "factorize"), "cpu", {}).custom_calls
     assert "lapack_spotrf_ffi" in calls

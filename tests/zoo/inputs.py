@@ -43,6 +43,16 @@ def cases() -> dict[str, Case]:
             ({"mean": normal(3), "points": [{"x": normal(3), "y": normal(3)} for _ in range(2)]}, np.float32(2)),
             {},
         ),
+        "turned": (
+            "turned",
+            (
+                {"dial": (normal(3), normal(3)), "table": {"a": normal(3), "b": normal(3)}, "unit": {}},
+                np.float32(2),
+            ),
+            {},
+        ),
+        "effectful_3": ("effectful", (normal(4), normal(2), normal(3)), {}),
+        "effectful_5": ("effectful", (normal(4), normal(2), normal(5)), {}),
         "sharded": ("sharded", ({"w": normal(6, 4), "b": normal(4)}, normal(8, 6)), {}),
         "scale": ("scale", (normal(4, 3), normal(3)), {}),
         "precise": ("precise", (normal(8, 8),), {}),

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tests.zoo import zoo
+from tests.zoo import effects, nodes, zoo
 from tests.zoo.flat import flat
 from tests.zoo.inputs import cases
 
@@ -18,6 +18,8 @@ def plain(value: Any) -> Any:
             return value._asdict()
         case zoo.Cloud():
             return {"mean": value.mean, "points": [plain(point) for point in value.points]}
+        case nodes.Gauge():
+            return {"dial": value.dial.hands, "table": value.table.columns, "unit": {}}
     return value
 
 
@@ -30,6 +32,9 @@ for name, (function, given, kwargs) in cases().items():
     elif function == "typed":
         points = [zoo.Point(**point) for point in given[0]["points"]]
         args = (zoo.Cloud(given[0]["mean"], points, "m"), given[1])
+    elif function == "turned":
+        dial, table = nodes.Dial("±", *given[0]["dial"]), nodes.Table(given[0]["table"])
+        args = (nodes.Gauge(dial, table, nodes.Unit("m")), given[1])
     if function == "scale":
         results[name] = given[0] * given[1]
         continue
@@ -39,5 +44,6 @@ for name, (function, given, kwargs) in cases().items():
             results[name] = jax.jit(zoo.sharded, in_shardings=shardings)(*given)
         continue
     static = ["power"] if "power" in kwargs else []
-    results[name] = plain(jax.jit(getattr(zoo, function), static_argnames=static)(*args, **kwargs))
+    module = next(module for module in (zoo, nodes, effects) if hasattr(module, function))
+    results[name] = plain(jax.jit(getattr(module, function), static_argnames=static)(*args, **kwargs))
 np.savez(sys.argv[1], **flat(results))

@@ -1,7 +1,8 @@
-"""The JAX frontend: trace a Python function and export it. The only module of stagec that imports jax."""
+"""The JAX frontend: trace the Python function of a manifest and export it."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -9,17 +10,18 @@ import platform
 import re
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
+from jax._src import effects
 
 from stagec import partitions
 from stagec.avals import DTYPES, Aval, parse_aval
 from stagec.errors import Problem, StagecError
-from stagec.frontends import pytrees, user_code
+from stagec.frontends import callbacks, pytrees, source_locations, user_code
 from stagec.runtime import custom_calls
 from stagec.specs import FunctionSpec
 from stagec.stages import mlir
@@ -41,32 +43,61 @@ _SAFETENSORS_DTYPES = {
 _KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
+@contextlib.contextmanager
+def _effects_in_order() -> Iterator[None]:
+    """Let JAX list a program's effects by the names of their classes.
+
+    It lists them as a set does, which hashes classes by their addresses: tokens had another order in every process.
+    """
+    kind = effects.EffectTypeSet
+    before = kind.filter_in, kind.filter_not_in
+
+    def in_order(listed: list[Any]) -> list[Any]:
+        return sorted(listed, key=lambda effect: (type(effect).__module__, type(effect).__qualname__))
+
+    kind.filter_in = lambda self, found: in_order(before[0](self, found))
+    kind.filter_not_in = lambda self, found: in_order(before[1](self, found))
+    try:
+        yield
+    finally:
+        kind.filter_in, kind.filter_not_in = before
+
+
+@_effects_in_order()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
     """Trace, lower and export the function of `spec`; return the bytes of JAX's own serialization format.
 
     import_roots: folders below which the user's modules and files are found, first wins.
     The bytes hold no source location. Raises StagecError for every mistake of the user's.
     """
-    exported = _stage(spec, import_roots)
-    pytrees.register(spec, {"the arguments": exported.in_tree, "the result": exported.out_tree})
+    exported, jitted, args, kwargs = _stage(spec, import_roots)
+    trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
+    pytrees.check(spec.manifest, spec.key, trees)
     try:
+        pytrees.register(trees)
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             return bytes(exported.serialize(vjp_order=spec.vjp_order))
     except (ValueError, TypeError, NotImplementedError) as error:
+        if spec.vjp_order and "host_callbacks" in str(error):  # of the vector-Jacobian product alone
+            with jax.sharding.use_abstract_mesh(_mesh(spec)):
+                jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
+            if problems := callbacks.problems(spec, jaxpr):
+                raise StagecError(*problems) from error
         raise spec.problem("", f"cannot be serialized: {error}") from error
 
 
+@_effects_in_order()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources.
 
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
-    exported = _stage(spec, import_roots, frames=8)
+    exported = _stage(spec, import_roots, frames=64).exported
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, exported.mlir_module_serialized)
-        text = str(module.operation.get_asm(enable_debug_info=True))
-    return re.sub(r'loc\("(/[^"]*|[^"/]*/[^"]*\.py)":', lambda m: f'loc("{_displayed(m[1], import_roots)}":', text)
+        source_locations.rewrite(module, import_roots)
+        return str(module.operation.get_asm(enable_debug_info=True))
 
 
 def versions() -> dict[str, str]:
@@ -81,19 +112,16 @@ def versions() -> dict[str, str]:
     return {**found, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
 
 
-def _displayed(filename: str, roots: Sequence[str]) -> str:
-    """Return a source file's path as every machine has it."""
-    _, installed, inside = filename.rpartition("site-packages/")
-    if installed:
-        return installed + inside
-    path = Path(filename).absolute()
-    for root in roots:
-        if path.is_relative_to(Path(root).absolute()):
-            return str(path.relative_to(Path(root).absolute()))
-    return path.name
+class _Staged(NamedTuple):
+    """An exported function, and what was traced for it: the function under `jax.jit` and its abstract arguments."""
+
+    exported: jax.export.Exported
+    jitted: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
-def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> jax.export.Exported:
+def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> _Staged:
     """Trace, lower and export; the locations in the module have that many frames of the user's call stack."""
     _configure(spec)
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
@@ -106,11 +134,6 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> 
     _check_names(spec, function, args, kwargs)
     static = {name: _hashable(value) for name, value in spec.static.items()}
 
-    # JAX takes no keyword arguments beside in_shardings, static ones included: the values are bound here.
-    @functools.wraps(function)
-    def bound(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs, **static)
-
     options: dict[str, Any] = {
         "donate_argnums": tuple(spec.donate_argnums) or None,
         "donate_argnames": tuple(spec.donate_argnames) or None,
@@ -119,23 +142,37 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> 
     }
     if spec.in_shardings is not None:
         options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
-    entry = bound if static else function
+    entry = _bind(function, static) if static else function
 
-    def stage() -> jax.export.Exported:
+    def stage() -> _Staged:
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             if spec.out_shardings is not None:
                 result = jax.eval_shape(entry, *args, **kwargs)
                 options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
             jitted = jax.jit(entry, **options)
             try:
-                return _export(spec, jitted, args, kwargs)
+                return _Staged(_export(spec, jitted, args, kwargs), jitted, args, kwargs)
             except NotImplementedError as error:
-                problems = _callbacks(spec, jitted.trace(*args, **kwargs).jaxpr.jaxpr)
-                if problems:
+                if problems := callbacks.problems(spec, jitted.trace(*args, **kwargs).jaxpr.jaxpr):
                     raise StagecError(*problems) from error
                 raise
 
     return user_code.run(stage, f"staging {spec.entry} raised", spec.manifest, spec.key)
+
+
+def _bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the function with its static arguments bound: JAX takes no keyword arguments beside in_shardings."""
+
+    @functools.wraps(function)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, **static)
+
+    with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
+        signature = inspect.signature(function)
+        # JAX names the arguments of the module after these parameters.
+        parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in static]
+        bound.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return bound
 
 
 def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
@@ -154,36 +191,6 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
             raise spec.unknown_custom_calls(unknown) from error
     disabled += [check.custom_call(name) for name in calls]
     return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
-
-
-_CALLBACKS = frozenset({"debug_callback", "debug_print", "pure_callback", "io_callback"})
-"""Primitives that call back into the Python process that traced them."""
-
-
-def _callbacks(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
-    """A problem for each line of the model that calls back into Python, in the order of the program."""
-    found: dict[str, Problem] = {}
-    pending = [jaxpr]
-    while pending:
-        equations = pending.pop().eqns
-        for equation in equations:
-            name = equation.primitive.name
-            if name in _CALLBACKS:
-                frames = equation.source_info.traceback.frames if equation.source_info.traceback else []
-                place = user_code.place((frame.file_name, frame.line_num) for frame in frames) or spec.entry
-                what = f"{place}: a host callback ({name}) cannot be built ahead of time"
-                write = "take it out of the function; what it computes can be a result"
-                found[what] = Problem(spec.manifest, spec.key, what, write)
-            pending += [jaxpr for value in equation.params.values() for jaxpr in _jaxprs(value)]
-    return list(found.values())
-
-
-def _jaxprs(value: Any) -> list[Any]:
-    """The jaxprs in a parameter of an equation: closed or open ones, alone or in a sequence."""
-    if isinstance(value, list | tuple):
-        return [jaxpr for item in value for jaxpr in _jaxprs(item)]
-    inner = getattr(value, "jaxpr", value)
-    return [inner] if hasattr(inner, "eqns") else []
 
 
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:

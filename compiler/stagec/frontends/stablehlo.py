@@ -91,7 +91,9 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the module as StableHLO text, with the source locations that its file holds."""
     with mlir.make_context() as context:
-        return str(_read(context, spec, import_roots).operation.get_asm(enable_debug_info=True))
+        text = str(_read(context, spec, import_roots).operation.get_asm(enable_debug_info=True))
+    # MLIR's name for text that it was handed.
+    return text.replace('loc("-":', f'loc("{(Path(spec.manifest).parent / spec.entry).as_posix()}":')
 
 
 def versions() -> dict[str, str]:

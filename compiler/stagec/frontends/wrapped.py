@@ -15,13 +15,12 @@ from typing import Any
 import jax
 import jax.export
 
-from stagec.frontends import pytrees
+from stagec.frontends.pytrees import check, to_tree
 from stagec.specs import Scalar
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import ArgInfo, Lowered, lower_exported
 from stagec.stages.shardings import NamedSharding
-from stagec.trees import LEAF, Tree
 
 _REFUSED = {
     "device": "stagec compiles ahead of time, before there is a device: "
@@ -48,7 +47,9 @@ def jit(
     compiler_options: Mapping[str, Scalar] | None = None,
     **refused: Any,
 ) -> Any:
-    """Return `fun` as a `Wrapped`; without `fun`, a decorator. Parameters mean what they mean in `jax.jit`.
+    """Return `fun` as a `Wrapped`; without `fun`, a decorator.
+
+    Parameters mean what they mean in `jax.jit` (https://docs.jax.dev/en/latest/_autosummary/jax.jit.html):
 
     in_shardings, out_shardings: trees of shardings, JAX's or `NamedSharding`; None leaves them to XLA.
     static_argnums, static_argnames: arguments that are Python values at tracing time.
@@ -81,7 +82,11 @@ def jit(
 
 
 class Wrapped:
-    """A function that is ready to be traced, lowered and compiled; calling it does all of it, once per signature."""
+    """A function that is ready to be traced, lowered and compiled; calling it does all of it, once per signature.
+
+    Made by `jit`. Methods are those of `jax.stages.Wrapped`
+    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped).
+    """
 
     def __init__(
         self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, Scalar]
@@ -109,11 +114,14 @@ class Wrapped:
         return jax.tree.unflatten(out_structure, compiled.call_flat(list(map(_to_array, leaves, avals))))
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Return the function as a jaxpr, for arguments like these: arrays, or `jax.ShapeDtypeStruct`."""
+        """Return the function as a jaxpr, for arguments like these: arrays, or `jax.ShapeDtypeStruct`.
+
+        Static arguments are given as values. Raises what the function raises.
+        """
         return Traced(self._jitted, args, kwargs, self._compiler_options)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`."""
+        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
         return self.trace(*args, **kwargs).lower()
 
     def _split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -133,6 +141,9 @@ class Wrapped:
 
 class Traced:
     """A function traced for arguments of certain shapes and dtypes.
+
+    Fields and methods are those of `jax.stages.Traced`
+    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Traced), and `export`.
 
     jaxpr: JAX's closed jaxpr.
     fun_name: name of the function.
@@ -154,9 +165,9 @@ class Traced:
         self._compiler_options = compiler_options
         self.jaxpr = self._traced.jaxpr
         self.fun_name: str = self._traced.fun_name
-        self.in_tree = _tree(self._traced.in_tree)
+        self.in_tree = to_tree(self._traced.in_tree)
         self.out_structure = self._traced.out_tree
-        self.out_tree = _tree(self.out_structure)
+        self.out_tree = to_tree(self.out_structure)
         self.args_info = jax.tree.map(
             lambda info: ArgInfo(tuple(info.shape), info.dtype, info.donated),
             self._traced.args_info,
@@ -171,15 +182,7 @@ class Traced:
         """
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
-        exported = self._export(platforms, ())
-        # The flat form serializes whatever the types in the trees are.
-        flat = dataclasses.replace(
-            exported,
-            in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
-            out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
-        )
-        ours = Exported.deserialize(flat.serialize())
-        ours = dataclasses.replace(ours, in_tree=_tree(exported.in_tree), out_tree=_tree(exported.out_tree))
+        ours = _ours(self._export(platforms, ()))
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -187,9 +190,14 @@ class Traced:
     ) -> Exported:
         """Return the function as a portable artifact for several platforms; dimensions may be symbolic.
 
-        disabled_checks: those of `jax.export.export`. Raises ValueError when a type in the trees has no serialization.
+        disabled_checks: those of `jax.export.export`.
+        Raises StagecError with every type in the trees that cannot be described, and the line to add for each. To read
+        the artifact, JAX wants each type of the user's own registered (`jax.export.register_pytree_node_serialization`,
+        under the name that `in_tree` and `out_tree` have).
         """
-        return _ours(self._export(platforms, disabled_checks))
+        exported = self._export(platforms, disabled_checks)
+        check("", self.fun_name, {"the arguments have": exported.in_tree, "the result has": exported.out_tree})
+        return _ours(exported)
 
 
 def _export(
@@ -201,25 +209,18 @@ def _export(
 
 def _ours(exported: jax.export.Exported) -> Exported:
     """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
-    vjp = (lambda: _ours(exported.vjp())) if exported.has_vjp() else None
-    return dataclasses.replace(Exported.deserialize(exported.serialize()), _vjp=vjp)
-
-
-def _tree(structure: Any) -> Tree:
-    """Describe a PyTreeDef. A type that cannot be described keeps its name."""
-    data = structure.node_data()
-    if data is None:
-        return LEAF
-    kind, auxdata = data
-    children = tuple(map(_tree, structure.children()))
-    if kind is type(None):
-        return Tree("none")
-    if kind is dict:
-        return Tree("dict", children, tuple(map(str, auxdata)))
-    if kind in (tuple, list):
-        return Tree(kind.__name__, children)
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    return Tree("custom", children, (), name, pytrees.describe(structure))
+    # The flat form serializes whatever the types in the trees are, registered or not.
+    flat = dataclasses.replace(
+        exported,
+        in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
+        out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
+    )
+    return dataclasses.replace(
+        Exported.deserialize(flat.serialize()),
+        in_tree=to_tree(exported.in_tree),
+        out_tree=to_tree(exported.out_tree),
+        _vjp=(lambda: _ours(exported.vjp())) if exported.has_vjp() else None,
+    )
 
 
 def _static(fun: Callable[..., Any], options: Mapping[str, Any]) -> tuple[tuple[int, ...], frozenset[str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,31 @@ from stagec.avals import Aval
 from stagec.runtime import device, host, jaxlib_lines
 from stagec.runtime.archive import Archive
 from stagec.runtime.description import Description
+from stagec.runtime.node_types import NodeTypes, Types, children_by_jax
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.trees import TreeMismatch, argument_path
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def load(path: str | Path, target: str | None = None, types: Iterable[type] | None = None) -> Bundle:
+def load(path: str | Path, target: str | None = None, types: Types | None = None) -> Bundle:
     """Load a bundle (`name.aot`).
 
     target: which of the bundle's targets to run; None takes the most capable one that this machine can run.
-    types: the classes (namedtuples, dataclasses, flax's and equinox's) that results are made of; a class that is not
-        there is replaced by a dict of its fields. None: those whose module this process has already imported. The
-        loader itself never imports a module of the model.
+    types: the model's own types that results are made of: classes (namedtuples, dataclasses, flax's and equinox's), or
+        a mapping from the name that a type is registered under for serialization to the class or a `PyTreeNode`. A type
+        that is not there becomes a dict of its fields, or a tuple of its children where it is not known by fields.
+        None: those that this process has, because it has imported their module or has registered them with JAX. The
+        loader itself imports neither a module of the model nor JAX.
     Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine.
-    Every digest is checked here; executables are handed to XLA at their first call.
+    Every digest is checked here; executables are handed to XLA at their first call. What XLA raises then, or in a call,
+    has a note with the lines of the model, where `<manifest>.<function>.debug.mlir` is beside the bundle.
     """
     archive = Archive(path)
     refusal = jaxlib_lines.refusal()
     if refusal:
         raise LoadError("jaxlib-version", refusal)
-    return Bundle(archive, target, None if types is None else {f"{t.__module__}:{t.__qualname__}": t for t in types})
+    return Bundle(archive, target, NodeTypes(types))
 
 
 class Bundle(Mapping[str, "Function"]):
@@ -42,9 +45,11 @@ class Bundle(Mapping[str, "Function"]):
 
     name, version: as in the manifest.
     target: the target whose executables run.
+
+    Made by `load`. `bundle["predict"](params, x)` calls a function.
     """
 
-    def __init__(self, archive: Archive, target: str | None, types: Mapping[str, type] | None = None) -> None:
+    def __init__(self, archive: Archive, target: str | None, types: NodeTypes) -> None:
         index = archive.index
         self.name: str = index["name"]
         self.version: str = index["version"]
@@ -54,7 +59,9 @@ class Bundle(Mapping[str, "Function"]):
             executables = [e for e in entry["executables"] if e["target"] == self.target]
             function = Function(name, archive, executables, _tupled(entry["static"]), types)
             if entry["variant"]:
-                family = self._functions.setdefault(entry["function"], Function(entry["function"], archive, (), {}))
+                family = self._functions.setdefault(
+                    entry["function"], Function(entry["function"], archive, (), {}, types)
+                )
                 family.variants[entry["variant"]] = function
             else:
                 self._functions[name] = function
@@ -78,11 +85,12 @@ class Function:
     Call it with numpy arrays (or pytrees of them) of the shapes that one of its executables has. Results are numpy
     arrays; when an argument is a device array (`device_put`), results stay on the device as device arrays, and the
     device arrays of donated arguments are consumed. An argument of a type of the model's own is an object of that type,
-    or a dict of its fields.
+    a dict of its fields, or, of a type that is not known by fields, a tuple of its children.
 
     Static arguments are passed by keyword, as in JAX; they may be left out where the function was built with one
     combination of them. `variants[NAME]` is the function of one combination.
 
+    name: as in the manifest; of one variant, `FUNCTION-VARIANT`.
     static: the static arguments that it was built with; empty where it has variants.
     variants: the combinations, by name; empty where there is one.
     """
@@ -93,7 +101,7 @@ class Function:
         archive: Archive,
         executables: Sequence[Mapping[str, Any]],
         static: Mapping[str, Any],
-        types: Mapping[str, type] | None = None,
+        types: NodeTypes,
     ) -> None:
         self.name = name
         self.static = static
@@ -114,7 +122,11 @@ class Function:
         return (*self._descriptions, *(d for variant in self.variants.values() for d in variant.descriptions))
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Run the function. Raises CallError when structure, dtype or shape of the arguments fit no executable."""
+        """Run the function.
+
+        Raises CallError when static arguments, structure, dtype or shape of the arguments fit no executable, or one was
+        donated to an earlier call; LoadError when jaxlib does not load the executable, at its first call.
+        """
         names = {name for variant in (self, *self.variants.values()) for name in variant.static}
         given = {name: kwargs.pop(name) for name in names & kwargs.keys()}
         return self._choose(_tupled(given))._run(args, kwargs)
@@ -139,10 +151,24 @@ class Function:
         signature = self._signatures.get(tuple(leaf.shape for leaf in leaves))
         if signature is None:
             raise CallError("shape", self._no_bucket(first, leaves))
-        if signature.executable is None:
-            entry = self._members[_bucket_name(signature.description.bucket)]
-            signature.load(self._archive[entry["executable"]], signature.description.nr_devices)
-        return signature.unflatten(signature.call(leaves))
+        try:
+            if signature.executable is None:
+                entry = self._members[_bucket_name(signature.description.bucket)]
+                signature.load(self._archive[entry["executable"]], signature.description.nr_devices)
+            results = signature.call(leaves)
+        except (LoadError, RuntimeError) as error:  # XLA's own is a RuntimeError
+            self._locate(error, signature)
+            raise
+        return signature.unflatten(results)
+
+    def _locate(self, error: Exception, signature: Signature) -> None:
+        """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""
+        debug = Path(self._archive.path).with_name(f"{self._archive.index['name']}.{self.name}.debug.mlir")
+        if debug.exists():
+            from stagec.runtime import locations  # MLIR: not needed to run
+
+            loaded = signature.executable and signature.executable.loaded
+            locations.add_note(error, debug, loaded.hlo_modules()[0].to_string() if loaded else "")
 
     def _no_bucket(self, first: Signature, leaves: Sequence[Any]) -> str:
         """Say which shapes do not fit, against every executable: sizes that never vary, or the buckets."""
@@ -167,11 +193,12 @@ class Signature:
     executable: None until `load`, or until it is set to one that is loaded already.
     """
 
-    def __init__(self, name: str, description: Description, types: Mapping[str, type] | None = None) -> None:
+    def __init__(self, name: str, description: Description, types: NodeTypes | None = None) -> None:
         self.name = name
         self.description = description
-        self._types = types
-        self._custom = [node for node in description.out_tree.custom_nodes() if node.fields is not None]
+        self._types = types or NodeTypes()
+        self._nodes_in = list(description.in_tree.custom_nodes())
+        self._nodes_out = list(description.out_tree.custom_nodes())
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
         self.executable: device.Executable | None = None
         self._dtypes = [device.dtype_of(aval) for aval in description.in_avals]
@@ -194,7 +221,8 @@ class Signature:
     def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         """Return the leaves as numpy or device arrays of the right dtype. Raises CallError ("structure", "dtype")."""
         try:
-            leaves = self.description.in_tree.flatten((args, kwargs))
+            types = self._types.of_arguments(self._nodes_in)
+            leaves = self.description.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
             where = argument_path(error.path) if error.path else "the call"
             raise CallError("structure", f"{self.name}: {where}: {error.what}") from None
@@ -237,46 +265,43 @@ class Signature:
         return [output.numpy() for output in outputs]
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """Return the result in its structure."""
-        return self.description.out_tree.unflatten(outputs, self._classes())
-
-    def _classes(self) -> Mapping[str, type]:
-        """Return the class of each custom node of the result that this process has, by the node's name."""
-        found = {}
-        for node in self._custom:
-            kind: object = _imported(node.name) if self._types is None else self._types.get(node.name)
-            if node.fields is not None and isinstance(kind, type) and node.fields.fit(kind):
-                found[node.name] = kind
-        return found
+        """Return the result in its structure. Raises CallError ("structure") when a type here has another one."""
+        try:
+            return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
+        except TreeMismatch as error:
+            raise CallError("structure", f"{self.name}: the result: {error.what}") from None
 
 
 def device_put(tree: Any) -> Any:
-    """Return `tree` (dicts, lists, tuples, None of numpy arrays) with every array copied to the device.
+    """Return `tree` with every array copied to the device, in the containers it was in.
+
+    As `jax.device_put` does (https://docs.jax.dev/en/latest/_autosummary/jax.device_put.html), to this process's CPU.
 
     Use it for state that a function donates, so that it stays on the device between calls.
+    tree: numpy arrays in dicts, lists, tuples, namedtuples and None, and in types that are registered with JAX where
+        the process has imported JAX; elsewhere give a dict of an object's fields, which every function takes too.
+    Raises CallError ("dtype") for a leaf that is no array.
     """
-    match tree:
-        case None:
-            return None
-        case dict():
-            return {key: device_put(value) for key, value in tree.items()}
-        case list():
-            return [device_put(value) for value in tree]
-        case tuple():
-            return tuple(device_put(value) for value in tree)
-        case device.Array():
-            return tree
+    if tree is None or isinstance(tree, device.Array):
+        return tree
+    if isinstance(tree, dict | list | tuple) or not hasattr(tree, "__array__"):
+        if type(tree) not in (dict, list, tuple) and (found := children_by_jax(tree)):
+            children, structure = found
+            return structure.unflatten(map(device_put, children))
+        match tree:
+            case dict():
+                return {key: device_put(value) for key, value in tree.items()}
+            case list():
+                return [device_put(value) for value in tree]
+            case tuple():
+                values = map(device_put, tree)
+                return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    array = np.asarray(tree)
+    if array.dtype.hasobject:
+        kind = type(tree).__qualname__
+        raise CallError("dtype", f"a {kind} is no array: give a dict of its fields, or a tuple of its children")
     # A copy of its own: a function may donate it, and the caller's memory must not change.
-    return device.put(np.asarray(tree), donated=True)
-
-
-def _imported(name: str) -> object:
-    """Return what `module:class` or `module.class` names where the module is imported already, else None."""
-    module, _, path = name.partition(":") if ":" in name else name.rpartition(".")
-    value: object = sys.modules.get(module)
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value
+    return device.put(array, donated=True)
 
 
 def _tupled(static: Mapping[str, Any]) -> dict[str, Any]:

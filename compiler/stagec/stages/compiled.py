@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from stagec import components
 from stagec.avals import Aval
 from stagec.backends import cpu, x86
 from stagec.errors import Problem, StagecError
-from stagec.runtime import archive, device, host, jaxlib_lines
+from stagec.runtime import archive, device, host, jaxlib_lines, locations
 from stagec.runtime.custom_calls import provider, register_custom_calls
 from stagec.runtime.description import Description, Target
 from stagec.runtime.loader import Signature
@@ -41,7 +42,7 @@ from stagec.stages.shardings import (
     SingleDeviceSharding,
     named_sharding,
 )
-from stagec.trees import Tree
+from stagec.trees import Tree, argument_path
 from stagec.version import VERSION
 
 _FORMAT = 1
@@ -52,6 +53,8 @@ _EXECUTABLE, _DESCRIPTION = "executable.xla", "description.json"
 @dataclass(frozen=True, eq=False)
 class Compiled:
     """An executable and what is known of it.
+
+    Methods are those of `jax.stages.Compiled` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Compiled).
 
     executable: bytes that jaxlib's client loads; canonical ones when it was compiled for a named target.
     description: signature, target and figures.
@@ -93,12 +96,18 @@ class Compiled:
         return args_info(self.in_tree, self.description.in_avals, self.description.donated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the executable."""
+        """Run the executable.
+
+        Raises CallError ("structure", "dtype", "shape", "deleted") when an argument does not fit.
+        """
         signature = self._signature
         return signature.unflatten(self._run(signature.flatten(args, kwargs)))
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run the executable on the leaves of `(args, kwargs)`; return the leaves of the result."""
+        """Run the executable on the leaves of `(args, kwargs)`; return the leaves of the result.
+
+        Raises CallError ("dtype", "shape", "deleted").
+        """
         return self._run(self._signature.check_dtypes(leaves))
 
     def _run(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -260,9 +269,9 @@ def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compil
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
     features = cpu.stored_features(serialized)
-    requires = tuple(flag for flag in sorted(host.cpu_flags()) if x86.Isa("", (flag,)).features <= features)
+    requires = tuple(flag for flag in sorted(host.cpu_flags()) if x86.llvm_names([flag]) <= features)
     # XLA stores preferences of the code generator as well, and calls them missing when the executable is loaded.
-    raw = cpu.canonicalize(serialized, x86.Isa("", requires))
+    raw = cpu.canonicalize(serialized, x86.BASELINE | x86.llvm_names(requires))
     target = Target(
         name="host",
         platform="cpu",
@@ -357,18 +366,13 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
 
     The process must have been prepared by `cpu.pin_process`. Raises StagecError when it cannot be lowered or compiled.
     """
+    exported, lowered = _lower(serialized, spec)
     try:
-        return _compile(serialized, spec)
-    except (NotExported, CannotLower) as error:
-        raise StagecError(Problem(spec.manifest, spec.key, str(error))) from error
+        compiled = lowered.compile(target=spec.target)
     except cpu.CannotCompile as error:
         key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
-        raise StagecError(Problem(spec.manifest, key, str(error), error.write)) from error
-
-
-def _compile(serialized: bytes, spec: ExecutableSpec) -> Compiled:
-    exported = Exported.deserialize(serialized)
-    compiled = lower_exported(exported, "cpu", spec.bucket).compile(target=spec.target)
+        write = error.write or _how_to_locate(error, lowered)
+        raise StagecError(Problem(spec.manifest, key, str(error), write)) from error
     description = dataclasses.replace(
         compiled.description,
         manifest=spec.manifest,
@@ -376,13 +380,70 @@ def _compile(serialized: bytes, spec: ExecutableSpec) -> Compiled:
         variant=spec.variant,
         bucket=dict(sorted(spec.bucket.items())),
         exported_sha256=hashlib.sha256(serialized).hexdigest(),
+        components=_made_from(exported, lowered, spec),
     )
-    made_from = components.of_executable(
-        json.loads(description.to_json()),
+    return dataclasses.replace(compiled, description=description)
+
+
+def made_from(serialized: bytes, spec: ExecutableSpec) -> components.Table:
+    """Return the components of the executable that `compile_exported` makes of the same, without compiling.
+
+    Raises StagecError when it cannot be lowered.
+    """
+    return _made_from(*_lower(serialized, spec), spec)
+
+
+def _lower(serialized: bytes, spec: ExecutableSpec) -> tuple[Exported, Lowered]:
+    try:
+        exported = Exported.deserialize(serialized)
+        return exported, lower_exported(exported, spec.target.platform, spec.bucket)
+    except (NotExported, CannotLower) as error:
+        raise StagecError(Problem(spec.manifest, spec.key, str(error))) from error
+
+
+def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> components.Table:
+    isa = cpu.ISA[spec.target.isa]
+    paths = [*map(argument_path, lowered.in_tree.paths()), *(f"result{path}" for path in lowered.out_tree.paths())]
+    shardings = (*lowered.in_shardings, *lowered.out_shardings)
+    return components.of_executable(
+        {
+            "function": spec.function,
+            "target": {**dataclasses.asdict(spec.target), "cpu_name": isa.cpu_name, "requires": sorted(isa.requires)},
+            "bucket": dict(sorted(spec.bucket.items())),
+            "in_tree": lowered.in_tree.to_json(),
+            "in_avals": list(map(str, lowered.in_avals)),
+            "out_tree": lowered.out_tree.to_json(),
+            "out_avals": list(map(str, lowered.out_avals)),
+            "donated": lowered.donated,
+            "kept_var_idx": lowered.kept_var_idx,
+            "shardings": {path: _told(sharding) for path, sharding in zip(paths, shardings, strict=True) if sharding},
+            "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
+        },
         exported.mlir_module_serialized,
         cpu.environment(spec.target),
     )
-    return dataclasses.replace(compiled, description=dataclasses.replace(description, components=made_from))
+
+
+def _how_to_locate(error: cpu.CannotCompile, lowered: Lowered) -> str:
+    """Say how to find the lines of the model that XLA's message is about; "" where it is about no operation."""
+    with mlir.make_context():
+        operations = locations.of_module(ir.Module.parse(lowered.module))
+    found = locations.locate(str(error.__cause__ or error), operations)
+    names = list(dict.fromkeys(operation.name or operation.target or operation.opcode for operation in found))
+    if not names:
+        return ""
+    return (
+        f"it is about {', '.join(names)}; to see the lines, build the function with --output_groups=debug and write\n"
+        f"stagec locate FILE.debug.mlir {shlex.quote(names[0])}"
+    )
+
+
+def _told(sharding: Any) -> str:
+    """Return a sharding as text for a reader."""
+    if not isinstance(sharding, NamedSharding):
+        return str(sharding)
+    mesh = ", ".join(f"{name} = {size}" for name, size in sharding.mesh.shape.items())
+    return f"{sharding.spec} over {mesh}"
 
 
 def _read_mesh(axes: Mapping[str, Any]) -> Mesh:

@@ -1,8 +1,7 @@
 """`Exported`: a JAX function lowered to StableHLO, and its bytes, without JAX.
 
-Fields and methods are those of `jax.export.Exported`
-(https://docs.jax.dev/en/latest/_autosummary/jax.export.Exported.html): `jax.export.deserialize` reads what `serialize`
-writes, and `deserialize` reads what JAX wrote.
+`jax.export.deserialize` reads what `serialize` writes, and `deserialize` reads what JAX wrote
+(https://docs.jax.dev/en/latest/export/export.html).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from jaxlib import xla_client
 
 from stagec.avals import Aval
 from stagec.dimensions import DimensionError, solve
+from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.refusal import CallError
 from stagec.stages import mlir
 from stagec.stages.shardings import NamedSharding, named_sharding
@@ -35,6 +35,9 @@ class NotExported(ValueError):
 @dataclass(frozen=True)
 class Exported:
     """A JAX function lowered to StableHLO.
+
+    Fields and methods are those of `jax.export.Exported`
+    (https://docs.jax.dev/en/latest/_autosummary/jax.export.Exported.html).
 
     fun_name: name of the function, for messages.
     in_tree: structure of `(args, kwargs)`.
@@ -120,7 +123,8 @@ class Exported:
         """Return the vector-Jacobian product, itself exported.
 
         Its arguments are flat: those of this function, then a cotangent for each result; its results are a tuple of
-        cotangents, one for each argument. Raises ValueError when it was not exported.
+        cotangents, one for each argument. A cotangent of integers has dtype f0: an array of bools, all False.
+        Raises ValueError when it was not exported.
         """
         if self._vjp is None:
             raise ValueError("No VJP is available")
@@ -133,7 +137,9 @@ class Exported:
             return module.operation.get_asm(enable_debug_info=True) if serialized else module
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on this machine's CPU: numpy arrays in, numpy arrays out, in plain containers.
+        """Run the function on this machine's CPU: numpy arrays in, numpy arrays out.
+
+        Containers are plain ones, or objects of the model's own types where this process has them.
 
         Dimension variables take their sizes from the arguments' shapes. What is compiled for one
         combination of sizes is kept. A PRNG key is given and returned as its uint32 words; for a function of
@@ -161,7 +167,8 @@ class Exported:
         if not any(isinstance(dim, str) for aval in self.in_avals for dim in aval.shape):
             return {}
         try:
-            leaves = self.in_tree.flatten((args, kwargs))
+            types = NodeTypes().of_arguments(self.in_tree.custom_nodes())
+            leaves = self.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
             where = argument_path(error.path) if error.path else "the call"
             raise CallError("structure", f"{self.fun_name}: {where}: {error.what}") from None

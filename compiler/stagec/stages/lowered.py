@@ -24,6 +24,9 @@ from stagec.trees import Tree
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
+_ALIAS = "tf.aliasing_output"
+"""The attribute of a donated argument that tells the number of the result that takes its buffer."""
+
 
 class CannotLower(ValueError):
     """An `Exported` cannot be lowered as asked; the message says what to change."""
@@ -55,10 +58,12 @@ def args_info(in_tree: Tree, in_avals: Sequence[Aval], donated: Sequence[bool]) 
 class Lowered:
     """A StableHLO module with static shapes for one platform, and what is needed to compile and call it.
 
+    Methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Lowered).
+
     fun_name: name of the function.
     platform: the one platform it is for.
     in_tree, out_tree: structure of `(args, kwargs)` and of the result.
-    in_avals, out_avals: flat, static; a PRNG key is the u32 words that hold it.
+    in_avals, out_avals: flat, static; a PRNG key is the u32 words that hold it, float0 is bool.
     kept_var_idx: sorted indices of the `in_avals` that the module takes; the others are unused.
     donated: for each of `in_avals`, whether the caller gives its buffer away.
     custom_calls: sorted names of the custom calls that the module makes.
@@ -199,7 +204,9 @@ def _static(aval: Aval, bucket: Mapping[str, int], fun_name: str) -> Aval:
 
 
 def _physical(aval: Aval) -> Aval:
-    """Return what the module holds for `aval`: a PRNG key is its words, in a last dimension of their own."""
+    """Return what the module holds for `aval`: for float0 bools; a PRNG key is its words, in a last dimension."""
+    if aval.dtype == "f0":
+        return Aval("bool", aval.shape)
     if not aval.dtype.startswith("key<"):
         return aval
     return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
@@ -233,8 +240,20 @@ def _drop_results(main: ir.OpView, count: int) -> None:
     end.operation.erase()
     if "res_attrs" in main.attributes:
         main.attributes["res_attrs"] = ir.ArrayAttr.get(list(ir.ArrayAttr(main.attributes["res_attrs"]))[count:])
+    if "arg_attrs" in main.attributes:
+        attributes = [_alias_earlier(ir.DictAttr(a), count) for a in ir.ArrayAttr(main.attributes["arg_attrs"])]
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
     arguments = _type(main).inputs
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, [r.type for r in results]))
+
+
+def _alias_earlier(attributes: ir.DictAttr, count: int) -> ir.DictAttr:
+    """Return the attributes of an argument, for a `main` without its first `count` results."""
+    named = {attribute.name: attribute.attr for attribute in map(attributes.__getitem__, range(len(attributes)))}
+    if _ALIAS in named:
+        number = ir.IntegerAttr(named[_ALIAS])
+        named[_ALIAS] = ir.IntegerAttr.get(number.type, number.value - count)
+    return ir.DictAttr.get(named)
 
 
 def _set_argument_shapes(main: ir.OpView, avals: list[Aval]) -> None:
@@ -284,4 +303,4 @@ def _donated(main: ir.OpView) -> list[bool]:
     if "arg_attrs" not in main.attributes:
         return [False] * len(main.regions[0].blocks[0].arguments)
     attributes = [ir.DictAttr(a) for a in ir.ArrayAttr(main.attributes["arg_attrs"])]
-    return ["tf.aliasing_output" in a or "jax.buffer_donor" in a for a in attributes]
+    return [_ALIAS in a or "jax.buffer_donor" in a for a in attributes]

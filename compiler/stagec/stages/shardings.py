@@ -32,6 +32,9 @@ class AbstractDevice:
 class Mesh:
     """Named axes over which devices are laid out, without the devices: `Mesh((2, 2), ("data", "model"))`.
 
+    As `jax.sharding.AbstractMesh` (https://docs.jax.dev/en/latest/jax.sharding.html).
+    Raises ValueError when there is not a size, a name and a type for each axis.
+
     axis_sizes: devices along each axis.
     axis_names: name of each axis.
     axis_types: for each axis one of AXIS_TYPES; empty stands for all "Auto".
@@ -77,6 +80,8 @@ class Mesh:
 class PartitionSpec:
     """Over which mesh axes each dimension of an array is split: `PartitionSpec("data", None, ("x", "y"))`.
 
+    As `jax.sharding.PartitionSpec` (https://docs.jax.dev/en/latest/jax.sharding.html#jax.sharding.PartitionSpec).
+
     partitions: for each dimension the axes, outermost first; () where it is whole. Dimensions at the end may be left
         out when they are whole.
     unreduced, reduced: axes over which a sum is pending, or its gradient; sorted.
@@ -104,6 +109,10 @@ class PartitionSpec:
 class NamedSharding:
     """A mesh, and how an array is split over it.
 
+    As `jax.sharding.NamedSharding` (https://docs.jax.dev/en/latest/jax.sharding.html#jax.sharding.NamedSharding).
+
+    mesh: axes and their sizes.
+    spec: over which axes each dimension is split.
     memory_kind: "device", "pinned_host" or "unpinned_host"; None is the platform's default.
     """
 

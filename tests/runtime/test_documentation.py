@@ -1,0 +1,101 @@
+"""`help(stagec)` tells what there is, and which page of JAX's it follows."""
+
+import dataclasses
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+import stagec
+from tests.building import COMPILER
+
+PAGES = {
+    "Compiled": "jax.stages.html#jax.stages.Compiled",
+    "Exported": "_autosummary/jax.export.Exported.html",
+    "Lowered": "jax.stages.html#jax.stages.Lowered",
+    "Mesh": "jax.sharding.html",
+    "NamedSharding": "jax.sharding.html#jax.sharding.NamedSharding",
+    "PartitionSpec": "jax.sharding.html#jax.sharding.PartitionSpec",
+    "PyTreeNode": "custom_pytrees.html",
+    "Traced": "jax.stages.html#jax.stages.Traced",
+    "Wrapped": "jax.stages.html#jax.stages.Wrapped",
+    "device_put": "_autosummary/jax.device_put.html",
+    "jit": "_autosummary/jax.jit.html",
+}
+PUBLIC = {name: getattr(stagec, name) for name in stagec.__all__ if name != "__version__"}
+CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties that a class of stagec has by itself or from another of stagec's."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("stagec"):
+            for name, value in vars(base).items():
+                found = value.__func__ if isinstance(value, staticmethod) else value
+                is_member = isinstance(found, property) or inspect.isfunction(found)
+                if is_member and (not name.startswith("_") or name == "__call__"):
+                    yield name, found
+
+
+def starts_with_a_sentence(value: Any) -> bool:
+    return bool(re.match(r"[A-Z`].*[.:]$", value.__doc__ or "", re.MULTILINE))
+
+
+def unexplained(value: Any, names: Iterable[str]) -> list[str]:
+    """The names that no line `name: ...` of the docstring is about."""
+    return [name for name in names if not re.search(rf"^ *([\w, ]+, )?{name}\b[\w, ]*:", value.__doc__, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_everything_public_says_what_it_does(name: str) -> None:
+    assert starts_with_a_sentence(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_method_and_field_says_what_it_is(name: str) -> None:
+    kind = CLASSES[name]
+    assert [member for member, value in members(kind) if not starts_with_a_sentence(value)] == []
+    if dataclasses.is_dataclass(kind):
+        fields = [field.name for field in dataclasses.fields(kind) if not field.name.startswith("_")]
+        assert unexplained(kind, fields) == []
+
+
+@pytest.mark.parametrize("name", ["Bundle", "Function", "jit", "load"])
+def test_every_parameter_and_attribute_is_explained(name: str) -> None:
+    names = {
+        "Bundle": ["name", "version", "target"],
+        "Function": ["name", "static", "variants"],
+        "jit": [p for p in inspect.signature(stagec.jit).parameters if p not in ("fun", "refused")],
+        "load": list(inspect.signature(stagec.load).parameters)[1:],
+    }[name]
+    assert unexplained(PUBLIC[name], names) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_follows_jax_names_its_page(name: str) -> None:
+    assert f"https://docs.jax.dev/en/latest/{PAGES[name]}" in PUBLIC[name].__doc__
+
+
+def test_every_refusal_lists_its_codes() -> None:
+    for name in ("LoadError", "CallError"):
+        assert re.search(r'Codes: ("[a-z-]+",\s+)*"[a-z-]+"\.', PUBLIC[name].__doc__)
+
+
+def test_help_shows_it_all() -> None:
+    text = pydoc.plain(pydoc.render_doc(stagec))
+    for name in PUBLIC:
+        assert re.search(rf"^    (class )?{name}\(", text, re.MULTILINE), name
+
+
+def test_help_works_without_jax() -> None:
+    path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
+    script = f"import sys; sys.path[:0] = {path!r}; sys.modules['jax'] = None; import stagec; help(stagec)"
+    done = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "class Compiled" in done.stdout
+    assert "class Wrapped" not in done.stdout
