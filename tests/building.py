@@ -50,8 +50,10 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
     for export in plan["exports"]:
         name = export["name"]
         roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]
-        checked("export", "--spec", out / f"{name}.spec", "--output", out / f"{name}.exported", *roots, cwd=root)
-        arguments += ["--export", f"{name}={out / name}.exported={out / name}.spec"]
+        exported = out / f"{name}.exported"
+        words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
+        checked("export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
+        arguments += ["--export", f"{name}={exported}={out / name}.spec={exported}.json"]
     for executable in plan["executables"]:
         stem = out / executable["name"]
         checked(

@@ -52,6 +52,16 @@ def test_inspect_lists_custom_calls_with_who_provides_them(zoo: Path) -> None:
     assert description["custom_calls"]["lapack_spotrf_ffi"] == "guaranteed"
 
 
+def test_inspect_lists_effects(zoo: Path) -> None:
+    artifact = zoo.parent / "zoo.effectful.exported"
+    report = json.loads(checked("inspect", artifact, "--json"))
+    assert (len(report["ordered_effects"]), len(report["unordered_effects"])) == (2, 1)
+    text = checked("inspect", artifact)
+    for line in ("Read (ordered)", "Write (ordered)", "Count (unordered)"):
+        assert f"  effect     tests.zoo.effects.{line}\n" in text
+    assert "effect " not in checked("inspect", zoo.parent / "zoo.mlp.exported")
+
+
 def test_inspect_a_description(zoo: Path) -> None:
     file = zoo.parent / "zoo.mlp.cpu.batch4.json"
     assert json.loads(checked("inspect", file, "--json")) == json.loads(file.read_text())

@@ -13,6 +13,7 @@ from tests.building import COMPILER, ROOT
 ROOMS = (
     "cli",
     "explanation",
+    "inputs",
     "reproducibility",
     "inspection",
     "manifest",
@@ -27,6 +28,7 @@ VOCABULARY = ("avals", "components", "dimensions", "errors", "partitions", "spec
 PACKAGES = {
     "cli": set(),
     "explanation": set(),
+    "inputs": set(),
     "reproducibility": {"jaxlib"},
     "inspection": set(),
     "manifest": {"pydantic", "pydantic_core"},

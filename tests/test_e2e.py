@@ -7,6 +7,7 @@ valid stays so; what it breaks it repairs.
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import stagec
+from tests.building import stagec as command
 from tests.nested import NestedBazel
 
 SHARED = ("affine", "cosine", "decay", "gelu", "layer_norm", "softmax", "squared_error")
@@ -24,6 +26,7 @@ EXECUTABLES = sorted(
     ["models.affine.cpu.batch1", "models.affine.cpu.batch8"]
     + [f"models.{name}.cpu" for name in (*SHARED, *OWN) if name != "affine"]
 )
+ALL_EXPORTS = [("StagecExport", f"models.{name}") for name in sorted((*SHARED, *OWN))]
 STAGES = ("StagecExport", "StagecCompile", "StagecBundle")
 
 
@@ -32,13 +35,17 @@ class Workspace(NestedBazel):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, folder / "stagec" / "tests" / "e2e")
-        self._log = folder / "execution.json"
+        self.log = folder / "execution.json"
 
     def build(self, *arguments: str) -> list[tuple[str, str]]:
         """Build everything; return (mnemonic, target name) of the actions of stagec's that ran, sorted."""
-        done = self.run("build", "//...", f"--execution_log_json_file={self._log}", *arguments)
+        done = self.run("build", "//...", f"--execution_log_json_file={self.log}", *arguments)
         assert done.returncode == 0, done.stderr
-        decoder, text, ran = json.JSONDecoder(), self._log.read_text(), []
+        return self.ran()
+
+    def ran(self) -> list[tuple[str, str]]:
+        """(mnemonic, target name) of the actions of stagec's that are in the execution log, sorted."""
+        decoder, text, ran = json.JSONDecoder(), self.log.read_text(), []
         while text := text.lstrip():
             spawn, end = decoder.raw_decode(text)
             text = text[end:]
@@ -95,7 +102,8 @@ def built(workspace: Workspace) -> Workspace:
 
 def test_query_lists_every_artifact(built: Workspace) -> None:
     listed = built.run("query", "//models:all").stdout.split()
-    names = ["models", "models.reproducibility_test", *EXECUTABLES, *(f"models.{name}" for name in (*SHARED, *OWN))]
+    names = ["models", "models.explain", "models.reproducibility_test", *EXECUTABLES]
+    names += [f"models.{name}" for name in (*SHARED, *OWN)]
     assert sorted(listed) == sorted(f"//models:{name}" for name in names)
 
 
@@ -144,7 +152,70 @@ def test_a_bucket_more_is_compiled_alone(built: Workspace) -> None:
 def test_a_comment_is_exported_again_and_no_more(built: Workspace) -> None:
     text = (built.root / "models" / "layers.py").read_text()
     (built.root / "models" / "layers.py").write_text("# A comment.\n\n" + text)
-    assert built.build() == [("StagecExport", f"models.{name}") for name in sorted((*SHARED, *OWN))]
+    assert built.build() == ALL_EXPORTS
+
+
+def test_formatting_is_exported_again_and_no_more(built: Workspace) -> None:
+    new = """def affine(
+    weights,
+    bias,
+    x,
+):
+    product = (
+        x @ weights
+    )
+    return product + bias"""
+    built.replace("models/layers.py", "def affine(weights, bias, x):\n    return x @ weights + bias", new)
+    assert built.build() == ALL_EXPORTS
+
+
+def test_another_order_of_functions_is_exported_again_and_no_more(built: Workspace) -> None:
+    file = built.root / "models" / "layers.py"
+    head, *functions = re.split(r"\n\n\n(?=def )", file.read_text().strip())
+    assert len(functions) == len(SHARED)
+    file.write_text("\n\n\n".join([head, *functions[::-1]]) + "\n")
+    assert built.build() == ALL_EXPORTS
+
+
+def test_another_name_of_a_file_compiles_nothing(built: Workspace) -> None:
+    def rename(old: str, new: str) -> None:
+        (built.root / "models" / f"{old}.py").rename(built.root / "models" / f"{new}.py")
+        built.replace("models/BUILD", f'"{old}.py"', f'"{new}.py"')
+        manifest = built.root / "models" / "models.toml"
+        text = manifest.read_text()
+        assert text.count(f'"models.{old}:') == len(SHARED)
+        manifest.write_text(text.replace(f'"models.{old}:', f'"models.{new}:'))
+
+    rename("layers", "small_functions")
+    try:
+        # The manifest's slices name the file, and so does the bundle's record of what it was made from.
+        assert built.build() == [("StagecBundle", "models"), *ALL_EXPORTS]
+    finally:
+        rename("small_functions", "layers")
+
+
+def test_explain_an_artifact_and_what_would_be_built_now(built: Workspace) -> None:
+    shutil.copy(built.output("models.aot"), built.root / "old.aot")
+    done = built.run("run", "//models:models.explain", "--", "old.aot")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch("old.aot and /.*/models.explain.json are made from the same components\n", done.stdout)
+    with built.broken("models/layers.py", "return x * rate", "return x * rate + 1"):
+        done = built.run("run", "//models:models.explain", f"--execution_log_json_file={built.log}", "--", "old.aot")
+        assert done.returncode == 1, done.stderr
+        assert re.fullmatch(
+            r"decay \(portable\)\n  source of decay: .*\ndecay\.cpu\n  source of decay: .*\n", done.stdout
+        )
+        assert built.ran() == ALL_EXPORTS
+        built.build()
+        done = built.run("run", "//models:models.explain", "--", "--json", "bazel-bin/models/models.decay.cpu.xla")
+        assert (done.returncode, json.loads(done.stdout)["equal"]) == (0, True)
+
+
+def test_an_operation_has_its_place(built: Workspace) -> None:
+    assert built.run("build", "//models:models.gelu", "--output_groups=debug").returncode == 0
+    done = command("locate", "bazel-bin/models/models.gelu.debug.mlir", "jit(gelu)/tanh", cwd=built.root)
+    line = (built.root / "models" / "layers.py").read_text().splitlines().index("    return jax.nn.gelu(x)") + 1
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"  models/layers.py:{line} in gelu")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
         assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == [
         "//models:models",
+        "//models:models.explain",
         "//models:models.reproducibility_test",
         "//models:models.scale",
         "//models:models.scale.cpu.batch1",

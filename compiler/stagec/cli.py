@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagec.errors import Problem, StagecError
@@ -163,8 +163,8 @@ def _bundle_arguments(parser: argparse.ArgumentParser) -> None:
         "--export",
         action="append",
         default=[],
-        metavar="NAME=FILE=SPEC",
-        help="a portable artifact, and the function's slice of the plan; may be repeated",
+        metavar="NAME=FILE=SPEC[=DESCRIPTION]",
+        help="a portable artifact, the function's slice of the plan and what it was made from; may be repeated",
     )
     parser.add_argument(
         "--executable",
@@ -179,15 +179,16 @@ def _bundle(options: argparse.Namespace) -> None:
     from stagec import specs
     from stagec.bundle.writing import Member, write_bundle
 
-    given = [_split(text, 3) for text in options.export]
-    exports = {name: _read(path) for name, path, _ in given}
-    slices = {name: specs.function_spec(_read_text(path)) for name, _, path in given}
+    given = [_split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
+    exports = {name: _read(path) for name, path, *_ in given}
+    slices = {name: specs.function_spec(_read_text(path)) for name, _, path, *_ in given}
+    descriptions = {name: _read(path) for name, _, _, *described in given for path in described}
     executables = [
         Member(name, _read(executable), _read(description))
         for name, executable, description in (_split(text, 3) for text in options.executable)
     ]
     try:
-        bundle = write_bundle(options.name, options.version, exports, slices, executables)
+        bundle = write_bundle(options.name, options.version, exports, slices, executables, descriptions)
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
     write_whole(options.output, bundle)
@@ -210,16 +211,21 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    what = "a bundle (.aot), executable (.xla), portable artifact (.exported) or description (.json)"
+    parser.add_argument("first", help=f"{what}; or a manifest (.toml) for what would be built now")
+    parser.add_argument("second", help="another of the same kind, a bundle that has such a one, or a manifest")
     parser.add_argument(
-        "first", help="a bundle (.aot), executable (.xla), portable artifact (.exported) or description"
+        "--import-root",
+        action="append",
+        metavar="FOLDER",
+        help="of a manifest: folder below which modules and files are found; may be repeated (default: this folder)",
     )
-    parser.add_argument("second", help="another of the same kind")
 
 
 def _explain(options: argparse.Namespace) -> int:
     from stagec import explanation
 
-    report = explanation.explain(options.first, options.second)
+    report = explanation.explain(options.first, options.second, options.import_root or ["."])
     if options.json:
         _print_json(report)
     else:
@@ -227,9 +233,34 @@ def _explain(options: argparse.Namespace) -> int:
     return 0 if report["equal"] else 1
 
 
+def _locate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="the module with source locations (.debug.mlir)")
+    parser.add_argument("text", help="name of an operation, such as jit(f)/tanh, or the whole message of an error")
+
+
+def _locate(options: argparse.Namespace) -> int:
+    from stagec.runtime import locations
+
+    try:
+        found = locations.locate(options.text, locations.read(_read_text(options.file)))
+    except ValueError as error:
+        raise StagecError(Problem(options.file, "", str(error), "give a file of output group debug")) from error
+    if options.json:
+        _print_json({"operations": [asdict(operation) for operation in found]})
+    elif found:
+        sys.stdout.write(locations.as_text(found))
+    else:
+        print(f"{options.file}: no operation that the text speaks of", file=sys.stderr)
+    return 0 if found else 1
+
+
 def _reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--export", action="append", default=[], metavar="NAME=SPEC=FILE", help="a portable artifact; may be repeated"
+        "--export",
+        action="append",
+        default=[],
+        metavar="NAME=SPEC=FILE=DESCRIPTION",
+        help="a portable artifact; may be repeated",
     )
     parser.add_argument(
         "--executable",
@@ -245,7 +276,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     from stagec.reproducibility import Executable, Export, reproduce
 
     exports, executables = [], []
-    for name, *files in (_split(text, 3) for text in options.export):
+    for name, *files in (_split(text, 4) for text in options.export):
         exports.append(Export(name, *(Path(file).absolute() for file in files)))
     for name, export, *files in (_split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
@@ -262,8 +293,9 @@ COMMANDS = {
     "export": Command("Trace a function and write its portable artifact.", _export_arguments, _export),
     "compile": Command("Compile a portable artifact for a target.", _compile_arguments, _compile),
     "bundle": Command("Put artifacts and executables into one file.", _bundle_arguments, _bundle),
-    "explain": Command("Tell what two artifacts were made from that differs.", _explain_arguments, _explain),
+    "explain": Command("Tell what differs in what two artifacts are made from.", _explain_arguments, _explain),
     "inspect": Command("Tell what is in an artifact or a bundle.", _inspect_arguments, _inspect),
+    "locate": Command("Tell which lines an operation or an error comes from.", _locate_arguments, _locate),
     "reproduce": Command("Build artifacts twice again and compare the bytes.", _reproduce_arguments, _reproduce),
     "schema": Command("Print the JSON Schema of manifests, for editors.", _schema_arguments, _schema),
 }

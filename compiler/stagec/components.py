@@ -17,6 +17,9 @@ from stagec.trees import Tree, argument_path
 Table = dict[str, dict[str, str]]
 """Name of the component -> {"value": text, "sha256": hex digest}."""
 
+INTERPRETER = "environment python"
+"""The interpreter's full version. A bundle has not this one: no lock names it, and bundles are the same without."""
+
 
 def digest(*parts: bytes) -> str:
     """Return the SHA-256 (hex) of `parts`, each preceded by its length as eight bytes, big end first."""
@@ -50,7 +53,8 @@ def source(function: str, stablehlo: bytes) -> Table:
 def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment: Mapping[str, str]) -> Table:
     """Return the components of an executable.
 
-    description: the description in its JSON form, as far as it says what was asked for (not the figures).
+    description: the description in its JSON form, as far as it says what was asked for (not the figures), and
+        "shardings", path of the array -> text.
     stablehlo: the module of the portable artifact. environment: the variables that XLA reads.
     """
     target = description["target"]

@@ -28,10 +28,12 @@ class Problem:
 
 
 class StagecError(Exception):
-    """A user's mistake, or several: `StagecError(problem, ...)`. Its text is the problems, one after another."""
+    """A user's mistake, or several: `StagecError(problem, ...)`. Its text is the problems, one after another.
+
+    problems: what is wrong, each with file, key, what and what to write instead; never empty.
+    """
 
     problems: tuple[Problem, ...]
-    """What is wrong, in the order in which it is reported; never empty."""
 
     def __init__(self, *problems: Problem) -> None:
         if not problems:

@@ -1,16 +1,24 @@
-"""What `stagec explain A B` tells: which components of two artifacts differ, by name (`stagec.components`)."""
+"""What `stagec explain A B` tells: which components of two artifacts differ, by name (`stagec.components`).
+
+In the place of an artifact stand the current inputs (`stagec.inputs`): all that one is made from is known before XLA
+compiles.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec import components
+from stagec import components, inputs
 from stagec.errors import Problem, StagecError
+from stagec.inputs import Inputs
 from stagec.runtime.archive import Archive
 from stagec.runtime.description import Description
 from stagec.runtime.refusal import LoadError
@@ -21,6 +29,11 @@ from stagec.trees import argument_path
 
 EXPORT_FORMAT = 1
 """Version of the JSON form of a portable artifact's description. 1 (November 2026): the first."""
+
+_WRITE = (
+    "give a bundle (.aot), an executable (.xla), a portable artifact (.exported), a description (.json) "
+    "or a manifest (.toml)"
+)
 
 
 def describe_export(spec: FunctionSpec, serialized: bytes, versions: Mapping[str, str]) -> str:
@@ -46,26 +59,30 @@ def describe_export(spec: FunctionSpec, serialized: bytes, versions: Mapping[str
     return json.dumps(values, indent=1) + "\n"
 
 
-def explain(first: str, second: str) -> dict[str, Any]:
-    """Return a report on how the artifacts in the files `first` and `second` differ; "equal" says whether they do.
+def explain(first: str, second: str, roots: Sequence[str] = (".",)) -> dict[str, Any]:
+    """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
 
-    An artifact is a bundle (.aot), an executable (.xla) or portable artifact (.exported) with its description beside
-    it, or such a description (.json). A portable artifact without one is compared by what it holds itself.
-    Raises StagecError for a file that is none of them.
+    A file is a bundle (.aot), an executable (.xla) or portable artifact (.exported) with its description beside it, or
+    such a description (.json). A portable artifact without one is compared by what it holds itself. Or it stands for
+    the current inputs: a manifest (.toml), or what an explain target of Bazel's writes; one artifact is compared with
+    the one of the same function, variant, target and bucket.
+    roots: import roots of a manifest's functions.
+    Raises StagecError for a file that is none of them, and where the current inputs cannot be traced.
     """
-    tables = (_tables(first), _tables(second))
+    sides: list[_Artifacts | Inputs] = [_read(path, roots) for path in (first, second)]
+    single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
+    wanted = single[0] if len(single) == 1 else None
+    left, right = (_of(side, wanted, path) for side, path in zip(sides, (first, second), strict=True))
     rows = []
-    if first.endswith(".aot") == second.endswith(".aot") and not first.endswith(".aot"):
-        tables = ({"": next(iter(tables[0].values()))}, {"": next(iter(tables[1].values()))})
-    for name in sorted({*tables[0], *tables[1]}):
-        sides = [table.get(name) for table in tables]
-        if None in sides:
-            here = "only in the first" if sides[1] is None else "only in the second"
+    for name in sorted({*left, *right}):
+        before, after = left.get(name), right.get(name)
+        if before is None or after is None:
+            here = "only in the first" if after is None else "only in the second"
             rows.append({"artifact": name, "component": "artifact", "change": here, "first": None, "second": None})
             continue
         rows += [
-            {"artifact": name, "component": component, "first": before, "second": after}
-            for component, before, after in components.differences(sides[0] or {}, sides[1] or {})
+            {"artifact": name, "component": component, "first": old, "second": new}
+            for component, old, new in components.differences(*_comparable(before, after))
         ]
     return {"kind": "explanation", "equal": not rows, "first": first, "second": second, "differences": rows}
 
@@ -89,53 +106,157 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tables(path: str) -> dict[str, components.Table]:
-    """Return the components of each artifact in the file."""
+@dataclass(frozen=True)
+class _Artifact:
+    """One artifact.
+
+    made_from: its components; None of a portable artifact without a description.
+    identity: function, variant, target ("" of a portable artifact) and bucket; None where it is not known.
+    serialized: the portable artifact; empty where it is not at hand. path: of the file, where it is alone in it.
+    """
+
+    made_from: components.Table | None
+    identity: tuple[str, str, str, str] | None = None
+    serialized: bytes = b""
+    path: str = ""
+
+
+_Artifacts = Mapping[str, _Artifact]
+"""The artifacts of a bundle by name, or the one of a file under the name ""."""
+
+
+def _read(path: str, roots: Sequence[str]) -> _Artifacts | Inputs:
     try:
         if path.endswith(".aot"):
             return _bundle(Archive(path))
         if path.endswith(".xla"):
-            return {"": _description(Path(path).with_suffix(".json"))}
+            return {"": _description(Path(path).with_suffix(".json").read_bytes())}
         if path.endswith(".exported"):
-            beside = Path(f"{path}.json")
-            return {"": _description(beside) if beside.is_file() else _exported(Path(path).read_bytes())}
-        return {"": _description(Path(path))}
+            beside, serialized = Path(f"{path}.json"), Path(path).read_bytes()
+            if beside.is_file():
+                return {"": dataclasses.replace(_description(beside.read_bytes()), serialized=serialized)}
+            Exported.deserialize(serialized)
+            return {"": _Artifact(None, None, serialized, path)}
+        return inputs.read(path, roots) or {"": _description(Path(path).read_bytes())}
     except OSError as error:
         raise StagecError(Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}")) from error
     except (LoadError, NotExported, ValueError, KeyError, TypeError) as error:
         what = str(error).removeprefix(f"{path}: ")
-        write = "give a bundle (.aot), an executable (.xla), a portable artifact (.exported) or a description (.json)"
-        raise StagecError(Problem(path, "", what, write)) from error
+        raise StagecError(Problem(path, "", what, _WRITE)) from error
 
 
-def _description(path: Path) -> components.Table:
-    text = path.read_bytes()
-    data = json.loads(text)
-    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") == EXPORT_FORMAT:
-        table: components.Table = data["components"]
-        return table
-    return _plain(Description.from_json(text))
+def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Artifacts:
+    """Return the artifacts of one side: the one that is `wanted`, under the name "", or all where that is None."""
+    if wanted is None:
+        return _current(side) if isinstance(side, Inputs) else side
+    if not isinstance(side, Inputs):
+        if "" in side:
+            return side
+        found = [one for one in side.values() if one.identity and one.identity == wanted.identity]
+    else:
+        exports = {name: (spec.name, spec.variant, "", "") for name, spec in side.exports.items()}
+        names = [name for name, identity in exports.items() if identity == wanted.identity]
+        if wanted.identity is None:
+            names = [name for name in exports if name == Path(wanted.path).stem]
+        found = [_portable(side, name) for name in names] or [
+            _executable(side, name)
+            for name, (_, spec) in side.executables.items()
+            if _identity(spec.function, spec.variant, spec.target.name, spec.bucket) == wanted.identity
+        ]
+    if found:
+        return {"": found[0]}
+    if wanted.identity is None:
+        what = f"which of its functions {wanted.path} is of is not known"
+        raise StagecError(Problem(path, "", what, f"keep its description beside it, as {wanted.path}.json"))
+    function, variant, target, bucket = wanted.identity
+    told = ", ".join(filter(None, (function, variant, target, bucket)))
+    raise StagecError(Problem(path, "", f"it has no artifact of {told}"))
 
 
-def _plain(description: Description) -> components.Table:
-    return {name: dict(row) for name, row in description.components.items()}
+def _current(current: Inputs) -> _Artifacts:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(current.portable, current.exports))
+    prefix = f"{current.name}."
+    return {
+        "bundle": _Artifact(components.table({"name": current.name, "version": current.version})),
+        **{f"{name.removeprefix(prefix)} (portable)": _portable(current, name) for name in current.exports},
+        **{name.removeprefix(prefix): _executable(current, name) for name in current.executables},
+    }
 
 
-def _bundle(archive: Archive) -> dict[str, components.Table]:
-    tables = {"bundle": components.table({key: archive.index[key] for key in ("name", "version")})}
+def _portable(current: Inputs, name: str) -> _Artifact:
+    serialized, description = current.portable(name)
+    return dataclasses.replace(_description(description), serialized=serialized)
+
+
+def _executable(current: Inputs, name: str) -> _Artifact:
+    from stagec.stages.compiled import made_from
+
+    export, spec = current.executables[name]
+    return _Artifact(
+        made_from(current.portable(export)[0], spec),
+        _identity(spec.function, spec.variant, spec.target.name, spec.bucket),
+    )
+
+
+def _bundle(archive: Archive) -> _Artifacts:
+    artifacts = {"bundle": _Artifact(components.table({key: archive.index[key] for key in ("name", "version")}))}
     for name, function in archive.index["functions"].items():
-        tables[f"{name} (portable)"] = _exported(archive[function["exported"]], name)
+        portable = _Artifact(None, (function["function"], function["variant"], "", ""))
+        if "description" in function:
+            portable = _description(archive[function["description"]])
+        serialized = archive[function["exported"]]
+        artifacts[f"{name} (portable)"] = dataclasses.replace(portable, serialized=serialized)
         for executable in function["executables"]:
             stem = executable["executable"].removesuffix(".xla")
-            tables[stem] = _plain(Description.from_json(archive[executable["description"]]))
-    return tables
+            artifacts[stem] = _description(archive[executable["description"]])
+    return artifacts
 
 
-def _exported(serialized: bytes, name: str = "") -> components.Table:
+def _description(text: bytes) -> _Artifact:
+    data = json.loads(text)
+    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") == EXPORT_FORMAT:
+        return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
+    description = Description.from_json(text)
+    identity = _identity(description.function, description.variant, description.target.name, description.bucket)
+    return _Artifact({name: dict(row) for name, row in description.components.items()}, identity)
+
+
+def _identity(function: str, variant: str, target: str, bucket: Mapping[str, int]) -> tuple[str, str, str, str]:
+    return function, variant, target, ", ".join(f"{name} = {size}" for name, size in sorted(bucket.items()))
+
+
+def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, components.Table]:
+    """Return the components of both artifacts, as far as they are known of both."""
+    if first.made_from is not None and second.made_from is not None:
+        tables = [dict(first.made_from), dict(second.made_from)]
+        if not all(components.INTERPRETER in table for table in tables):
+            for table in tables:
+                table.pop(components.INTERPRETER, None)
+        return tables[0], tables[1]
+    if first.serialized and second.serialized:
+        function = next((one.identity[0] for one in (first, second) if one.identity), "")
+        return _held(first.serialized, function), _held(second.serialized, function)
+    # A description alone: the other is compared by what both have.
+    known = first.made_from or second.made_from or {}
+    function = next((one.identity[0] for one in (first, second) if one.identity), "")
+    first_table, second_table = (
+        known if one.made_from is not None else _held(one.serialized, function) for one in (first, second)
+    )
+    common = [name for name in first_table if name in second_table or name.startswith("aval ")]
+    common += [name for name in second_table if name.startswith("aval ")]
+    return (
+        {name: row for name, row in first_table.items() if name in common},
+        {name: row for name, row in second_table.items() if name in common},
+    )
+
+
+def _held(serialized: bytes, name: str) -> components.Table:
+    """Return the components that a portable artifact without a description has itself."""
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())
     values: dict[str, object] = {f"aval {p}": str(a) for p, a in zip(paths, exported.in_avals, strict=True)}
     values |= {"key platforms": list(exported.platforms), "devices": exported.nr_devices}
-    values["key disabled_checks"] = list(exported.disabled_safety_checks)
+    values["disabled checks"] = list(exported.disabled_safety_checks)
     values["calling convention"] = exported.calling_convention_version
     return {**components.source(name or exported.fun_name, exported.mlir_module_serialized), **components.table(values)}

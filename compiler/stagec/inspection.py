@@ -100,7 +100,17 @@ def _exported_text(report: dict[str, Any]) -> str:
         f"  results    {', '.join(report['out_avals'])}\n"
         f"  vjp order  {report['vjp_order']}\n"
         + "".join(f"  calls      {name} ({kind})\n" for name, kind in report["custom_calls"].items())
+        + "".join(
+            f"  effect     {_class_name(effect)} ({kind})\n"
+            for kind in ("ordered", "unordered")
+            for effect in report[f"{kind}_effects"]
+        )
     )
+
+
+def _class_name(text: str) -> str:
+    """Return the class's name in what JAX stores of an effect: `<class 'module.name'>`."""
+    return text.removeprefix("<class '").removesuffix("'>")
 
 
 def _executable_text(report: dict[str, Any]) -> str:

@@ -16,14 +16,14 @@ def _aot_bundle_impl(ctx):
     arguments.add("--name", name)
     arguments.add("--version", ctx.attr.version)
     arguments.add("--output", bundle)
+    inputs = []
     for export in exports:
-        arguments.add("--export", "%s=%s=%s" % (export.name, export.exported.path, export.spec.path))
+        files = [export.exported, export.spec, export.description]
+        arguments.add("--export", "=".join([export.name] + [file.path for file in files]))
+        inputs += files
     for executable in executables:
         paths = (executable.name, executable.executable.path, executable.description.path)
         arguments.add("--executable", "%s=%s=%s" % paths)
-
-    inputs = [export.exported for export in exports] + [export.spec for export in exports]
-    for executable in executables:
         inputs += [executable.executable, executable.description]
     compiler_action(
         ctx,

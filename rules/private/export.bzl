@@ -31,36 +31,27 @@ def _aot_export_impl(ctx):
     for dep in ctx.attr.deps:
         roots.update({root: None for root in import_roots(dep.label, ctx.workspace_name, [])})
 
-    arguments = ctx.actions.args()
-    arguments.add("--output", exported)
-    arguments.add("--description", description)
-    arguments.add("--spec", spec)
     folders = _execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
-    arguments.add_all(folders, before_each = "--import-root")
-    compiler_action(
-        ctx,
-        mnemonic = "StagecExport",
-        progress_message = "Exporting %s" % name,
-        command = "export",
-        arguments = arguments,
-        inputs = depset([spec], transitive = [sources]),
-        outputs = [exported, description],
-    )
 
-    # Runs only when the output group is asked for. Nothing has its output as an input.
-    debug_arguments = ctx.actions.args()
-    debug_arguments.add("--debug-output", debug)
-    debug_arguments.add("--spec", spec)
-    debug_arguments.add_all(folders, before_each = "--import-root")
-    compiler_action(
-        ctx,
-        mnemonic = "StagecDebug",
-        progress_message = "Locating %s" % name,
-        command = "export",
-        arguments = debug_arguments,
-        inputs = depset([spec], transitive = [sources]),
-        outputs = [debug],
-    )
+    # The second runs only when the output group is asked for. Nothing has its output as an input.
+    for mnemonic, progress, outputs in [
+        ("StagecExport", "Exporting", {"--output": exported, "--description": description}),
+        ("StagecDebug", "Locating", {"--debug-output": debug}),
+    ]:
+        arguments = ctx.actions.args()
+        for option, file in outputs.items():
+            arguments.add(option, file)
+        arguments.add("--spec", spec)
+        arguments.add_all(folders, before_each = "--import-root")
+        compiler_action(
+            ctx,
+            mnemonic = mnemonic,
+            progress_message = "%s %s" % (progress, name),
+            command = "export",
+            arguments = arguments,
+            inputs = depset([spec], transitive = [sources]),
+            outputs = outputs.values(),
+        )
     return [
         DefaultInfo(files = depset([exported])),
         OutputGroupInfo(debug = depset([debug]), description = depset([description])),

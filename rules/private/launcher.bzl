@@ -73,6 +73,23 @@ def python_command(environment):
     """
     return " ".join([shell_quote(word) for word in [environment.interpreter] + INTERPRETER_FLAGS])
 
+def write_stagec_launcher(ctx, stagec, body):
+    """Writes a script that runs a command of the compiler as the rule's executable.
+
+    Args:
+      ctx: the rule's context.
+      stagec: StagecToolchainInfo.
+      body: bash that runs when `$runfiles` and `$workspace` are set; `{stagec}` in it starts the compiler.
+
+    Returns:
+      File.
+    """
+    path = stagec.entry.short_path
+    entry = path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path
+    start = "%s \"$runfiles\"/%s" % (python_command(stagec.environment), shell_quote(entry))
+    import_root = entry.rpartition("/")[0].rpartition("/")[0]
+    return write_launcher(ctx, [import_root], {}, body.format(stagec = start), stagec.environment)
+
 def write_launcher(ctx, import_roots, env, body, environment = None):
     """Writes the script as the rule's executable.
 

@@ -2,6 +2,7 @@
 
 load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:executable.bzl", "aot_executable")
+load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
@@ -136,6 +137,14 @@ def declare_manifest(plan, name, deps, data, function_deps, imports, common):
         aot_executable(name = executable, spec = spec, export = ":" + export, **common)
     aot_bundle(
         name = name,
+        version = version,
+        exports = [":" + export for export, _, _ in plan["exports"]],
+        executables = [":" + executable for executable, _, _ in plan["executables"]],
+        **common
+    )
+    aot_explanation(
+        name = name + ".explain",
+        bundle = name,
         version = version,
         exports = [":" + export for export, _, _ in plan["exports"]],
         executables = [":" + executable for executable, _, _ in plan["executables"]],

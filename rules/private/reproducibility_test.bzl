@@ -2,21 +2,12 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "python_command", "shell_quote", "write_launcher")
-
-_BODY = """cd "$workspace"
-exec {python} "$runfiles"/{entry} reproduce @{arguments} "$@"
-"""
-
-def _runfiles_path(file, workspace_name):
-    path = file.short_path
-    return path[len("../"):] if path.startswith("../") else workspace_name + "/" + path
+load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
 
 def _aot_reproducibility_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     exports = [target[AotExportInfo] for target in ctx.attr.exports]
     executables = [target[AotExecutableInfo] for target in ctx.attr.executables]
-    entry = _runfiles_path(stagec.entry, ctx.workspace_name)
 
     # An executable is built again from its export, which need not be tested itself.
     roots = {root: None for export in exports for root in export.import_roots}
@@ -25,8 +16,9 @@ def _aot_reproducibility_test_impl(ctx):
         lines += ["--import-root", "../" + root]
     files = []
     for export in exports:
-        lines += ["--export", "=".join([export.name, export.spec.short_path, export.exported.short_path])]
-        files += [export.spec, export.exported]
+        words = [export.name, export.spec, export.exported, export.description]
+        lines += ["--export", "=".join([getattr(word, "short_path", word) for word in words])]
+        files += words[1:]
     for one in executables:
         words = [one.name, one.export, one.spec, one.executable, one.description]
         lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
@@ -34,13 +26,8 @@ def _aot_reproducibility_test_impl(ctx):
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
     ctx.actions.write(arguments, "\n".join(lines) + "\n")
 
-    body = _BODY.format(
-        python = python_command(stagec.environment),
-        entry = shell_quote(entry),
-        arguments = shell_quote(arguments.short_path),
-    )
-    import_root = entry.rpartition("/")[0].rpartition("/")[0]
-    script = write_launcher(ctx, [import_root], {}, body, stagec.environment)
+    body = "cd \"$workspace\"\nexec {stagec} reproduce @%s \"$@\"\n" % shell_quote(arguments.short_path)
+    script = write_stagec_launcher(ctx, stagec, body)
     runfiles = ctx.runfiles(
         files = files + [arguments],
         transitive_files = depset(transitive = [stagec.inputs] + [export.sources for export in exports]),

@@ -264,11 +264,14 @@ isa = "AVX2"
             '[functions.F]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
             '[functions.f]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
             '[functions.aot]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
+            '[functions.explain]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
             '[targets.exported]\nplatform = "cpu"\nisa = "AVX"\n',
             """\
             m.toml: functions.f: "f" and "F" differ only in case, and so do their files
               give one of them another name
             m.toml: functions.aot: "aot" is the ending of files that stagec writes
+              give the function another name
+            m.toml: functions.explain: aot_manifest declares another target "m.explain"
               give the function another name
             m.toml: targets.exported: "exported" is the ending of files that stagec writes
               give the target another name""",

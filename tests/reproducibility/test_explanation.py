@@ -1,4 +1,4 @@
-"""`stagec explain`: which components of two artifacts differ."""
+"""`stagec explain`: which components of two artifacts, or of an artifact and the current inputs, differ."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stagec import components
-from tests.building import build, checked, stagec
+from tests.building import ROOT, build, checked, stagec, write_specs
 from tests.reproducibility.conftest import MANIFEST, MODEL, write
 
 NAMES = {"exported": "m.f.exported", "xla": "m.f.cpu.batch3.xla"}
@@ -21,10 +21,15 @@ def again(folder: Path, model: str = MODEL, manifest: str = MANIFEST) -> Path:
     return folder
 
 
-def explain(first: Path, second: Path) -> tuple[int, str]:
-    done = stagec("explain", first, second)
+def explain(first: Path, second: Path, *more: str | Path, cwd: Path = ROOT) -> tuple[int, str]:
+    done = stagec("explain", first, second, *more, cwd=cwd)
     assert done.stderr == ""
     return done.returncode, done.stdout
+
+
+def edited(folder: Path, model: str = MODEL, manifest: str = MANIFEST) -> Path:
+    """Write the model's sources, changed; return their folder, whose manifest is m.toml."""
+    return write(folder / "edited", model, manifest)
 
 
 def describe(folder: Path, root: Path, **changes: Any) -> Path:
@@ -33,7 +38,7 @@ def describe(folder: Path, root: Path, **changes: Any) -> Path:
     folder.mkdir()
     (folder / "spec").write_text(json.dumps(spec))
     out = folder / "f.exported"
-    words = ["--output", out, "--description", f"{out}.json", "--import-root", root]
+    words: list[str | Path] = ["--output", out, "--description", f"{out}.json", "--import-root", root]
     checked("export", "--spec", folder / "spec", *words)
     return out
 
@@ -69,11 +74,10 @@ def test_a_target_and_an_option(small: Path, tmp_path: Path) -> None:
     lines = text.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "target isa",
+        "target parallelism",
         "target cpu_name",
         "target requires",
-        "target parallelism",
         "environment NPROC",
-        "environment XLA_FLAGS",
         "compiler option xla_cpu_enable_fast_math",
     ]
     assert "target isa: AVX2 -> SSE4_2" in lines
@@ -101,13 +105,235 @@ def test_a_comment_is_no_difference(small: Path, tmp_path: Path) -> None:
     assert (other / "m.aot").read_bytes() == (small / "m.aot").read_bytes()
 
 
+def test_the_other_versions_that_made_it(small: Path, tmp_path: Path) -> None:
+    def made_with(file: Path, name: str, version: str) -> Path:
+        description = json.loads(file.read_text())
+        assert name in description["components"]
+        description["components"] |= components.table({name: version})
+        other = tmp_path / f"{name.replace(' ', '-')}-{file.name}"
+        other.write_text(json.dumps(description))
+        return other
+
+    portable, executable = small / "m.f.exported.json", small / "m.f.cpu.batch3.json"
+    for file, names in (
+        (portable, ("jax", "jaxlib", "stagec", "environment numpy", "environment python")),
+        (executable, ("jaxlib", "stagec")),
+    ):
+        for name in names:
+            here = json.loads(file.read_text())["components"][name]["value"]
+            other = made_with(file, name, "0.1.2")
+            assert explain(other, file) == (1, f"{name}: 0.1.2 -> {here}\n")
+            assert explain(other, Path("m.toml"), cwd=small / "source") == (1, f"{name}: 0.1.2 -> {here}\n")
+
+
+@pytest.mark.parametrize("file", ["m.aot", *NAMES.values(), "m.f.exported.json", "m.f.cpu.batch3.json"])
+def test_an_artifact_of_the_current_inputs(small: Path, file: str) -> None:
+    said = f"{small / file} and m.toml are made from the same components\n"
+    assert explain(small / file, Path("m.toml"), cwd=small / "source") == (0, said)
+    assert explain(Path("m.toml"), small / file, cwd=small / "source")[0] == 0
+
+
+def test_an_artifact_and_a_comment_more(small: Path, tmp_path: Path) -> None:
+    root = edited(tmp_path, "# A comment.\n\n" + MODEL)
+    assert explain(small / "m.aot", root / "m.toml", "--import-root", root)[0] == 0
+
+
+MESH = MANIFEST.replace(
+    "[functions.f]",
+    '[meshes.row]\naxes = { data = 2 }\n\n[functions.f]\nmesh = "row"\nin_shardings = ["P(data)", "unspecified"]',
+).replace("batch = [3]", "batch = [4]")
+"""The model over two devices."""
+
+
+def test_a_bundle_and_the_current_inputs(tmp_path: Path) -> None:
+    old = again(tmp_path / "old", manifest=MESH) / "m.aot"
+    manifest = (
+        MESH.replace('version = "1"', 'version = "2"\nenable_x64 = true')
+        .replace('"P(data)"', '"P(None, data)"')
+        .replace("power = 2", "power = 3")
+        .replace("parallelism = 2", "parallelism = 3\ncompiler_options = { xla_cpu_enable_fast_math = true }")
+        .replace('args = ["u8[64]"]', 'args = ["u8[32]"]')
+    )
+    root = edited(tmp_path, MODEL, manifest)
+    done = stagec("explain", "--json", old, "m.toml", cwd=root)
+    assert (done.returncode, done.stderr) == (1, "")
+    report = json.loads(done.stdout)
+    assert (report["equal"], report["first"], report["second"]) == (False, str(old), "m.toml")
+    found: dict[str, dict[str, tuple[str | None, str | None]]] = {}
+    for row in report["differences"]:
+        found.setdefault(row["artifact"], {})[row["component"]] = (row["first"], row["second"])
+    target = {
+        "target parallelism": ("2", "3"),
+        "compiler option xla_cpu_enable_fast_math": (None, "true"),
+        "environment NPROC": ("2", "3"),
+    }
+    assert sorted(found) == ["bits (portable)", "bits.cpu", "bundle", "f (portable)", "f.cpu.batch4"]
+    assert found["bundle"] == {"version": ("1", "2")}
+    assert found["f (portable)"].keys() == {
+        "source of f",
+        "static argument power",
+        "sharding in_shardings",
+        "environment enable_x64",
+    }
+    assert found["f (portable)"]["static argument power"] == ("2", "3")
+    assert found["f (portable)"]["environment enable_x64"] == ("false", "true")
+    assert found["f (portable)"]["sharding in_shardings"] == (
+        '["P(data)","unspecified"]',
+        '["P(None, data)","unspecified"]',
+    )
+    assert found["f.cpu.batch4"].pop("source of f")
+    assert found["f.cpu.batch4"] == {
+        **target,
+        "sharding args[0]['k']": ("P(data) over data = 2", "P(None, data) over data = 2"),
+    }
+    assert found["bits (portable)"].keys() == {"source of bits", "aval args[0]", "environment enable_x64"}
+    assert found["bits.cpu"].pop("source of bits")
+    assert found["bits.cpu"] == {**target, "aval args[0]": ("u8[64]", "u8[32]"), "aval result": ("u8[64]", "u8[32]")}
+
+
+def test_an_executable_and_the_current_inputs(small: Path, tmp_path: Path) -> None:
+    root = edited(tmp_path, manifest=MANIFEST.replace('"AVX2"', '"SSE4_2"'))
+    status, text = explain(small / NAMES["xla"], Path("m.toml"), cwd=root)
+    assert status == 1
+    assert {line.partition(":")[0] for line in text.splitlines()} >= {
+        "target isa",
+        "target cpu_name",
+        "target requires",
+    }
+    assert "target isa: AVX2 -> SSE4_2\n" in text
+    # What is compared with an executable is what would be compiled, to the letter.
+    again(tmp_path / "built", manifest=MANIFEST.replace('"AVX2"', '"SSE4_2"'))
+    assert explain(small / NAMES["xla"], tmp_path / "built" / NAMES["xla"]) == (1, text)
+
+
+def test_a_bundle_and_one_artifact(small: Path, tmp_path: Path) -> None:
+    assert explain(small / NAMES["xla"], small / "m.aot")[0] == 0
+    other = again(tmp_path / "b", manifest=MANIFEST.replace("parallelism = 2", "parallelism = 1"))
+    status, text = explain(other / "m.aot", small / NAMES["xla"])
+    assert (status, text.splitlines()[0]) == (1, "target parallelism: 1 -> 2")
+
+
+def test_a_portable_artifact_without_a_description(small: Path, tmp_path: Path) -> None:
+    bare = tmp_path / NAMES["exported"]
+    bare.write_bytes((small / NAMES["exported"]).read_bytes())
+    described = small / NAMES["exported"]
+    for other in (bare, described, described.with_name(f"{described.name}.json")):
+        assert explain(bare, other) == (0, f"{bare} and {other} are made from the same components\n")
+    assert explain(bare, Path("m.toml"), cwd=small / "source")[0] == 0
+    root = edited(
+        tmp_path,
+        MODEL.replace("tanh", "sinh"),
+        MANIFEST.replace("f32[batch,4]", "f32[rows,4]").replace("batch =", "rows ="),
+    )
+    status, text = explain(bare, Path("m.toml"), cwd=root)
+    assert status == 1
+    assert [line.partition(":")[0] for line in text.splitlines()] == ["source of f", "aval args[1]"]
+    nameless = tmp_path / "old.exported"
+    nameless.write_bytes(bare.read_bytes())
+    done = stagec("explain", nameless, "m.toml", cwd=small / "source")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"m.toml: which of its functions {nameless} is of is not known\n"
+        f"  keep its description beside it, as {nameless}.json\n",
+    )
+
+
+def test_a_bundle_of_artifacts_without_descriptions(small: Path, tmp_path: Path) -> None:
+    exports = [part for n in ("f", "bits") for part in ("--export", f"m.{n}={small}/m.{n}.exported={small}/m.{n}.spec")]
+    stems = [(name, small / name) for name in ("m.f.cpu.batch3", "m.bits.cpu")]
+    executables = [part for name, stem in stems for part in ("--executable", f"{name}={stem}.xla={stem}.json")]
+    checked("bundle", "--name", "m", "--version", "1", "--output", tmp_path / "m.aot", *exports, *executables)
+    assert explain(tmp_path / "m.aot", small / "m.aot")[0] == 0
+    assert explain(tmp_path / "m.aot", Path("m.toml"), cwd=small / "source")[0] == 0
+
+
+def test_a_bundle_is_the_same_with_another_patch_release_of_the_interpreter(small: Path, tmp_path: Path) -> None:
+    description = json.loads((small / "m.f.exported.json").read_text())
+    description["components"] |= components.table({"environment python": "3.99.1"})
+    (tmp_path / "other.json").write_text(json.dumps(description))
+    bundles = []
+    for number, described in enumerate((small / "m.f.exported.json", tmp_path / "other.json")):
+        bundles.append(tmp_path / f"{number}.aot")
+        words: list[str | Path] = [
+            "--export",
+            f"m.f={small}/m.f.exported={small}/m.f.spec={described}",
+            "--output",
+            bundles[-1],
+        ]
+        checked("bundle", "--name", "m", "--version", "1", *words)
+    assert bundles[0].read_bytes() == bundles[1].read_bytes()
+    again = stagec(
+        "bundle",
+        "--name",
+        "m",
+        "--version",
+        "1",
+        "--output",
+        tmp_path / "x.aot",
+        "--export",
+        f"m.f={small}/m.f.exported={small}/m.f.spec={small}/m.bits.exported.json",
+    )
+    assert (again.returncode, again.stderr) == (2, f"{tmp_path}/x.aot: m.f: the description is of another export\n")
+
+
+def test_what_bazel_writes_for_an_explain_target(small: Path, tmp_path: Path) -> None:
+    plan = write_specs("m.toml", small / "source", tmp_path)
+    for name in ("m.f.exported", "m.f.exported.json", "m.bits.exported", "m.bits.exported.json"):
+        (tmp_path / name).write_bytes((small / name).read_bytes())
+    names = [export["name"] for export in plan["exports"]]
+    inputs = {
+        "format": 1,
+        "kind": "inputs",
+        "name": "m",
+        "version": "1",
+        "exports": {
+            name: {"spec": f"{name}.spec", "exported": f"{name}.exported", "description": f"{name}.exported.json"}
+            for name in names
+        },
+        "executables": {
+            one["name"]: {"export": one["export"], "spec": f"{one['name']}.spec"} for one in plan["executables"]
+        },
+    }
+    file = tmp_path / "m.explain.json"
+    file.write_text(json.dumps(inputs))
+    for artifact in ("m.aot", *NAMES.values()):
+        assert explain(small / artifact, file)[0] == 0
+    file.write_text(json.dumps(inputs | {"version": "2"}))
+    assert explain(small / "m.aot", file) == (1, "bundle\n  version: 1 -> 2\n")
+    file.write_text(json.dumps(inputs | {"format": 2}))
+    done = stagec("explain", small / "m.aot", file)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"{file}: its format is 2, this version reads 1")
+
+
+@pytest.mark.parametrize(
+    ("model", "manifest", "message"),
+    [
+        (MODEL, MANIFEST.replace("batch = [3]", "batch = [5]"), "m.toml: it has no artifact of f, cpu, batch = 3\n"),
+        (MODEL, MANIFEST.replace("f32[4,2]", "f33[4,2]"), "m.toml: functions.f.args[0].k: "),
+        (
+            MODEL.replace("jnp.tanh", "jnp.tan_h"),
+            MANIFEST,
+            "m.toml: functions.f: staging pkg.model:f raised AttributeErr",
+        ),
+    ],
+    ids=["no such artifact", "a mistake in the manifest", "a function that raises"],
+)
+def test_current_inputs_that_cannot_be_compared(
+    small: Path, tmp_path: Path, model: str, manifest: str, message: str
+) -> None:
+    done = stagec("explain", small / NAMES["xla"], "m.toml", cwd=edited(tmp_path, model, manifest))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+
+
 def test_a_file_that_is_none_of_them(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     done = stagec("explain", "x.json", "x.json", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
         "x.json: it does not describe an executable\n"
-        "  give a bundle (.aot), an executable (.xla), a portable artifact (.exported) or a description (.json)\n"
+        "  give a bundle (.aot), an executable (.xla), a portable artifact (.exported), a description (.json) "
+        "or a manifest (.toml)\n"
     )
 
 

@@ -18,7 +18,7 @@ def reproduce(artifacts: Path, root: Path, *more: str) -> subprocess.CompletedPr
     words = []
     for name in ("f", "bits"):
         stem = artifacts / f"m.{name}"
-        words += ["--export", f"m.{name}={stem}.spec={stem}.exported"]
+        words += ["--export", f"m.{name}={stem}.spec={stem}.exported={stem}.exported.json"]
     for name, export in (("f.cpu.batch3", "f"), ("bits.cpu", "bits")):
         stem = artifacts / f"m.{name}"
         words += ["--executable", f"m.{name}=m.{export}={stem}.spec={stem}.xla={stem}.json"]
@@ -45,6 +45,16 @@ def test_a_model_that_bakes_in_its_circumstances(small: Path, tmp_path: Path, va
     assert lines[0] == f"m.f.exported: {what}"
     assert any(line.startswith("    +    %cst = stablehlo.constant dense<") for line in lines)
     assert lines[-1] == f"{ARTIFACTS} artifacts built twice again, 1 differences"
+
+
+def test_a_description_that_is_another(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "copy")
+    file = tmp_path / "copy" / "m.f.exported.json"
+    file.write_text(file.read_text().replace('"stagec"', '"stage"'))
+    done = reproduce(tmp_path / "copy", small / "source")
+    assert done.returncode == 1
+    assert done.stdout.startswith("m.f.exported.json: the built artifact and the first build here differ; ")
+    assert '    -  "stage": {\n    +  "stagec": {\n' in done.stdout
 
 
 def test_an_executable_of_other_code(small: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What aot_export, aot_executable and aot_bundle declare."""
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo")
-load(":analysis.bzl", "analysis_test", "difference", "names", "only_action", "verdict")
+load(":analysis.bzl", "ActionsInfo", "analysis_test", "difference", "names", "only_action", "verdict")
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -99,8 +99,10 @@ def _bundle_test_impl(ctx):
         "sample.f.cpu.batch8.json",
         "sample.f.cpu.batch8.xla",
         "sample.f.exported",
+        "sample.f.exported.json",
         "sample.f.spec.json",
         "sample.g.exported",
+        "sample.g.exported.json",
         "sample.g.spec.json",
     ]
     info = target[AotBundleInfo]
@@ -116,6 +118,31 @@ def _bundle_test_impl(ctx):
     )
 
 bundle_test = analysis_test(_bundle_test_impl)
+
+def _explanation_test_impl(ctx):
+    target = ctx.attr.target
+    files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    (inputs,) = [
+        action.content
+        for action in target[ActionsInfo].actions
+        if action.mnemonic == "FileWrite" and names(action.outputs) == ["sample.explain.json"]
+    ]
+    told = json.decode(inputs)
+    export = {"description": "sample.f.exported.json", "exported": "sample.f.exported", "spec": "sample.f.spec.json"}
+    executable = {"export": "sample.f", "spec": "sample.f.cpu.batch8.spec.json"}
+    wanted = export.values() + [executable["spec"], "sample.g.exported", "sample.explain.json"]
+    compiled = [name for name in files if name.endswith(".xla") or name.endswith(".aot")]
+    return verdict(
+        ctx,
+        difference("name and version", (told["name"], told["version"]), ("sample", "1.2.3")) +
+        difference("exports", sorted(told["exports"]), ["sample.f", "sample.g"]) +
+        difference("export", told["exports"]["sample.f"], export) +
+        difference("executables", told["executables"], {"sample.f.cpu.batch8": executable}) +
+        difference("missing files", [name for name in wanted if name not in files], []) +
+        difference("what is compiled for it", compiled, []),
+    )
+
+explanation_test = analysis_test(_explanation_test_impl)
 
 def _reproducibility_test_impl(ctx):
     target = ctx.attr.target

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stagec import components
 from stagec.runtime.archive import FORMAT, INDEX, encode
 from stagec.runtime.description import Description
 from stagec.specs import FunctionSpec
@@ -33,11 +34,12 @@ def write_bundle(
     exports: Mapping[str, bytes],
     specs: Mapping[str, FunctionSpec],
     executables: Sequence[Member],
+    descriptions: Mapping[str, bytes] | None = None,
 ) -> bytes:
     """Return the bytes of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
 
     exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
-    specs: what each of `exports` was made from.
+    specs: the slice of each of `exports`. descriptions: what each of `exports` was made from; may be left out.
     Raises Inconsistent when an executable was not compiled from the export given, or is not the one described.
     """
     members: dict[str, bytes] = {}
@@ -59,6 +61,9 @@ def write_bundle(
             "out_avals": [str(aval) for aval in exported.out_avals],
             "executables": [],
         }
+        if descriptions and full_name in descriptions:
+            functions[artifact]["description"] = f"{artifact}.exported.json"
+            members[f"{artifact}.exported.json"] = _made_from(full_name, descriptions[full_name], serialized)
     described = [(member, Description.from_json(member.description)) for member in executables]
     for member, description in sorted(described, key=lambda pair: _order(pair[1])):
         _check(name, member, description, exports)
@@ -88,6 +93,15 @@ def write_bundle(
         },
     }
     return encode({INDEX: (json.dumps(index, indent=1) + "\n").encode(), **dict(sorted(members.items()))})
+
+
+def _made_from(name: str, description: bytes, exported: bytes) -> bytes:
+    """Return the description of a portable artifact as a bundle holds it; `components.INTERPRETER` says why."""
+    data = json.loads(description)
+    if hashlib.sha256(exported).hexdigest() != data["exported_sha256"]:
+        raise Inconsistent(f"{name}: the description is of another export")
+    data["components"].pop(components.INTERPRETER, None)
+    return (json.dumps(data, indent=1) + "\n").encode()
 
 
 def _order(description: Description) -> tuple[Any, ...]:

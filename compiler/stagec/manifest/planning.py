@@ -18,6 +18,9 @@ from stagec.specs import ExecutableSpec, FunctionSpec, TargetSpec, to_json
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
+_MACRO_TARGETS = ("explain", "reproducibility_test")
+"""What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
+
 _Location: TypeAlias = tuple[str | int, ...]
 _Report: TypeAlias = Callable[[_Location, str, str], Problem]
 """Makes the problem at a location below the function: what is wrong, what to write."""
@@ -386,6 +389,9 @@ def _collisions(manifest: Manifest) -> Iterator[Problem]:
             if name == reserved[table]:
                 what = f'"{name}" is the ending of files that stagec writes'
                 yield Problem(manifest.file, location, what, f"give the {table.removesuffix('s')} another name")
+            if table == "functions" and name in _MACRO_TARGETS:
+                what = f'aot_manifest declares another target "{manifest.header.name}.{name}"'
+                yield Problem(manifest.file, location, what, "give the function another name")
             other = seen.setdefault(name.lower(), name)
             if other != name:
                 what = f'"{name}" and "{other}" differ only in case, and so do their files'

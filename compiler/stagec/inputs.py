@@ -1,0 +1,105 @@
+"""The current inputs: what a manifest and the sources that it names would be built into now, without compiling."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec import specs
+from stagec.errors import Problem, StagecError
+from stagec.manifest import load_manifest, plan
+from stagec.specs import ExecutableSpec, FunctionSpec
+
+FORMAT = 1
+"""Version of the JSON that names the inputs that Bazel built. 1 (November 2026): the first."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is built now.
+
+    name, version: the manifest's.
+    exports: name of each portable artifact -> the function's slice.
+    executables: name of each executable -> the name of its portable artifact, and its slice.
+    portable: name of a portable artifact -> it, as traced now or by Bazel, and its description.
+    """
+
+    name: str
+    version: str
+    exports: Mapping[str, FunctionSpec]
+    executables: Mapping[str, tuple[str, ExecutableSpec]]
+    portable: Callable[[str], tuple[bytes, bytes]]
+
+
+def read(path: str, roots: Sequence[str]) -> Inputs | None:
+    """Return the inputs that a file stands for: a manifest (.toml), or the JSON of an explain target of Bazel's.
+
+    roots: import roots of a manifest's functions. Returns None for a JSON file of another kind.
+    Raises StagecError for mistakes in the manifest; what is wrong with sources is raised where they are traced.
+    """
+    if path.endswith(".toml"):
+        return _planned(path, roots)
+    data = json.loads(Path(path).read_bytes())
+    if not isinstance(data, dict) or data.get("kind") != "inputs":
+        return None
+    if data.get("format") != FORMAT:
+        raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+    folder = Path(path).parent
+
+    def built(name: str) -> tuple[bytes, bytes]:
+        files = data["exports"][name]
+        return (folder / files["exported"]).read_bytes(), (folder / files["description"]).read_bytes()
+
+    return Inputs(
+        data["name"],
+        data["version"],
+        {name: specs.function_spec((folder / one["spec"]).read_text()) for name, one in data["exports"].items()},
+        {
+            name: (one["export"], specs.executable_spec((folder / one["spec"]).read_text()))
+            for name, one in data["executables"].items()
+        },
+        built,
+    )
+
+
+def _planned(path: str, roots: Sequence[str]) -> Inputs:
+    planned = plan(load_manifest(path))
+    exports = {export.name: export.spec for export in planned.exports}
+
+    @functools.cache
+    def traced(name: str) -> tuple[bytes, bytes]:
+        return _trace(exports[name], roots)
+
+    executables = {executable.name: (executable.export, executable.spec) for executable in planned.executables}
+    return Inputs(planned.name, planned.version, exports, executables, traced)
+
+
+def _trace(spec: FunctionSpec, roots: Sequence[str]) -> tuple[bytes, bytes]:
+    """Export in a process of its own, as the build does: what one function imports must not be told of another."""
+    flags = ["-B", *(["-s"] if sys.flags.no_user_site else []), *(["-S"] if sys.flags.no_site else [])]
+    entry = Path(__file__).with_name("__main__.py")
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONHASHSEED": "0",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+        slice_, out, description = (Path(scratch, name) for name in ("spec", "exported", "description"))
+        slice_.write_text(specs.to_json(spec))
+        words: list[str | Path] = ["export", "--spec", slice_, "--output", out, "--description", description]
+        words += [part for root in roots for part in ("--import-root", root)]
+        done = subprocess.run(
+            [sys.executable, *flags, entry, *words], env=env, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise StagecError(Problem("", "", done.stderr.strip()))
+        return out.read_bytes(), description.read_bytes()
