@@ -10,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.export import _export as jax_export
 
 import stagec
 from stagec.stages.lowered import lower_exported
@@ -31,14 +32,20 @@ def row(key: Key, record_property: Callable[[str, object], None]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def types_of_models() -> None:
-    """Register the models' types for JAX, as a reader of artifacts without stagec would."""
+def types_of_models() -> Iterator[None]:
+    """Register the models' types for JAX, as a reader of artifacts without stagec would; for these tests alone."""
+    registries = (jax_export.serialization_registry, jax_export.deserialization_registry)
+    before = [dict(registry) for registry in registries]
     jax.export.register_namedtuple_serialization(zoo.Point, serialized_name="tests.zoo.zoo:Point")
     register(zoo.Cloud, unit="m")
     register(nodes.Gauge)
     register(nodes.Unit, name="m")
     register(Struct, mode="train")
     register(Module, scale=0.5)
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()  # type: ignore[attr-defined]
+        registry.update(entries)  # type: ignore[attr-defined]
 
 
 def register(kind: Any, **static: object) -> None:

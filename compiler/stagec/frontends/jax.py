@@ -49,7 +49,7 @@ def _effects_in_order() -> Iterator[None]:
 
     It lists them as a set does, which hashes classes by their addresses: tokens had another order in every process.
     """
-    kind = effects.EffectTypeSet
+    kind: Any = effects.EffectTypeSet
     before = kind.filter_in, kind.filter_not_in
 
     def in_order(listed: list[Any]) -> list[Any]:
