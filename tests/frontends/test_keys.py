@@ -93,6 +93,14 @@ def undescribed(x):
     return Opaque(x), Activated(x), [Opaque(x)]
 
 
+def tell(x):
+    return x
+
+
+def told_under_vmap(x):
+    return jax.vmap(lambda row: jax.experimental.io_callback(tell, row, row))(x)
+
+
 def prints(x):
     jax.debug.print("x = {}", x)
 
@@ -268,6 +276,11 @@ NOT_BUILT = {
         "pkg/m.toml: functions.f: pkg/keys.py:{gradient}: a host callback (pure_callback) cannot be built ahead of "
         "time\n  take it out of the function; what it computes can be a result\n",
     ),
+    "a host callback under vmap": (
+        {"entry": "pkg.keys:told_under_vmap"},
+        "pkg/m.toml: functions.f: pkg/keys.py:{told}: a host callback (io_callback) cannot be built ahead of time\n"
+        "  take it out of the function; what it computes can be a result\n",
+    ),
     "types that cannot be described": (
         {"entry": "pkg.keys:undescribed", "variant": "v"},
         "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Opaque, which cannot be described: "
@@ -338,7 +351,8 @@ def line_of(text: str) -> int:
 def test_a_function_that_cannot_be_built(workspace: Path, case: str) -> None:
     changes, text = NOT_BUILT[case]
     status, stderr, serialized = export(workspace, changes)
-    for name, code in (("print", "debug.print"), ("callback", "return jax.pure_"), ("gradient", "sin(talks_")):
+    lines = {"print": "debug.print", "callback": "return jax.pure_", "gradient": "sin(talks_", "told": "def tell("}
+    for name, code in lines.items():
         text = text.replace(f"{{{name}}}", str(line_of(code)))
     assert stderr[: len(text)] == text
     assert (status, serialized) == (2, b"")

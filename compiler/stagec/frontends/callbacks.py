@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,13 +25,24 @@ def problems(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
         for equation in equations:
             name = equation.primitive.name
             if name in _CALLBACKS:
-                frames = equation.source_info.traceback.frames if equation.source_info.traceback else []
-                place = user_code.place((frame.file_name, frame.line_num) for frame in frames) or spec.entry
+                place = _place(equation) or spec.entry
                 what = f"{place}: a host callback ({name}) cannot be built ahead of time"
                 write = "take it out of the function; what it computes can be a result"
                 found[what] = Problem(spec.manifest, spec.key, what, write)
             pending += [jaxpr for value in equation.params.values() for jaxpr in _jaxprs(value)]
     return list(found.values())
+
+
+def _place(equation: Any) -> str:
+    """Return FILE:LINE of a callback in the model; "" where nothing is known of it."""
+    frames = equation.source_info.traceback.frames if equation.source_info.traceback else []
+    found = user_code.place((frame.file_name, frame.line_num) for frame in frames)
+    if found:
+        return found
+    # vmap of an io_callback leaves no call stack: the function that is called back is in the model as well.
+    function = inspect.unwrap(getattr(equation.params.get("callback"), "callback_func", None) or len)
+    code = getattr(function, "__code__", None)
+    return user_code.place([(code.co_filename, code.co_firstlineno)]) if code else ""
 
 
 def vjp_jaxpr(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], order: int) -> Any:
