@@ -10,14 +10,18 @@ load("//rules/private:manifest.bzl", "stagec_manifest")
 load("//rules/private:python_environment.bzl", "python_environment")
 
 def _stagec_impl(module_ctx):
-    lock = Label("//compiler:requirements.lock")
+    locks = {
+        "lock": Label("//compiler:requirements.lock"),
+        "tpu_lock": Label("//compiler:tpu.lock"),
+        "cuda_lock": Label("//compiler:cuda.lock"),
+    }
     declared = {}
     for module in module_ctx.modules:
         if module.is_root:
             if len(module.tags.python) > 1:
                 fail("stagec.python is written %d times; the compiler has one environment" % len(module.tags.python))
             for tag in module.tags.python:
-                lock = tag.lock
+                locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
         for tag in module.tags.manifest + module.tags.environment:
             if tag.name in declared:
                 fail('the modules %s and %s both declare a repository "%s" through stagec; rename one' %
@@ -28,7 +32,9 @@ def _stagec_impl(module_ctx):
         for tag in module.tags.environment:
             python_environment(name = tag.name, lock = tag.lock)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = lock)
+    python_environment(name = "stagec_python", lock = locks["lock"])
+    python_environment(name = "stagec_tpu", lock = locks["tpu_lock"])
+    python_environment(name = "stagec_cuda", lock = locks["cuda_lock"])
 
 _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",
@@ -47,12 +53,16 @@ _manifest = tag_class(
 )
 
 _python = tag_class(
-    doc = "The packages that the compiler and the models import. Only the root module's counts.",
+    doc = "The packages that the compiler and the models import, and what compiles for TPUs and NVIDIA devices, which " +
+          "is fetched when an executable for them is built. Only the root module's counts.",
     attrs = {
         "lock": attr.label(
             doc = "A hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the " +
-                  "models import.",
-            mandatory = True,
+                  "models import. Without it the models can import JAX and NumPy alone.",
+        ),
+        "tpu_lock": attr.label(doc = "One with libtpu alone, in the version that goes with another jaxlib."),
+        "cuda_lock": attr.label(
+            doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, nvidia-cuda-nvcc and nvidia-nvvm, likewise.",
         ),
     },
 )

@@ -49,6 +49,8 @@ AotExecutableInfo = provider(
         "export": "string: the name of its AotExportInfo.",
         "executable": "File: the XLA executable.",
         "description": "File: what it takes, returns and costs, as JSON.",
+        "platform": "string: the target's platform: cpu, cuda or tpu.",
+        "plugin": "PythonEnvironmentInfo: what compiles for the platform, besides the toolchain; None for cpu.",
         "spec": "File: the slice of the manifest that it was compiled by, as JSON.",
     },
 )

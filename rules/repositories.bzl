@@ -8,13 +8,19 @@ python_environment = _python_environment
 stagec_manifest = _stagec_manifest
 stagec_offline_repositories = _stagec_offline_repositories
 
-def stagec_repositories(lock = None):
+def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
+
+    What compiles for TPUs and NVIDIA devices is fetched when an executable for them is built, and not before.
 
     Args:
       lock: label of a hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the models
         import. Without it the models can import JAX and NumPy alone.
+      tpu_lock: label of one with libtpu alone, in the version that goes with another jaxlib.
+      cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, nvidia-cuda-nvcc and nvidia-nvvm, likewise.
     """
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
     python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"))
+    python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"))
+    python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"))
     native.register_toolchains("@stagec//compiler:toolchain")

@@ -46,7 +46,7 @@ stagec_toolchain = rule(
     },
 )
 
-def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs):
+def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None):
     """Runs one command of the compiler.
 
     Args:
@@ -57,23 +57,28 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
       arguments: Args that follow it.
       inputs: depset of File that the command reads.
       outputs: list of File that it writes.
+      plugin: PythonEnvironmentInfo of packages that the command needs besides the toolchain's, or None.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     start = ctx.actions.args()
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    environments = [stagec.environment] + ([plugin] if plugin else [])
     ctx.actions.run(
         mnemonic = mnemonic,
         progress_message = progress_message,
         executable = stagec.environment.interpreter,
         arguments = [start, arguments],
-        inputs = depset(transitive = [inputs, stagec.inputs]),
+        inputs = depset(
+            [plugin.site_packages, plugin.fingerprint] if plugin else [],
+            transitive = [inputs, stagec.inputs],
+        ),
         outputs = outputs,
         env = {
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",
             "PYTHONHASHSEED": "0",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": "%s:%s" % (stagec.environment.site_packages.path, stagec.import_root),
+            "PYTHONPATH": ":".join([one.site_packages.path for one in environments] + [stagec.import_root]),
             "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
         },

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.backends import plugins
 from stagec.cli import COMMANDS
 from tests.building import checked, stagec
 
@@ -96,3 +97,13 @@ def test_inspect_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_arguments_may_come_from_a_file(zoo: Path, tmp_path: Path) -> None:
     (tmp_path / "arguments").write_text(f"--json\n{zoo}\n")
     assert json.loads(checked("inspect", f"@{tmp_path / 'arguments'}"))["name"] == "zoo"
+
+
+@pytest.mark.skipif(plugins.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
+def test_describing_a_device_takes_the_plugin(tmp_path: Path) -> None:
+    done = stagec("describe-device", "--output", tmp_path / "device.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    what, write = done.stderr.splitlines()
+    assert what == "the plugin that compiles for cuda is not installed: jax-cuda13-pjrt"
+    assert write.startswith("  add jax-cuda13-pjrt==")
+    assert list(tmp_path.iterdir()) == []

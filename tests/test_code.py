@@ -24,7 +24,7 @@ ROOMS = (
     "runtime",
     "vocabulary",
 )
-VOCABULARY = ("avals", "components", "dimensions", "errors", "partitions", "specs", "trees", "version")
+VOCABULARY = ("avals", "components", "dimensions", "errors", "hardware", "partitions", "specs", "trees", "version")
 PACKAGES = {
     "cli": set(),
     "explanation": set(),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import stagec
+from tests.building import ROOT
 from tests.building import stagec as command
 from tests.nested import NestedBazel
 
@@ -295,15 +296,71 @@ def test_a_wrong_hash_in_a_lock(built: Workspace) -> None:
     assert built.run("build", "@tools//:environment").returncode == 0
 
 
+def test_a_device_of_ones_own_is_read_again_when_its_file_changes(built: Workspace) -> None:
+    target = '[targets.mine]\nplatform = "cuda"\ndevice = "devices/mine.toml"\n\n[targets.cpu]'
+    gelu = 'entry = "models.layers:gelu"\nargs = ["f32[32]"]\ntargets = ["cpu"'
+    tables = (ROOT / "compiler" / "stagec" / "targets" / "nvidia.toml").read_text()
+    description = tables.partition("[h200]\n")[2].partition("\n[")[0]
+    file = built.root / "models" / "devices" / "mine.toml"
+    file.parent.mkdir()
+    with (
+        built.broken("models/models.toml", "[targets.cpu]", target),
+        built.broken("models/models.toml", gelu, f'{gelu}, "mine"'),
+    ):
+        file.write_text(description.replace("core_count", "core_cuont"))
+        assert "models/devices/mine.toml: core_cuont" in built.refusal("//models:models.gelu.cpu")
+        file.write_text(description)
+        listed = built.run("query", "//models:all")
+        assert "//models:models.gelu.mine" in listed.stdout.split(), listed.stderr
+        file.write_text(description.replace("core_count", "core_cuont"))
+        assert "models/devices/mine.toml: core_cuont" in built.refusal("//models:models.gelu.cpu")
+
+
+NO_NETWORK = [
+    f"--repo_env={variable}"
+    for variable in (
+        "PIP_INDEX_URL=http://127.0.0.1:1/simple",
+        f"PIP_CONFIG_FILE={os.devnull}",
+        "PIP_FIND_LINKS=",
+        "PIP_EXTRA_INDEX_URL=",
+        "PIP_NO_CACHE_DIR=1",
+    )
+]
+
+
 def test_no_network(built: Workspace) -> None:
     lock = built.root / "tools.lock"
     lock.write_text(lock.read_text() + "# Fetch again.\n")
-    closed = {
-        "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_FIND_LINKS": "",
-        "PIP_EXTRA_INDEX_URL": "",
-        "PIP_NO_CACHE_DIR": "1",
-    }
-    said = built.refusal("@tools//:environment", *(f"--repo_env={name}={value}" for name, value in closed.items()))
+    said = built.refusal("@tools//:environment", *NO_NETWORK)
     assert "tools.lock: the package index cannot be reached (it needs typing-extensions==" in said
+
+
+@contextmanager
+def for_a_tpu(built: Workspace) -> Iterator[None]:
+    """With an executable for a TPU, //models:models.gelu.v5e-2x2."""
+    gelu = 'entry = "models.layers:gelu"\nargs = ["f32[32]"]\ntargets = ["cpu"'
+    with built.broken("models/models.toml", gelu, f'{gelu}, "v5e:2x2"'):
+        yield
+
+
+def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: Workspace) -> None:
+    with for_a_tpu(built):
+        assert "//models:models.gelu.v5e-2x2" in built.run("query", "//models:all").stdout.split()
+        assert built.run("build", "//models:models.gelu.cpu").returncode == 0
+        external = Path(built.run("info", "output_base").stdout.strip()) / "external"
+        # Bazel's own part of the name ends in ~ or +, where there is one.
+        fetched = {re.split("[+~]", path.name)[-1] for path in external.iterdir() if path.is_dir()}
+        assert {name for name in fetched if name.startswith("stagec_")} == {"stagec_planning", "stagec_python"}
+        said = built.refusal("//models:models.gelu.v5e-2x2", *NO_NETWORK)
+        assert "compiler/tpu.lock: the package index cannot be reached (it needs libtpu==" in said
+
+
+def test_a_lock_of_ones_own_for_other_hardware(built: Workspace) -> None:
+    lock, tpu_lock = '(lock = "//:requirements.lock"', ', tpu_lock = "//:tools.lock"'
+    with (
+        built.broken("WORKSPACE", lock, lock + tpu_lock),
+        built.broken("MODULE.bazel", lock, lock + tpu_lock),
+        for_a_tpu(built),
+    ):
+        said = built.refusal("//models:models.gelu.v5e-2x2")
+        assert "the plugin that compiles for tpu is not installed: libtpu" in said

@@ -36,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = out / "source"
     for path in [
         *COMPILER.glob("stagec/**/*.py"),
+        *COMPILER.glob("stagec/targets/*.toml"),
         *(COMPILER / n for n in ("stagec/py.typed", "pyproject.toml", "README.md")),
     ]:
         target = source / path.relative_to(COMPILER)
@@ -68,6 +69,14 @@ def test_the_wheel_needs_numpy_and_jaxlib_only(wheel: Path) -> None:
     assert compiler == {"flatbuffers", "jax", "pydantic"}
 
 
+def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name: archive.read(name) for name in archive.namelist() if name.endswith(".toml")}
+    wanted = {f"stagec/targets/{file.name}": file.read_bytes() for file in (COMPILER / "stagec/targets").glob("*.toml")}
+    assert packed == wanted
+    assert "stagec/targets/nvidia.toml" in packed
+
+
 def test_a_fresh_environment_loads_the_digits_bundle(wheel: Path, tmp_path: Path) -> None:
     bundle = os.environ.get("DIGITS_BUNDLE") or build("examples/digits/digits.toml", tmp_path, ROOT)
     environment = tmp_path / "env"
@@ -89,3 +98,4 @@ def test_a_fresh_environment_loads_the_digits_bundle(wheel: Path, tmp_path: Path
     assert said.split() == [VERSION, "['init',", "'predict',", "'train_step']", "(8,)", "int32"]
     commands = _run(environment / "bin" / "stagec", "--help", PYTHONPATH="")
     assert "inspect" in commands
+    assert "h100-sxm" in _run(environment / "bin" / "stagec", "targets", PYTHONPATH="")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.version import VERSION
 
 if TYPE_CHECKING:
-    from stagec.backends.cpu import CannotCompile
+    from stagec.backends.compilation import CannotCompile
     from stagec.errors import StagecError
     from stagec.frontends.wrapped import Traced, Wrapped, jit
     from stagec.runtime.loader import Bundle, Function, device_put, load
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "backends.cpu": ("CannotCompile",),
+    "backends.compilation": ("CannotCompile",),
     "errors": ("StagecError",),
     "frontends.wrapped": ("Traced", "Wrapped", "jit"),
     "runtime.loader": ("Bundle", "Function", "device_put", "load"),

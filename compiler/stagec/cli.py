@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,11 +73,16 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", help="the manifest, a TOML file")
     parser.add_argument("--display-path", help="name of the manifest in messages and in the plan (default: as given)")
     parser.add_argument("--output", help="write the plan as JSON to this file")
+    parser.add_argument(
+        "--device-files", help="write the files of devices that the manifest names to this file, one a line"
+    )
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from stagec.manifest import describe, load_manifest, plan
+    from stagec.manifest import describe, device_files, load_manifest, plan
 
+    if options.device_files:
+        write_whole(options.device_files, "".join(f"{file}\n" for file in device_files(options.manifest)).encode())
     planned = plan(load_manifest(options.manifest, options.display_path))
     if options.output:
         write_whole(options.output, planned.to_json().encode())
@@ -84,6 +90,39 @@ def _plan(options: argparse.Namespace) -> None:
         sys.stdout.write(planned.to_json())
     elif not options.output:
         sys.stdout.write(describe(planned))
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _targets(options: argparse.Namespace) -> None:
+    from stagec.hardware import catalog, listing
+
+    if options.json:
+        _print_json({"targets": [asdict(entry) for entry in catalog.entries()]})
+    else:
+        sys.stdout.write(listing.as_text(catalog.entries()))
+
+
+def _describe_device_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", help="write the description to this file instead of stdout")
+
+
+def _describe_device(options: argparse.Namespace) -> None:
+    from stagec.backends import cuda, nvidia
+    from stagec.backends.compilation import CannotCompile
+
+    try:
+        figures = nvidia.figures(cuda.describe_device())
+    except CannotCompile as error:
+        raise StagecError(Problem("", "", str(error), error.write)) from error
+    if options.output:
+        write_whole(options.output, nvidia.as_toml(figures).encode())
+    if options.json:
+        _print_json(figures)
+    elif not options.output:
+        sys.stdout.write(nvidia.as_toml(figures))
 
 
 def _schema_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,13 +181,18 @@ def _compile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _compile(options: argparse.Namespace) -> None:
     from stagec import specs
-    from stagec.backends import cpu
+    from stagec.backends.compilation import backend
 
     spec = specs.executable_spec(_read_text(options.spec))
-    cpu.pin_process(spec.target)  # before anything of jaxlib's is imported
+    backend(spec.target.platform).prepare_process(spec.target)  # before anything of jaxlib's is imported
     from stagec.stages.compiled import compile_exported
+    from stagec.stages.limits import advice
 
+    started = time.monotonic()
     compiled = compile_exported(_read(options.exported), spec)
+    late = advice(spec, time.monotonic() - started)
+    if late:
+        print(late, file=sys.stderr)
     write_whole(options.output, compiled.executable)
     write_whole(options.description, compiled.description.to_json().encode())
     if options.json:
@@ -270,6 +314,13 @@ def _reproduce_arguments(parser: argparse.ArgumentParser) -> None:
         help="an executable, with the name of its export; may be repeated",
     )
     parser.add_argument("--import-root", action="append", default=[], metavar="FOLDER", help="as for export")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="PLATFORM=FOLDER",
+        help="packages that only compiling for the platform may import; may be repeated",
+    )
 
 
 def _reproduce(options: argparse.Namespace) -> int:
@@ -280,7 +331,8 @@ def _reproduce(options: argparse.Namespace) -> int:
         exports.append(Export(name, *(Path(file).absolute() for file in files)))
     for name, export, *files in (_split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
-    found, count = reproduce(exports, executables, options.import_root)
+    plugins = {platform: Path(folder).absolute() for platform, folder in (_split(text, 2) for text in options.plugin)}
+    found, count = reproduce(exports, executables, options.import_root, plugins=plugins)
     if options.json:
         _print_json({"artifacts": count, "differences": found})
     else:
@@ -293,11 +345,15 @@ COMMANDS = {
     "export": Command("Trace a function and write its portable artifact.", _export_arguments, _export),
     "compile": Command("Compile a portable artifact for a target.", _compile_arguments, _compile),
     "bundle": Command("Put artifacts and executables into one file.", _bundle_arguments, _bundle),
+    "describe-device": Command(
+        "Describe the NVIDIA device of this machine, for a target.", _describe_device_arguments, _describe_device
+    ),
     "explain": Command("Tell what differs in what two artifacts are made from.", _explain_arguments, _explain),
     "inspect": Command("Tell what is in an artifact or a bundle.", _inspect_arguments, _inspect),
     "locate": Command("Tell which lines an operation or an error comes from.", _locate_arguments, _locate),
     "reproduce": Command("Build artifacts twice again and compare the bytes.", _reproduce_arguments, _reproduce),
     "schema": Command("Print the JSON Schema of manifests, for editors.", _schema_arguments, _schema),
+    "targets": Command("List the hardware that manifests can name.", _no_arguments, _targets),
 }
 
 

@@ -69,7 +69,9 @@ def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment:
         "unused arguments": sorted(set(range(len(description["in_avals"]))) - set(description["kept_var_idx"])),
     }
     values |= {f"sharding {name}": value for name, value in description.get("shardings", {}).items()}
-    values |= {f"target {key}": value for key, value in target.items() if key not in ("name", "compiler_options")}
+    hidden = ("name", "compiler_options", "figures")
+    values |= {f"target {key}": value for key, value in target.items() if key not in hidden}
+    values |= {f"target figure {key}": value for key, value in target.get("figures", {}).items()}
     values |= {f"compiler option {key}": value for key, value in target["compiler_options"].items()}
     values |= dict(description["versions"])
     values |= {f"environment {name}": value for name, value in sorted(environment.items())}

@@ -4,6 +4,8 @@ A phase (loading a manifest, planning, exporting, ...) collects every problem it
 `StagecError`. The command line prints it to stderr, without a traceback, and exits with status 2.
 """
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -43,3 +45,27 @@ class StagecError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A sentence with the likeliest of `names` to be meant, else with all of them; "" where there are none."""
+    known = {candidate.lower(): candidate for candidate in sorted(names)}
+    closest = difflib.get_close_matches(name.lower(), known, n=1)
+    if closest:
+        return f'did you mean "{known[closest[0]]}"?'
+    return f"write one of {', '.join(known.values())}" if known else ""
+
+
+def show(value: object) -> str:
+    """A value as TOML writes it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            return f'"{escaped}"'
+        case dict():
+            return "{ " + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + " }" if value else "{}"
+        case list() | tuple():
+            return "[" + ", ".join(show(item) for item in value) + "]"
+    return str(value)

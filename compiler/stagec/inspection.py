@@ -78,7 +78,7 @@ def _bundle_text(report: dict[str, Any]) -> str:
     total = sum(member["bytes"] for member in members.values())
     lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
     for name, target in report["targets"].items():
-        lines.append(f"  target {name}: {target['platform']} {target['isa']}")
+        lines.append(f"  target {name}: {_hardware(target)}")
     for name, function in report["functions"].items():
         lines.append(f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}")
         rows = [("portable: " + ", ".join(function["platforms"]), function["exported"])]
@@ -113,17 +113,54 @@ def _class_name(text: str) -> str:
     return text.removeprefix("<class '").removesuffix("'>")
 
 
+def _hardware(target: dict[str, Any]) -> str:
+    """What a person wants to read of a target."""
+    return " ".join(
+        [target["platform"], *(str(target[key]) for key in ("isa", "device", "topology") if target.get(key))]
+    )
+
+
 def _executable_text(report: dict[str, Any]) -> str:
-    target, memory = report["target"], report["memory_analysis"]
+    target = report["target"]
     bucket = ", ".join(f"{dim} = {size}" for dim, size in report["bucket"].items())
     lines = [
-        f"executable of {report['function']} for {target['name']} ({target['platform']} {target['isa']})",
+        f"executable of {report['function']} for {target['name']} ({_hardware(target)})",
         f"  size       {report['executable_bytes']:,} bytes, sha256 {report['executable_sha256'][:12]}",
         *([f"  bucket     {bucket}"] if bucket else []),
         f"  arguments  {', '.join(report['in_avals'])}",
         f"  results    {', '.join(report['out_avals'])}",
-        f"  peak       {memory.get('peak_memory_in_bytes', 'unknown'):,} bytes",
-        f"  flops      {report['cost_analysis'].get('flops', 'unknown'):,}",
+        *_analysis_lines(report["analysis"]),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _analysis_lines(analysis: dict[str, Any]) -> list[str]:
+    """What it takes, on one device."""
+
+    def figure(name: str) -> str:
+        value = analysis[name]
+        return value if isinstance(value, str) else f"{value:,.0f}"
+
+    sizes = ", ".join(
+        f"{name} {figure(key)}"
+        for name, key in (
+            ("arguments", "argument_bytes"),
+            ("outputs", "output_bytes"),
+            ("aliases", "alias_bytes"),
+            ("temporaries", "temporary_bytes"),
+            ("code", "code_bytes"),
+        )
+    )
+    calls = [f"{entry['count']} {kind} ({entry['bytes']:,} bytes)" for kind, entry in analysis["collectives"].items()]
+    roofline = analysis["roofline"]
+    if not isinstance(roofline, str):
+        roofline = f"{roofline['seconds']:.3g} s, bound by {roofline['bound']}"
+    return [
+        f"  peak       {figure('peak_bytes')} bytes on one device",
+        f"  memory     {sizes}",
+        f"  flops      {figure('flops')}",
+        f"  accesses   {figure('bytes_accessed')} bytes",
+        *([f"  exchanges  {', '.join(calls)}"] if calls else []),
+        f"  roofline   {roofline}",
+    ]

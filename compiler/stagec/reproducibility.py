@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.backends import cpu
+from stagec import specs
+from stagec.backends.compilation import backend
 from stagec.errors import Problem, StagecError
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
@@ -92,11 +93,17 @@ def variation(number: int) -> Variation:
 
 
 def reproduce(
-    exports: Sequence[Export], executables: Sequence[Executable], roots: Sequence[str], arguments: Sequence[str] = ()
+    exports: Sequence[Export],
+    executables: Sequence[Executable],
+    roots: Sequence[str],
+    arguments: Sequence[str] = (),
+    plugins: Mapping[str, Path] | None = None,
 ) -> tuple[list[str], int]:
     """Build every artifact twice; return (what differs, a text for each artifact; how many artifacts were compared).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
+    plugins: for a platform, the folder of the packages that only compiling for it may import. Tracing with them would
+    be something else: JAX imports what it finds.
     Raises StagecError when a build fails.
     """
     command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(Path(__file__).parent / "__main__.py")))]
@@ -118,37 +125,40 @@ def reproduce(
                 # From the built export: a difference there is told once, and not again of every executable.
                 built = next(artifact.exported for artifact in exports if artifact.name == one.export)
                 words = ["compile", "--spec", one.spec, "--exported", built, "--output", f"{stem}.xla"]
-                _run([*command, *words, "--description", f"{stem}.json"], how, folder, one.name)
+                plugin = (plugins or {}).get(_platform(one))
+                _run([*command, *words, "--description", f"{stem}.json"], how, folder, one.name, plugin)
         for artifact in exports:
             name = f"{artifact.name}.exported"
             different = _compare([artifact.exported, *(out / name for out in outs)])
             # The description has the digest of the other file.
             found += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
         for one in executables:
-            found += _compare([one.executable, *(out / f"{one.name}.xla" for out in outs)])
+            found += _compare([one.executable, *(out / f"{one.name}.xla" for out in outs)], _platform(one))
             found += _compare([one.description, *(out / f"{one.name}.json" for out in outs)])
     return found, len(exports) + len(executables)
 
 
-def first_difference(first: bytes, second: bytes) -> tuple[str, list[str]]:
+def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:
     """Return the first layer in which two artifacts of one kind differ, and a diff of it.
 
-    Layers: of a portable artifact "StableHLO" and "container"; of an executable "optimized HLO", "buffer assignment",
-    "object code" and "container"; of a text "text".
+    platform: of the executables, if they are such.
+    Layers: of a portable artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
+    "optimized HLO", "buffer assignment", "object code" and "container"; of a text "text".
     """
-    for (layer, left, readable), (_, right, other) in zip(_layers(first), _layers(second), strict=False):
+    layers = zip(_layers(first, platform), _layers(second, platform), strict=False)
+    for (layer, left, readable), (_, right, other) in layers:
         if left != right:
             return layer, _diff(readable, other, left, right)
     return "container", _diff([], [], first, second)
 
 
-def _compare(files: Sequence[Path]) -> list[str]:
+def _compare(files: Sequence[Path], platform: str = "cpu") -> list[str]:
     """Compare the built file with both others, and these with each other."""
     names = ("the built artifact", "the first build here", "the second build here")
     data = [file.read_bytes() for file in files]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         if data[i] != data[j]:
-            layer, lines = first_difference(data[i], data[j])
+            layer, lines = first_difference(data[i], data[j], platform)
             more = [f"    ... {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []
             shown = [f"    {line[:200]}" for line in lines[:_SHOWN]] + more
             text = f"{files[0].name}: {names[i]} and {names[j]} differ; the first layer that differs is the {layer}"
@@ -156,7 +166,7 @@ def _compare(files: Sequence[Path]) -> list[str]:
     return []
 
 
-def _layers(data: bytes) -> Iterator[tuple[str, bytes, list[str]]]:
+def _layers(data: bytes, platform: str) -> Iterator[tuple[str, bytes, list[str]]]:
     """Yield (name of the layer, its bytes, lines for a reader) from the first stage to the last."""
     if data.lstrip().startswith(b"{"):
         yield "text", data, data.decode("utf-8", "replace").splitlines()
@@ -164,7 +174,7 @@ def _layers(data: bytes) -> Iterator[tuple[str, bytes, list[str]]]:
     try:
         exported = Exported.deserialize(data)
     except ValueError:
-        for name, part, text in cpu.layers(data):
+        for name, part, text in backend(platform).layers(data):
             yield name, part, text.splitlines()
         return
     with mlir.make_context() as context:
@@ -186,6 +196,10 @@ def _diff(first: list[str], second: list[str], left: bytes, right: bytes) -> lis
     ]
 
 
+def _platform(one: Executable) -> str:
+    return specs.executable_spec(one.spec.read_text()).target.platform
+
+
 def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
     """Copy the import roots into `folder`, so that sources have other paths; return the copies."""
     copies = []
@@ -198,12 +212,19 @@ def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
     return copies
 
 
-def run_varied(command: Sequence[str | Path], how: Variation, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command of stagec as `how` says, in `folder`, in a process of its own; return what it said."""
+def run_varied(
+    command: Sequence[str | Path], how: Variation, folder: Path, packages: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of stagec as `how` says, in `folder`, in a process of its own; return what it said.
+
+    packages: a folder of packages that it finds besides those that this process finds.
+    """
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     env = {**passed, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "HOME": str(home), **how.env}
+    if packages:
+        env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
     faketime = _faketime()
     if how.clock and faketime:
         env |= {"LD_PRELOAD": faketime, "FAKETIME": f"@{how.clock}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
@@ -224,8 +245,8 @@ def run_varied(command: Sequence[str | Path], how: Variation, folder: Path) -> s
     )
 
 
-def _run(command: Sequence[str | Path], how: Variation, folder: Path, name: str) -> None:
-    done = run_varied(command, how, folder)
+def _run(command: Sequence[str | Path], how: Variation, folder: Path, name: str, packages: Path | None = None) -> None:
+    done = run_varied(command, how, folder, packages)
     if done.returncode:
         raise StagecError(Problem(name, "", f"building it again in {how.folder!r} failed", done.stderr.strip()))
 

@@ -9,11 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from stagec.errors import Problem, StagecError
 
 Scalar = str | bool | int | float
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+"""Operations with which devices exchange arrays, by XLA's names, sorted."""
 T = TypeVar("T")
 
 
@@ -87,18 +97,86 @@ class FunctionSpec:
 
 
 @dataclass(frozen=True)
-class TargetSpec:
-    """Hardware to compile for: a `[targets.NAME]` table."""
+class CpuTarget:
+    """A CPU to compile for: a `[targets.NAME]` table with platform "cpu"."""
 
     name: str
-    platform: str
-    """"cpu"."""
     isa: str
     """The instruction set that the code may use, by XLA's name."""
     parallelism: int
     """Into how many partitions XLA may split an operation."""
     compiler_options: Mapping[str, Scalar]
     """XLA flags without their dashes."""
+    platform: Literal["cpu"] = "cpu"
+
+    def told(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"cpu {self.isa}", f"parallelism {self.parallelism}"]
+
+
+@dataclass(frozen=True)
+class TpuTarget:
+    """TPUs to compile for: a `[targets.NAME]` table with platform "tpu"."""
+
+    name: str
+    topology: str
+    """Generation and chips along each axis, such as "v5e:2x2"."""
+    chips_per_host: str
+    """Chips of one host along each axis, such as "2x4"; "" is 2x2."""
+    slices: int
+    """How many slices of that topology."""
+    figures: Mapping[str, Any]
+    """Fields of `hardware.tpu_topologies.Generation`: what a chip is."""
+    compiler_options: Mapping[str, Scalar]
+    platform: Literal["tpu"] = "tpu"
+
+    def told(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"tpu {self.topology}", *([f"{self.slices} slices"] if self.slices > 1 else [])]
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """NVIDIA devices to compile for: a `[targets.NAME]` table with platform "cuda"."""
+
+    name: str
+    device: str
+    """Short name of the device, such as "h100-sxm", or the file that describes it."""
+    topology: str
+    """Partitions x hosts x devices of each host, such as "1x1x8"."""
+    figures: Mapping[str, Scalar]
+    """Fields of `hardware.cuda_devices.Device`: the device in full."""
+    compiler_options: Mapping[str, Scalar]
+    platform: Literal["cuda"] = "cuda"
+
+    def told(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"cuda {self.device}", *([self.topology] if self.topology != "1x1x1" else [])]
+
+
+TargetSpec: TypeAlias = CpuTarget | TpuTarget | CudaTarget
+"""Hardware to compile for."""
+_TARGETS: Mapping[str, type[TargetSpec]] = {"cpu": CpuTarget, "tpu": TpuTarget, "cuda": CudaTarget}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an executable may take; None: no limit. They change no byte of it."""
+
+    key: str = ""
+    """Key path of the table in the manifest; "" without one."""
+    peak_memory: int | None = None
+    """Bytes on one device."""
+    flops: int | None = None
+    bytes_accessed: int | None = None
+    collectives: int | Mapping[str, int] | None = None
+    """How many instructions communicate; or how many of a kind, for some of `COLLECTIVES`."""
+    executable_size: int | None = None
+    """Bytes of the file."""
+    compile_time: float | None = None
+    """Seconds; advice only."""
+    allow_unknown: bool = False
+    """Whether a figure that XLA does not give is within its limit."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +191,7 @@ class ExecutableSpec:
     """A size for each symbolic dimension; empty for a function without buckets."""
     variant: str = ""
     """Name of the variant; "" for a function without variants."""
+    limits: Limits = Limits()
 
     @property
     def key(self) -> str:
@@ -135,7 +214,17 @@ def executable_spec(text: str) -> ExecutableSpec:
     """Read the slice of a compile action. Raises ValueError when the text is something else."""
     data = json.loads(text)
     target = data.get("target") if isinstance(data, dict) else None
-    return _build(ExecutableSpec, {**data, "target": _build(TargetSpec, target)} if target else data)
+    if target:
+        data = {**data, "target": target_spec(target), "limits": _build(Limits, data.get("limits"))}
+    return _build(ExecutableSpec, data)
+
+
+def target_spec(data: Any) -> TargetSpec:
+    """Read a target by its platform. Raises ValueError when it is something else."""
+    kind = _TARGETS.get(str(data.get("platform"))) if isinstance(data, dict) else None
+    if kind is None:
+        raise ValueError("not a target")
+    return _build(kind, data)
 
 
 def _build(kind: type[T], data: Any) -> T:

@@ -1,10 +1,36 @@
 """One exported function, compiled for one target."""
 
-load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+
+# What compiles for a platform besides the toolchain. An executable names the one that it needs, and no other, so that
+# Bazel fetches a plugin when an executable of its platform is built.
+PLUGINS = {
+    "cpu": None,
+    "cuda": Label("@stagec_cuda//:environment"),
+    "tpu": Label("@stagec_tpu//:environment"),
+}
+
+_MNEMONICS = {"cpu": "StagecCompile", "cuda": "StagecCompileCuda", "tpu": "StagecCompileTpu"}
+
+def platform_of(spec):
+    """The platform of an executable.
+
+    Args:
+      spec: string, the executable's slice of the plan.
+
+    Returns:
+      string, a key of PLUGINS.
+    """
+    return json.decode(spec)["target"]["platform"]
 
 def _aot_executable_impl(ctx):
     name = ctx.label.name
+    platform = platform_of(ctx.attr.spec)
+    plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None
+    if PLUGINS[platform] and not plugin:
+        fail("%s is for %s, which takes a plugin: write plugin = \"@stagec_%s//:environment\"" %
+             (ctx.label, platform, platform))
     exported = ctx.attr.export[AotExportInfo].exported
     spec = ctx.actions.declare_file(name + ".spec.json")
     executable = ctx.actions.declare_file(name + ".xla")
@@ -18,12 +44,13 @@ def _aot_executable_impl(ctx):
     arguments.add("--description", description)
     compiler_action(
         ctx,
-        mnemonic = "StagecCompile",
-        progress_message = "Compiling %s" % name,
+        mnemonic = _MNEMONICS[platform],
+        progress_message = "Compiling %s for %s" % (name, platform),
         command = "compile",
         arguments = arguments,
         inputs = depset([spec, exported]),
         outputs = [executable, description],
+        plugin = plugin,
     )
     return [
         DefaultInfo(files = depset([executable, description])),
@@ -32,6 +59,8 @@ def _aot_executable_impl(ctx):
             export = ctx.attr.export[AotExportInfo].name,
             executable = executable,
             description = description,
+            platform = platform,
+            plugin = plugin,
             spec = spec,
         ),
     ]
@@ -39,10 +68,16 @@ def _aot_executable_impl(ctx):
 aot_executable = rule(
     implementation = _aot_executable_impl,
     doc = "Compiles an exported function for one target: `<name>.xla`, described by `<name>.json`. The macro of a " +
-          "manifest declares these.",
+          "manifest declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or StagecCompileTpu.",
     attrs = {
         "spec": attr.string(doc = "The executable's slice of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
+        "plugin": attr.label(
+            doc = "The Python environment with what compiles for the target's platform, where that is not cpu: " +
+                  "`@stagec_cuda//:environment` or `@stagec_tpu//:environment`.",
+            providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

@@ -1,8 +1,8 @@
 """A program that tells how an artifact and the current inputs differ."""
 
-load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonSourcesInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 def _aot_explanation_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -27,16 +27,22 @@ def _aot_explanation_impl(ctx):
         "executables": {one.name: {"export": one.export, "spec": one.spec.basename} for one in executables},
     }) + "\n")
 
+    # What is installed of a plugin is a component of its executables.
+    plugins = plugins_of(executables).values()
+
     # A path on the command line is relative to where the user is.
     body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec {stagec} explain \"$@\" \"$workspace\"/%s\n"
-    script = write_stagec_launcher(ctx, stagec, body % shell_quote(inputs.short_path))
+    script = write_stagec_launcher(ctx, stagec, body % shell_quote(inputs.short_path), plugins)
     files = [inputs] + [one.spec for one in executables]
     for one in exports:
         files += [one.spec, one.exported, one.description]
     return [DefaultInfo(
         executable = script,
         files = depset([script]),
-        runfiles = ctx.runfiles(files = files, transitive_files = stagec.inputs),
+        runfiles = ctx.runfiles(files = files, transitive_files = depset(
+            environment_files(plugins),
+            transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources],
+        )),
     )]
 
 aot_explanation = rule(
@@ -49,6 +55,8 @@ aot_explanation = rule(
         "version": attr.string(doc = "The manifest's version.", mandatory = True),
         "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),
         "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+        # A manifest on the command line is planned, which no action does.
+        "_compiler": attr.label(default = Label("//compiler:sources"), providers = [PythonSourcesInfo]),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

@@ -73,13 +73,36 @@ def python_command(environment):
     """
     return " ".join([shell_quote(word) for word in [environment.interpreter] + INTERPRETER_FLAGS])
 
-def write_stagec_launcher(ctx, stagec, body):
+def plugins_of(executables):
+    """What compiles for the platforms of executables.
+
+    Args:
+      executables: list of AotExecutableInfo.
+
+    Returns:
+      dict of platform to PythonEnvironmentInfo; those that need none are not in it.
+    """
+    return {one.platform: one.plugin for one in executables if one.plugin}
+
+def environment_files(environments):
+    """The files of environments, for runfiles.
+
+    Args:
+      environments: list of PythonEnvironmentInfo.
+
+    Returns:
+      list of File.
+    """
+    return [file for one in environments for file in (one.site_packages, one.fingerprint)]
+
+def write_stagec_launcher(ctx, stagec, body, plugins):
     """Writes a script that runs a command of the compiler as the rule's executable.
 
     Args:
       ctx: the rule's context.
       stagec: StagecToolchainInfo.
       body: bash that runs when `$runfiles` and `$workspace` are set; `{stagec}` in it starts the compiler.
+      plugins: list of PythonEnvironmentInfo that the compiler needs besides the toolchain's.
 
     Returns:
       File.
@@ -88,9 +111,9 @@ def write_stagec_launcher(ctx, stagec, body):
     entry = path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path
     start = "%s \"$runfiles\"/%s" % (python_command(stagec.environment), shell_quote(entry))
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
-    return write_launcher(ctx, [import_root], {}, body.format(stagec = start), stagec.environment)
+    return write_launcher(ctx, [import_root], {}, body.format(stagec = start), [stagec.environment] + plugins)
 
-def write_launcher(ctx, import_roots, env, body, environment = None):
+def write_launcher(ctx, import_roots, env, body, environments):
     """Writes the script as the rule's executable.
 
     Args:
@@ -98,14 +121,13 @@ def write_launcher(ctx, import_roots, env, body, environment = None):
       import_roots: list of string, relative to the runfiles.
       env: dict of variables; `$(location LABEL)` in a value names a file of the attribute `data`.
       body: bash that runs when `$runfiles`, `$workspace` and PYTHONPATH are set.
-      environment: PythonEnvironmentInfo; None for that of the rule's attribute `environment`.
+      environments: list of PythonEnvironmentInfo whose packages are imported, the first one's first.
 
     Returns:
       File.
     """
-    environment = environment or ctx.attr.environment[PythonEnvironmentInfo]
-    site_packages = environment.site_packages.short_path
-    folders = [site_packages[len("../"):] if site_packages.startswith("../") else ctx.workspace_name + "/" + site_packages]
+    paths = [environment.site_packages.short_path for environment in environments]
+    folders = [path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path for path in paths]
     python_path = ":".join(["\"$runfiles\"/" + shell_quote(folder) for folder in folders + import_roots])
     script = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.write(

@@ -1,7 +1,7 @@
 """A manifest's plan as a repository, and the macro that declares the planned targets."""
 
 load("//rules/private:bundle.bzl", "aot_bundle")
-load("//rules/private:executable.bzl", "aot_executable")
+load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
@@ -16,15 +16,27 @@ PLANNER_SOURCES = [
     "stagec/cli.py",
     "stagec/dimensions.py",
     "stagec/errors.py",
+    "stagec/hardware/__init__.py",
+    "stagec/hardware/catalog.py",
+    "stagec/hardware/cuda_devices.py",
+    "stagec/hardware/tpu_topologies.py",
     "stagec/manifest/__init__.py",
     "stagec/manifest/load.py",
     "stagec/manifest/models.py",
     "stagec/manifest/planning.py",
     "stagec/manifest/schema.py",
+    "stagec/manifest/targets.py",
     "stagec/manifest/values.py",
     "stagec/partitions.py",
     "stagec/specs.py",
     "stagec/version.py",
+]
+
+# What planning reads beside its code and the manifest: the checked-in hardware.
+PLANNER_DATA = [
+    "stagec/targets/cpu.toml",
+    "stagec/targets/nvidia.toml",
+    "stagec/targets/tpu.toml",
 ]
 
 _DEFS = """\"\"\"The targets of {path}, as planned.\"\"\"
@@ -47,6 +59,15 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
     declare_manifest(_PLAN, name, deps, data, function_deps, imports, common)
 """
 
+def _watch_beside(repository_ctx, manifest, file):
+    """Has the repository made anew when a file below the manifest's folder changes; it may be missing."""
+    folder = repository_ctx.path(manifest).dirname
+    if hasattr(repository_ctx, "watch"):
+        repository_ctx.watch("%s/%s" % (folder, file))
+    elif repository_ctx.path("%s/%s" % (folder, file)).exists:
+        name = manifest.name.rpartition("/")[0]
+        repository_ctx.path(manifest.relative(":" + (name + "/" if name else "") + file))
+
 def _stagec_manifest_impl(repository_ctx):
     for label in repository_ctx.attr._planner:
         watched_path(repository_ctx, label)
@@ -59,7 +80,7 @@ def _stagec_manifest_impl(repository_ctx):
     result = repository_ctx.execute(
         [interpreter] + INTERPRETER_FLAGS +
         [entry, "plan", watched_path(repository_ctx, manifest)] +
-        ["--display-path", path, "--output", "plan.json"],
+        ["--display-path", path, "--output", "plan.json", "--device-files", "devices.txt"],
         environment = {
             "LC_ALL": "C.UTF-8",
             "PYTHONHASHSEED": "0",
@@ -68,6 +89,9 @@ def _stagec_manifest_impl(repository_ctx):
             "PYTHONSAFEPATH": "1",
         },
     )
+    if repository_ctx.path("devices.txt").exists:
+        for file in repository_ctx.read("devices.txt").splitlines():
+            _watch_beside(repository_ctx, manifest, file)
     if result.return_code != 0:
         fail(result.stderr.strip())
     plan = json.decode(repository_ctx.read("plan.json"))
@@ -98,7 +122,9 @@ stagec_manifest = repository_rule(
         "manifest": attr.label(doc = "The manifest, a .toml file.", mandatory = True, allow_single_file = [".toml"]),
         "_entry": attr.label(default = Label("//compiler:stagec/__main__.py")),
         "_interpreter": attr.label(default = Label("@stagec_planning//:interpreter.txt")),
-        "_planner": attr.label_list(default = [Label("//compiler:" + source) for source in PLANNER_SOURCES]),
+        "_planner": attr.label_list(
+            default = [Label("//compiler:" + source) for source in PLANNER_SOURCES + PLANNER_DATA],
+        ),
     },
 )
 
@@ -134,7 +160,8 @@ def declare_manifest(plan, name, deps, data, function_deps, imports, common):
             **common
         )
     for executable, export, spec in plan["executables"]:
-        aot_executable(name = executable, spec = spec, export = ":" + export, **common)
+        plugin = PLUGINS[platform_of(spec)]
+        aot_executable(name = executable, spec = spec, export = ":" + export, plugin = plugin, **common)
     aot_bundle(
         name = name,
         version = version,

@@ -1,7 +1,7 @@
 """Tests that pytest runs."""
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
-load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "python_command", "shell_quote", "write_launcher")
+load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "python_command", "shell_quote", "write_launcher")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
 
 _BODY = """cd "$workspace"
@@ -15,21 +15,19 @@ exec {python} -m pytest "${{options[@]}}" {arguments} "$@"
 def _pytest_test_impl(ctx):
     roots = {root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)}
     roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
+    environments = [one[PythonEnvironmentInfo] for one in [ctx.attr.environment] + ctx.attr.plugins]
     body = _BODY.format(
-        python = python_command(ctx.attr.environment[PythonEnvironmentInfo]),
+        python = python_command(environments[0]),
         arguments = " ".join([shell_quote(word) for word in ctx.attr.options] + [
             shell_quote(file.short_path)
             for file in ctx.files.srcs
         ]),
     )
-    script = write_launcher(ctx, roots.keys(), ctx.attr.env, body)
+    script = write_launcher(ctx, roots.keys(), ctx.attr.env, body, environments)
 
     runfiles = ctx.runfiles(
-        files = ctx.files.srcs + ctx.files.data,
-        transitive_files = depset(transitive = [
-            ctx.attr.environment[DefaultInfo].files,
-            sources_of(ctx.attr.deps),
-        ]),
+        files = ctx.files.srcs + ctx.files.data + environment_files(environments),
+        transitive_files = sources_of(ctx.attr.deps),
     )
     for target in ctx.attr.data:
         runfiles = runfiles.merge(target[DefaultInfo].default_runfiles)
@@ -49,5 +47,9 @@ pytest_test = rule(
         data = attr.label_list(doc = "Files that they read, pytest's configuration among them.", allow_files = True),
         imports = attr.string_list(doc = "Import roots besides the repository's folder, relative to the package."),
         options = attr.string_list(doc = "Options of pytest."),
+        plugins = attr.label_list(
+            doc = "More Python environments whose packages the tests find, behind those of `environment`.",
+            providers = [PythonEnvironmentInfo],
+        ),
     ),
 )

@@ -16,15 +16,16 @@ def _python_program_impl(ctx):
     roots = {root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)}
     roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
 
+    environment = ctx.attr.environment[PythonEnvironmentInfo]
     change_folder = ""
     if ctx.attr.run_in_working_directory:
         change_folder = "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\n"
     command = "exec %s \"$runfiles\"/'%s'" % (
-        python_command(ctx.attr.environment[PythonEnvironmentInfo]),
+        python_command(environment),
         _source_path(ctx.file.main, ctx.workspace_name),
     )
     words = [command] + [expand_locations(ctx, word, ctx.attr.data) for word in ctx.attr.arguments] + ["\"$@\"\n"]
-    script = write_launcher(ctx, [_SOURCES + root for root in roots], ctx.attr.env, change_folder + " ".join(words))
+    script = write_launcher(ctx, [_SOURCES + root for root in roots], ctx.attr.env, change_folder + " ".join(words), [environment])
 
     runfiles = ctx.runfiles(
         files = ctx.files.data,

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 def _aot_reproducibility_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -23,13 +23,16 @@ def _aot_reproducibility_test_impl(ctx):
         words = [one.name, one.export, one.spec, one.executable, one.description]
         lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
         files += [one.spec, one.executable, one.description]
+    plugins = plugins_of(executables)
+    for platform, plugin in plugins.items():
+        lines += ["--plugin", "%s=%s" % (platform, plugin.site_packages.short_path)]
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
     ctx.actions.write(arguments, "\n".join(lines) + "\n")
 
     body = "cd \"$workspace\"\nexec {stagec} reproduce @%s \"$@\"\n" % shell_quote(arguments.short_path)
-    script = write_stagec_launcher(ctx, stagec, body)
+    script = write_stagec_launcher(ctx, stagec, body, [])
     runfiles = ctx.runfiles(
-        files = files + [arguments],
+        files = files + [arguments] + environment_files(plugins.values()),
         transitive_files = depset(transitive = [stagec.inputs] + [export.sources for export in exports]),
     )
     return [DefaultInfo(executable = script, runfiles = runfiles)]

@@ -42,7 +42,7 @@ def test_a_second_build_gives_the_same_bytes(zoo: Path, tmp_path: Path, name: st
 def test_the_isa_decides_the_code(zoo: Path, tmp_path: Path) -> None:
     _, _, xla, description = compile_again(zoo, tmp_path, "zoo.loop.cpu", isa="SSE4_2")
     target = json.loads(description.read_text())["target"]
-    assert (target["isa"], target["cpu_name"]) == ("SSE4_2", "nehalem")
+    assert (target["isa"], target["device_kind"]) == ("SSE4_2", "nehalem")
     assert cpu.stored_cpu_name(xla.read_bytes()) == "nehalem"
     assert cpu.stored_cpu_name((zoo.parent / "zoo.loop.cpu.xla").read_bytes()) == "haswell"
 

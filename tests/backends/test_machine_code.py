@@ -16,7 +16,7 @@ os.environ["NPROC"] = "2"
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 from stagec.backends import cpu, cpuid, hash_seeds, machine_code, x86
-from stagec.specs import TargetSpec
+from stagec.specs import CpuTarget
 from stagec.stages import mlir
 
 TEXT = '''func.func @main(%x: tensor<64xui8>) -> tensor<64xui8> {
@@ -27,7 +27,7 @@ TEXT = '''func.func @main(%x: tensor<64xui8>) -> tensor<64xui8> {
 
 def compile_for(isa):
     with mlir.make_context():
-        target = TargetSpec("t", "cpu", isa, 2, {})
+        target = CpuTarget("t", isa, 2, {})
         return cpu.compile_module(ir.Module.parse(TEXT), target).executable
 
 def compile_for_host():

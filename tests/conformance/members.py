@@ -159,7 +159,7 @@ ROWS = (
     Row("Lowered.compile(compiler_options)", f"{OPTIMIZED}; {RESULTS}", _compiled_with, FUSED),
     Row(
         "Lowered.compile(target)",
-        f"{RESULTS}, with JAX's under the same instruction set",
+        f"{RESULTS}, with JAX's for the same CPU",
         lambda s: digests(s.side, MEASURED)[s.name],
         MEASURED,
     ),

@@ -1,4 +1,4 @@
-"""Run programs compiled for a named target, or JAX's own under the same instruction set; print digests of the results.
+"""Run programs compiled for a named target, or by JAX for the same CPU; print digests of the results.
 
 python -m tests.conformance.on_target ours|theirs PROGRAM...
 """
@@ -10,11 +10,11 @@ import os
 import subprocess
 import sys
 
-from stagec.backends import cpu
-from stagec.specs import TargetSpec
+from stagec.backends import cpu, cpuid, machine_code
+from stagec.specs import CpuTarget
 from tests.building import COMPILER, ROOT
 
-TARGET = TargetSpec("avx2", "cpu", "AVX2", 2, {})
+TARGET = CpuTarget("avx2", "AVX2", 2, {})
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def digests(side: str, names: tuple[str, ...]) -> dict[str, str]:
     """Return the digest of each program's results, from a process of its own: compiling for a target binds it."""
     site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     env = {"PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER), str(ROOT)]), "JAX_PLATFORMS": "cpu"}
-    env["XLA_FLAGS"] = f"--xla_cpu_max_isa={TARGET.isa}"
+    env |= cpu.environment(TARGET)
     command = [sys.executable, "-B", "-s", "-m", "tests.conformance.on_target", side, *names]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -32,14 +32,20 @@ def digests(side: str, names: tuple[str, ...]) -> dict[str, str]:
 
 def main(side: str, names: list[str]) -> None:
     if side == "ours":
-        cpu.pin_process(TARGET)
+        cpu.prepare_process(TARGET)
     from tests.conformance.programs import programs
     from tests.conformance.staged import pair
 
     found, every = {}, programs(sharded=False)
+    # JAX has no way to name a CPU. It is shown the target's in the same way, and else left as it is.
+    changes = cpuid.changes(machine_code.loaded(cpu._LIBRARY), cpu.ISA[TARGET.isa])
     for name in names:
         staged = getattr(pair(name, every[name]), side)
-        compiled = staged.lowered.compile(target=TARGET) if side == "ours" else staged.compiled
+        if side == "ours":
+            compiled = staged.lowered.compile(target=TARGET)
+        else:
+            with machine_code.changed(changes):
+                compiled = staged.compiled
         found[name] = hashlib.sha256(repr(staged.results(compiled)).encode()).hexdigest()
     print(json.dumps(found))
 

@@ -153,7 +153,8 @@ def portable(module: Any, debug_info: bool = False) -> str:
         parsed = mlir.read_artifact(context, artifact)
         if "jax.uses_shape_polymorphism" in parsed.operation.attributes:
             del parsed.operation.attributes["jax.uses_shape_polymorphism"]
-        return str(parsed.operation.get_asm(enable_debug_info=debug_info))
+        # JAX 0.12 writes this default of top_k, but not when it lowers for an export.
+        return str(parsed.operation.get_asm(enable_debug_info=debug_info)).replace("is_stable = true, ", "")
 
 
 def module(found: Any) -> Any:

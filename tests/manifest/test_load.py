@@ -8,11 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.errors import StagecError
-from stagec.manifest import load_manifest
-from stagec.manifest.load import REFUSED, nearest
-from stagec.manifest.models import Document, Function, Header, Mesh, Precision, Target, Variant
-from stagec.manifest.values import show
+from stagec.errors import StagecError, nearest, show
+from stagec.manifest import device_files, load_manifest
+from stagec.manifest.load import REFUSED
+from stagec.manifest.models import (
+    CpuTarget,
+    CudaTarget,
+    Document,
+    Function,
+    Header,
+    Limits,
+    Mesh,
+    Precision,
+    TpuTarget,
+    Variant,
+)
+from stagec.specs import CudaTarget as CudaSpec
+
+MODELS = (Document, Header, CpuTarget, CudaTarget, TpuTarget, Mesh, Function, Variant, Limits)
 
 HEAD = """
 [manifest]
@@ -251,12 +264,10 @@ def test_load(tmp_path: Path) -> None:
             id="key of another table",
         ),
         pytest.param(
-            "args = []\nstatic_argnums = [0]\nlimits = 3",
+            "args = []\nstatic_argnums = [0]",
             """\
             m.toml: functions.f.static_argnums: a static argument needs a value ahead of time
-              bind values by name under static, for example static = { temperature = 1.0 }; for several, write variants
-            m.toml: functions.f.limits: limits are not supported yet
-              leave this key out; stagec inspect tells what an executable takes""",
+              bind values by name under static, for example static = { temperature = 1.0 }; for several, write variants""",
             id="refused keys",
         ),
         pytest.param(
@@ -370,28 +381,41 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
               write for example name = "digits"
             m.toml: manifest.version: "1/2" is not a version: letters, digits and . + _ -
               write for example version = "1.0.0"
-            m.toml: targets.cpu.platform: missing key
-              write for example platform = "cpu"
-            m.toml: targets.cpu.isa: missing key
-              write for example isa = "AVX2\"""",
+            m.toml: targets.cpu: missing key platform
+              write for example platform = "cpu\"""",
             id="header and target",
         ),
         pytest.param(
             HEAD
-            + 'parallelism = 0\ncompiler_options = { a = [1] }\n[targets.t]\nplatform = "tpu"\nisa = "native"\n'
-            + 'topology = "v5e:2x2"\n'
+            + "parallelism = 0\ncompiler_options = { a = [1] }\n"
+            + '[targets.a]\nplatform = "rocm"\nisa = "native"\n'
+            + '[targets.b]\nplatform = "cpu"\nisa = "native"\ntopology = "v5e:2x2"\ndevice = "h200"\n'
+            + '[targets.c]\nplatform = "tpu"\nisa = "AVX"\ntopology = "v5e"\nchips_per_host = "2"\nslices = 0\n'
+            + '[targets.d]\nplatform = "cuda"\ndevice = "a/b"\ntopology = "8 x 8"\n'
             + FUNCTION,
             """\
             m.toml: targets.cpu.parallelism: 0 is less than 1
               write for example parallelism = 8
             m.toml: targets.cpu.compiler_options.a: [1] is not a number, a string or a boolean
               write for example 1.0
-            m.toml: targets.t.platform: platform "tpu" is not supported yet
-              write platform = "cpu"
-            m.toml: targets.t.isa: unknown value "native"
+            m.toml: targets.a: platform "rocm" is not supported
+              write one of "cpu", "cuda", "tpu"
+            m.toml: targets.b.isa: unknown value "native"
               write one of "SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"
-            m.toml: targets.t.topology: accelerator targets are not supported yet
-              leave this key out; the platform of a target is "cpu\"""",
+            m.toml: targets.b.topology: unknown key
+              topology belongs into a target with platform = "cuda"
+            m.toml: targets.b.device: unknown key
+              device belongs into a target with platform = "cuda"
+            m.toml: targets.c.topology: "v5e" is not a TPU topology: a generation, and chips along each axis
+              write for example topology = "v5e:2x2"
+            m.toml: targets.c.slices: 0 is less than 1
+              write for example slices = 2
+            m.toml: targets.c.isa: unknown key
+              isa belongs into a target with platform = "cpu"
+            m.toml: targets.d.device: "a/b" is not the short name of a device, and no .toml file
+              write for example device = "h100-sxm"
+            m.toml: targets.d.topology: "8 x 8" is not a shape: sizes with x between them
+              write for example topology = "1x1x8\"""",
             id="targets",
         ),
         pytest.param(
@@ -414,14 +438,15 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
             m.toml: functions.f.targets[0]: unknown target "cpuu"
               did you mean "cpu"?
             m.toml: functions.f.targets[1]: unknown target "xyz"
-              write one of cpu""",
+              write one of cpu, a short name that stagec targets lists, or a TPU topology such as v5e:2x2""",
             id="unknown target",
         ),
         pytest.param(
             HEAD.split("[targets", maxsplit=1)[0] + FUNCTION,
             """\
             m.toml: functions.f.targets[0]: unknown target "cpu"
-              add a table [targets.cpu]""",
+              did you mean "cpu-sse42", "cpu-avx", "cpu-avx2", "cpu-avx512", "cpu-avx512-vnni", "cpu-avx512-bf16", \
+"cpu-amx" or "cpu-amx-fp16"?""",
             id="no targets",
         ),
         pytest.param(
@@ -485,7 +510,7 @@ def test_a_manifest_with_a_mistake(text: str, message: str, tmp_path: Path) -> N
 def test_every_refused_key_says_what_to_write(key: str, tmp_path: Path) -> None:
     what, write = REFUSED[key]
     assert problems_of(f"{HEAD}{FUNCTION}{key} = 1", tmp_path) == f"m.toml: functions.f.{key}: {what}\n  {write}"
-    assert not any(key in model.model_fields for model in (Document, Header, Target, Mesh, Function, Variant))
+    assert not any(key in model.model_fields for model in (Document, Header, Mesh, Function, Variant, Limits))
 
 
 def test_matmul_precision(tmp_path: Path) -> None:
@@ -532,7 +557,127 @@ def test_nearest() -> None:
     assert nearest("zzz", []) == ""
 
 
-_KEYS = sorted({key for model in (Document, Header, Target, Mesh, Function, Variant) for key in model.model_fields})
+DEVICE = """
+name = "NVIDIA H20"
+compute_capability = "9.0a"
+core_count = 78
+clock_rate_ghz = 1.98
+fpus_per_core = 128
+device_memory_size = 102_000_000_000
+memory_bandwidth = 4_000_000_000_000
+l2_cache_size = 62_914_560
+shared_memory_per_core = 233_472
+shared_memory_per_block_optin = 232_448
+threads_per_core_limit = 2048
+bf16_flops = 148e12
+active_links = 18
+pcie_bandwidth = 68_719_476_736
+"""
+MINE = """
+[targets.mine]
+platform = "cuda"
+device = "devices/mine.toml"
+topology = "1x1x2"
+"""
+
+
+def test_a_device_that_a_file_describes(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "mine.toml").write_text(f'doc = "For one country."\nsource = "measured"\n{DEVICE}')
+    (tmp_path / "m.toml").write_text(HEAD + FUNCTION + MINE)
+    target = load_manifest(tmp_path / "m.toml", "models/m.toml").targets["mine"]
+    assert isinstance(target, CudaSpec)
+    assert (target.device, target.topology) == ("devices/mine.toml", "1x1x2")
+    assert (target.figures["name"], target.figures["core_count"]) == ("NVIDIA H20", 78)
+    assert target.figures["threads_per_warp"] == 32
+    assert "doc" not in target.figures
+    assert list(device_files(tmp_path / "m.toml")) == ["devices/mine.toml"]
+
+
+def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    text = DEVICE.replace("core_count", "core_cuont").replace('"9.0a"', '"sm_90"')
+    (tmp_path / "devices" / "mine.toml").write_text(text)
+    (tmp_path / "m.toml").write_text(HEAD + MINE + FUNCTION.replace('["cpu"]', '["mine", "h100"]'))
+    with pytest.raises(StagecError) as caught:
+        load_manifest(tmp_path / "m.toml", "models/m.toml")
+    assert str(caught.value) == dedent(
+        """\
+        models/devices/mine.toml: core_count: missing key: without it XLA stops, or makes code for another device
+        models/devices/mine.toml: compute_capability: "sm_90" is not a compute capability
+          write for example "8.9", or "9.0a" for all of an H100
+        models/devices/mine.toml: core_cuont: unknown key
+          did you mean "core_count"?
+        models/m.toml: functions.f.targets[1]: unknown target "h100"
+          did you mean "h100-pcie" or "h100-sxm"?"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            'platform = "cuda"\ndevice = "h201"',
+            """\
+            m.toml: targets.t.device: unknown device "h201"
+              did you mean "h200"?
+              for another one, write the path of a file that describes it, as stagec describe-device writes it""",
+        ),
+        (
+            'platform = "cuda"\ndevice = "none.toml"',
+            """\
+            m.toml: targets.t.device: cannot read none.toml: no such file or directory
+              stagec describe-device writes such a file for the device in front of it""",
+        ),
+        (
+            'platform = "cuda"\ndevice = "../none.toml"',
+            """\
+            m.toml: targets.t.device: "../none.toml" is not below the manifest's folder
+              move the file there""",
+        ),
+        (
+            'platform = "cuda"\ndevice = "h200"\ntopology = "8"',
+            """\
+            m.toml: targets.t.topology: "8" is not a topology of NVIDIA devices
+              write partitions x hosts x devices of each host, for example 1x1x1 or 1x2x8""",
+        ),
+        (
+            'platform = "tpu"\ntopology = "v7x:2x2x1"',
+            """\
+            m.toml: targets.t.topology: there is no TPU generation v7x; libtpu knows v2, v3, v4, v5e, v5p, v6e, tpu7x
+              did you mean "tpu7x"?""",
+        ),
+        (
+            'platform = "tpu"\ntopology = "v6e:4x2"\nchips_per_host = "2x4"',
+            """\
+            m.toml: targets.t.chips_per_host: v6e:4x2: a slice consists of whole hosts, and a host has 2x4 chips
+              write for example v6e:2x4, v6e:2x2 or v6e:2x8""",
+        ),
+    ],
+)
+def test_hardware_that_does_not_exist(target: str, message: str, tmp_path: Path) -> None:
+    assert problems_of(f"{HEAD}{FUNCTION}[targets.t]\n{target}\n", tmp_path) == dedent(message)
+
+
+def test_a_topology_that_does_not_exist_is_told_where_a_function_names_it(tmp_path: Path) -> None:
+    assert problems_of(HEAD + FUNCTION.replace('"cpu"', '"v5e:3x3", "v6p:2x2"'), tmp_path) == dedent(
+        """\
+        m.toml: functions.f.targets[0]: v5e:3x3: a slice consists of whole hosts, and a host has 2x2 chips
+          write for example v5e:2x4, v5e:2x8 or v5e:4x4
+        m.toml: functions.f.targets[1]: there is no TPU generation v6p; libtpu knows v2, v3, v4, v5e, v5p, v6e, tpu7x
+          did you mean "v6e"?"""
+    )
+
+
+def test_files_of_devices_are_known_also_where_a_manifest_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text('targets.a = 1\ntargets.b.device = "b.toml"\ntargets.c.device = "../c.toml"\n')
+    assert list(device_files(tmp_path / "m.toml")) == ["b.toml"]
+    (tmp_path / "m.toml").write_text("[targets")
+    assert list(device_files(tmp_path / "m.toml")) == []
+    assert list(device_files(tmp_path / "none.toml")) == []
+
+
+_KEYS = sorted({key for model in MODELS for key in model.model_fields})
 _VALUES = st.recursive(
     st.one_of(st.booleans(), st.integers(-2, 9), st.floats(), st.sampled_from(["", "cpu", "f32[n]", "a:b", "\n", "é"])),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4)),

@@ -1,5 +1,6 @@
 """Planning: the artifacts, their slices, the checks across a function, and how light it is."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,8 +12,9 @@ from textwrap import dedent
 import pytest
 
 from stagec.errors import StagecError
+from stagec.hardware import catalog
 from stagec.manifest import Plan, describe, load_manifest, plan
-from stagec.specs import executable_spec, function_spec, to_json
+from stagec.specs import Limits, executable_spec, function_spec, to_json
 
 COMPILER = Path(__file__).absolute().parents[2] / "compiler"
 
@@ -122,6 +124,7 @@ def test_a_plan(tmp_path: Path) -> None:
                     "target": target,
                     "bucket": {"batch": batch, "seq": 128},
                     "variant": "",
+                    "limits": dataclasses.asdict(Limits()),
                 },
             }
             for target in (new, old)
@@ -408,6 +411,110 @@ def test_what_a_slice_holds_of_meshes_and_checks(tmp_path: Path) -> None:
     assert spec["disabled_checks"] == ["platform"]
     assert spec["allow_custom_calls"] == ["a", "b", "c"]
     assert spec["matmul_precision"] == "highest"
+
+
+ACCELERATORS = """
+[targets.pod]
+platform = "tpu"
+topology = "V6 lite:4x2"
+slices = 2
+[targets.box]
+platform = "cuda"
+device = "h200"
+topology = "1x1x8"
+[targets.h100-sxm]
+platform = "cuda"
+device = "h200"
+[functions.f]
+entry = "a:b"
+args = ["f32[n]"]
+targets = ["pod", "box", "h100-sxm", "l4", "cpu-avx2", "v5e:2x2", "v5p=2x2"]
+buckets = { n = [4] }
+"""
+
+
+def test_targets_by_table_by_short_name_and_by_topology(tmp_path: Path) -> None:
+    planned = plan_of(HEAD + ACCELERATORS, tmp_path)
+    assert describe(planned) == dedent(
+        """\
+        portable    m.f               cpu, cuda, tpu
+        executable  m.f.box.n4        cuda h200, 1x1x8, n = 4
+        executable  m.f.cpu-avx2.n4   cpu AVX2, parallelism 8, n = 4
+        executable  m.f.h100-sxm.n4   cuda h200, n = 4
+        executable  m.f.l4.n4         cuda l4, n = 4
+        executable  m.f.pod.n4        tpu v6e:4x2, 2 slices, n = 4
+        executable  m.f.v5e-2x2.n4    tpu v5e:2x2, n = 4
+        executable  m.f.v5p-2x2x1.n4  tpu v5p:2x2x1, n = 4
+        bundle      m                 version 1
+        """
+    )
+    for executable in planned.executables:
+        assert executable_spec(to_json(executable.spec)) == executable.spec
+        assert executable.name == f"m.f.{executable.spec.target.name}.n4"
+
+
+def test_a_slice_holds_its_device_in_full_and_no_other(tmp_path: Path) -> None:
+    """So an edit of another device changes nothing."""
+    planned = plan_of(HEAD + ACCELERATORS, tmp_path)
+    texts = {executable.spec.target.name: to_json(executable.spec) for executable in planned.executables}
+    assert json.loads(texts["l4"])["target"]["figures"] == dataclasses.asdict(catalog.device("l4"))
+    assert "NVIDIA H200" not in texts["l4"]
+    assert json.loads(texts["v5e-2x2"])["target"]["figures"] == dataclasses.asdict(catalog.generations()["v5e"])
+    assert "figures" not in json.loads(texts["cpu-avx2"])["target"]
+
+
+MESH = """
+[targets.box]
+platform = "cuda"
+device = "h200"
+topology = "1x1x4"
+[meshes.grid]
+axes = { data = 4, model = 2 }
+[functions.f]
+entry = "a:b"
+args = ["f32[8]"]
+mesh = "grid"
+"""
+
+
+def test_a_mesh_that_has_other_devices_than_a_target(tmp_path: Path) -> None:
+    with pytest.raises(StagecError) as caught:
+        plan_of(HEAD + MESH + 'targets = ["cpu", "v5e:2x4", "box", "h200", "v5e:4x4", "tpu7x:2x2x2"]', tmp_path)
+    assert str(caught.value) == dedent(
+        """\
+        m.toml: functions.f.mesh: mesh "grid" (data = 4, model = 2) has 8 devices, and target "box" has 4
+          write a mesh of 4, or a target of 8: topology = "1x1x8"
+        m.toml: functions.f.mesh: mesh "grid" (data = 4, model = 2) has 8 devices, and target "h200" has 1
+          write a mesh of 1, or a target of 8: topology = "1x1x8"
+        m.toml: functions.f.mesh: mesh "grid" (data = 4, model = 2) has 8 devices, and target "v5e-4x4" has 16
+          write a mesh of 16, or a target of 8: topology = "v5e:2x4"
+        m.toml: functions.f.mesh: mesh "grid" (data = 4, model = 2) has 8 devices, and target "tpu7x-2x2x2" has 16
+          write a mesh of 16, or a target of 8: topology = "tpu7x:2x2x1\""""
+    )
+
+
+def test_one_device_of_many_is_no_mistake(tmp_path: Path) -> None:
+    text = MESH.replace("data = 4, model = 2", "data = 1").replace('mesh = "grid"\n', "")
+    targets = 'targets = ["cpu", "v5e:2x4", "box"]'
+    assert len(plan_of(HEAD + text + targets, tmp_path).executables) == 3
+    assert len(plan_of(HEAD + text + f'mesh = "grid"\n{targets}', tmp_path).executables) == 3
+
+
+def test_targets_that_would_have_one_name(tmp_path: Path) -> None:
+    table = '[targets.v5e-2x2]\nplatform = "cpu"\nisa = "AVX"\n[targets.H200]\nplatform = "cpu"\nisa = "AVX"\n'
+    function = '[functions.f]\nentry = "a:b"\nargs = []\ntargets = ["v5e-2x2", "h200", "v5e:2x2", "v6e:2x2"]\n'
+    other = function.replace("functions.f", "functions.g").replace('"v6e:2x2"', '"v6e=2x2"')
+    with pytest.raises(StagecError) as caught:
+        plan_of(HEAD + table + function + other, tmp_path)
+    assert str(caught.value) == dedent(
+        """\
+        m.toml: targets.h200: "h200" and "H200" differ only in case, and so do their files
+          give one of them another name
+        m.toml: functions.f.targets[2]: artifacts for "v5e:2x2" would be called "v5e-2x2", like those for "v5e-2x2"
+          keep one of the two
+        m.toml: functions.g.targets[3]: artifacts for "v6e=2x2" would be called "v6e-2x2", like those for "v6e:2x2"
+          keep one of the two"""
+    )
 
 
 def test_weights_in_a_file_are_not_read(tmp_path: Path) -> None:

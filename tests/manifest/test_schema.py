@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from stagec.avals import DTYPES
 from stagec.manifest import load_manifest, plan, schema
-from stagec.manifest.models import Document, Function, Header, Mesh, Target, Variant
+from stagec.manifest.models import CpuTarget, CudaTarget, Document, Function, Header, Mesh, TpuTarget, Variant
 from stagec.manifest.values import NOT_EXPORTABLE
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -62,7 +62,7 @@ def test_examples_name_the_schema_in_their_first_line(path: Path) -> None:
     assert os.path.normpath(path.parent / match[1]) == str(ROOT / "docs" / "manifest.schema.json")
 
 
-@pytest.mark.parametrize("model", [Document, Header, Target, Mesh, Function, Variant])
+@pytest.mark.parametrize("model", [Document, Header, CpuTarget, CudaTarget, TpuTarget, Mesh, Function, Variant])
 def test_every_key_is_explained(model: type[BaseModel]) -> None:
     for name, field in model.model_fields.items():
         assert field.description, name
@@ -72,7 +72,9 @@ def test_every_key_is_explained(model: type[BaseModel]) -> None:
 
 def test_the_examples_of_keys_are_valid() -> None:
     for table, model, base in (
-        ("targets", Target, {"platform": "cpu", "isa": "AVX"}),
+        ("targets", CpuTarget, {"platform": "cpu", "isa": "AVX"}),
+        ("targets", CudaTarget, {"platform": "cuda", "device": "h200"}),
+        ("targets", TpuTarget, {"platform": "tpu", "topology": "v5e:2x2"}),
         ("functions", Function, {"entry": "a:b"}),
         ("meshes", Mesh, {}),
     ):
@@ -108,7 +110,8 @@ def test_avals_of_every_dtype_are_valid(dtype: str) -> None:
         ({"meshes": {"m": {"axes": {"x": 0}}}}, "$.meshes.m.axes.x"),
         ({"functions": {"f": {"entry": "a:b", "buckets": {"n": ["1"]}}}}, "$.functions.f.buckets.n[0]"),
         ({"targets": {"cpu": {"platform": "cpu"}}}, "$.targets.cpu"),
-        ({"targets": {"cpu": {"platform": "cpu", "isa": "native"}}}, "$.targets.cpu.isa"),
+        ({"targets": {"cpu": {"platform": "cpu", "isa": "native"}}}, "$.targets.cpu"),
+        ({"targets": {"gpu": {"platform": "cuda", "device": "a/b"}}}, "$.targets.gpu"),
         ({"other": 1}, "$"),
     ],
 )

@@ -1,4 +1,6 @@
-"""One build of the corpus in a process of its own: `export OUT`, or `compile EXPORTED OUT`; prints a line a program.
+"""One build of the corpus in a process of its own: `PLATFORM export OUT`, or `PLATFORM compile EXPORTED OUT`.
+
+It prints a line for each program: its name, and the digest of what was made of it.
 
 The order of the programs follows PYTHONHASHSEED. A program is compiled in a fork of its own, as the compile command
 compiles in a process of its own: XLA numbers the modules of a process, and stores the number.
@@ -12,7 +14,38 @@ from pathlib import Path
 
 from stagec.specs import ExecutableSpec, TargetSpec
 
-TARGET = TargetSpec("cpu", "cpu", "AVX2", 4, {})
+TARGETS = """
+[manifest]
+name = "corpus"
+version = "1"
+
+[targets.cpu]
+platform = "cpu"
+isa = "AVX2"
+parallelism = 4
+
+[targets.tpu]
+platform = "tpu"
+topology = "v5e:2x2"
+
+[targets.cuda]
+platform = "cuda"
+device = "h100-sxm"
+topology = "1x1x4"
+
+[functions.f]
+entry = "programs:f"
+args = []
+targets = ["cpu", "cuda", "tpu"]
+"""
+
+
+def target(platform: str) -> TargetSpec:
+    from stagec.manifest import load_manifest, plan
+
+    Path("corpus.toml").write_text(TARGETS)
+    specs = [executable.spec.target for executable in plan(load_manifest("corpus.toml")).executables]
+    return next(spec for spec in specs if spec.platform == platform)
 
 
 def shuffled(names: list[str]) -> list[str]:
@@ -26,26 +59,30 @@ def write(file: Path, data: bytes) -> None:
     print(file.stem, hashlib.sha256(data).hexdigest(), flush=True)
 
 
-def export(out: Path, only: list[str]) -> None:
+def export(platform: str, out: Path, only: list[str]) -> None:
     import jax
     from programs import PROGRAMS
 
     jax.config.update("jax_traceback_in_locations_limit", 0)  # as stagec.frontends.jax does
     for name in shuffled(only or list(PROGRAMS)):
         function, avals = PROGRAMS[name]
-        write(out / f"{name}.exported", bytes(jax.export.export(jax.jit(function))(*avals).serialize()))
+        write(
+            out / f"{name}.exported",
+            bytes(jax.export.export(jax.jit(function), platforms=[platform])(*avals).serialize()),
+        )
 
 
-def compile_all(exported: Path, out: Path, only: list[str]) -> None:
-    from stagec.backends import cpu
+def compile_all(platform: str, exported: Path, out: Path, only: list[str]) -> None:
+    from stagec.backends.compilation import backend
 
-    cpu.pin_process(TARGET)
+    hardware = target(platform)
+    backend(platform).prepare_process(hardware)
     from stagec.stages.compiled import compile_exported
 
     for name in shuffled(only or [file.stem for file in exported.glob("*.exported")]):
         child = os.fork()
         if child == 0:
-            spec = ExecutableSpec(name, "corpus", TARGET, {})
+            spec = ExecutableSpec(name, "corpus", hardware, {})
             compiled = compile_exported((exported / f"{name}.exported").read_bytes(), spec)
             write(out / f"{name}.xla", compiled.executable)
             os._exit(0)
@@ -54,7 +91,8 @@ def compile_all(exported: Path, out: Path, only: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "export":
-        export(Path(sys.argv[2]), sys.argv[3:])
+    _, platform, command, *arguments = sys.argv
+    if command == "export":
+        export(platform, Path(arguments[0]), arguments[1:])
     else:
-        compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+        compile_all(platform, Path(arguments[0]), Path(arguments[1]), arguments[2:])

@@ -75,7 +75,7 @@ def test_a_target_and_an_option(small: Path, tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == [
         "target isa",
         "target parallelism",
-        "target cpu_name",
+        "target device_kind",
         "target requires",
         "environment NPROC",
         "compiler option xla_cpu_enable_fast_math",
@@ -197,7 +197,7 @@ def test_an_executable_and_the_current_inputs(small: Path, tmp_path: Path) -> No
     assert status == 1
     assert {line.partition(":")[0] for line in text.splitlines()} >= {
         "target isa",
-        "target cpu_name",
+        "target device_kind",
         "target requires",
     }
     assert "target isa: AVX2 -> SSE4_2\n" in text

@@ -12,8 +12,13 @@ _ENVIRONMENT = {
     "TZ": "UTC",
 }
 
-def _command_problems(action, command):
-    """How an action does not run the compiler as all must: flags, environment, and what the toolchain has as inputs."""
+def _repositories(paths, name):
+    """The repositories that a file or folder is from, without what Bazel puts in front of their names."""
+    folders = [path.split("/") for path in paths]
+    return [folder[-2].replace("~", "+").split("+")[-1] for folder in folders if folder[-1] == name]
+
+def _command_problems(action, command, environments = ["stagec_python"]):
+    """How an action does not run the compiler as all must: flags, variables, and which environments it has as inputs."""
     flags = action.argv[1:4]
     environment = {name: value for name, value in action.env.items() if name != "PYTHONPATH"}
     inputs = [file.short_path for file in action.inputs.to_list()]
@@ -22,7 +27,24 @@ def _command_problems(action, command):
         difference("command", action.argv[5], command) +
         difference("environment", environment, _ENVIRONMENT) +
         difference("PYTHONPATH", action.env["PYTHONPATH"].split("/")[-1], "site-packages:compiler") +
-        difference("has a fingerprint", any([path.endswith("/fingerprint.txt") for path in inputs]), True)
+        difference("packages", _repositories(action.env["PYTHONPATH"].split(":"), "site-packages"), environments) +
+        difference("inputs", sorted(_repositories(inputs, "site-packages")), sorted(environments)) +
+        difference("fingerprints", sorted(_repositories(inputs, "fingerprint.txt")), sorted(environments))
+    )
+
+def _launcher_problems(target, found, there):
+    """How a program does not find the packages of the environments `found`, or has not all of `there` beside it."""
+    (line,) = [
+        line
+        for action in target[ActionsInfo].actions
+        for line in (action.content or "").splitlines()
+        if line.startswith("export PYTHONNOUSERSITE")
+    ]
+    files = [file.short_path for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    return (
+        difference("packages", _repositories(line.replace("'", "").split(":"), "site-packages"), found) +
+        difference("runfiles", sorted(_repositories(files, "site-packages")), sorted(there)) +
+        difference("fingerprints", sorted(_repositories(files, "fingerprint.txt")), sorted(there))
     )
 
 def _own_inputs(action):
@@ -92,6 +114,64 @@ def _executable_test_impl(ctx):
 
 executable_test = analysis_test(_executable_test_impl)
 
+def _plugin_executable_test_impl(ctx):
+    target = ctx.attr.target
+    info = target[AotExecutableInfo]
+    action = only_action(target, "StagecCompileTpu")
+    return verdict(
+        ctx,
+        difference("platform", info.platform, "tpu") +
+        difference("plugin", _repositories([info.plugin.site_packages.short_path], "site-packages"), ["stagec_planning"]) +
+        difference("inputs", _own_inputs(action), ["sample.f.exported", "sample.f.v5e.spec.json"]) +
+        _command_problems(action, "compile", ["stagec_python", "stagec_planning"]),
+    )
+
+plugin_executable_test = analysis_test(_plugin_executable_test_impl)
+
+_WITH_PLUGIN = ["stagec_python", "stagec_planning"]
+
+def _plugin_explanation_test_impl(ctx):
+    return verdict(ctx, _launcher_problems(ctx.attr.target, _WITH_PLUGIN, _WITH_PLUGIN))
+
+plugin_explanation_test = analysis_test(_plugin_explanation_test_impl)
+
+def _plugin_reproducibility_test_impl(ctx):
+    target = ctx.attr.target
+    (lines,) = [
+        action.content.splitlines()
+        for action in target[ActionsInfo].actions
+        if names(action.outputs) == [target.label.name + ".arguments"]
+    ]
+    plugins = [lines[i + 1].split("=") for i in range(len(lines)) if lines[i] == "--plugin"]
+    return verdict(
+        ctx,
+        # What is traced again does not see the plugin.
+        _launcher_problems(target, ["stagec_python"], _WITH_PLUGIN) +
+        difference("platforms", [platform for platform, _ in plugins], ["tpu"]) +
+        difference("plugins", _repositories([path for _, path in plugins], "site-packages"), ["stagec_planning"]),
+    )
+
+plugin_reproducibility_test = analysis_test(_plugin_reproducibility_test_impl)
+
+def _plugins_test_impl(ctx):
+    wanted = {"cpu": "None", "cuda": "stagec_cuda//:environment", "tpu": "stagec_tpu//:environment"}
+    return verdict(
+        ctx,
+        difference("platforms", sorted(ctx.attr.plugins), sorted(["platforms.f." + platform for platform in wanted])) +
+        [
+            "%s: got %s" % (name, plugin)
+            for name, plugin in ctx.attr.plugins.items()
+            if not plugin.endswith(wanted[name.split(".")[-1]])
+        ],
+    )
+
+plugins_test = rule(
+    implementation = _plugins_test_impl,
+    doc = "Passes if executables for each platform name its plugin.",
+    test = True,
+    attrs = {"plugins": attr.string_dict(doc = "Names of executables and the plugins that they name.")},
+)
+
 def _bundle_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecBundle")
@@ -139,6 +219,7 @@ def _explanation_test_impl(ctx):
         difference("export", told["exports"]["sample.f"], export) +
         difference("executables", told["executables"], {"sample.f.cpu.batch8": executable}) +
         difference("missing files", [name for name in wanted if name not in files], []) +
+        _launcher_problems(target, ["stagec_python"], ["stagec_python"]) +
         difference("what is compiled for it", compiled, []),
     )
 
@@ -148,6 +229,10 @@ def _reproducibility_test_impl(ctx):
     target = ctx.attr.target
     files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
     wanted = ["model.py", "library.py", "data.txt", "sample.f.exported", "sample.f.cpu.batch8.xla", "sample.g.spec.json"]
-    return verdict(ctx, difference("missing files", [name for name in wanted if name not in files], []))
+    return verdict(
+        ctx,
+        difference("missing files", [name for name in wanted if name not in files], []) +
+        _launcher_problems(target, ["stagec_python"], ["stagec_python"]),
+    )
 
 reproducibility_test = analysis_test(_reproducibility_test_impl)

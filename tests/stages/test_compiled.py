@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 import stagec
 from stagec.avals import parse_aval
 from stagec.runtime import device
-from stagec.specs import TargetSpec
+from stagec.specs import CpuTarget
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import ArgInfo, CannotLower, Lowered, lower_exported
@@ -149,19 +149,21 @@ def test_compiler_options() -> None:
 
 
 def test_a_named_target_needs_a_prepared_process() -> None:
-    target = TargetSpec("server", "cpu", "AVX2", 4, {})
+    target = CpuTarget("server", "AVX2", 4, {})
     with pytest.raises(stagec.CannotCompile) as error:
         lower(model, PARAMS, X).compile(target=target)
     assert str(error.value) == (
-        "this process is not prepared to compile for server: call cpu.pin_process(target) before jaxlib is first used, "
-        "or compile for this machine (target=None)"
+        "this process is not prepared to compile for server: call prepare_process(target) of stagec.backends.cpu "
+        "before jaxlib is first used, or compile for this machine (target=None)"
     )
 
 
 def test_a_platform_that_cannot_be_compiled_here() -> None:
     lowered = lower_exported(export(model, PARAMS, X, platforms=("tpu",)), "tpu", {})
     assert "stablehlo" in lowered.as_text()
-    with pytest.raises(stagec.CannotCompile, match="model is lowered for tpu; only cpu can be compiled here"):
+    with pytest.raises(
+        stagec.CannotCompile, match="model is lowered for tpu; without a target, it is compiled for cpu"
+    ):
         lowered.compile()
 
 

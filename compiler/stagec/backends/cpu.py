@@ -5,7 +5,7 @@ What makes XLA's own bytes differ, and what is done about it here:
 - Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
 - Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
 - Code depends on the size of XLA's thread pool and on the affinity mask: the pool's size is the target's
-  `parallelism`, the mask is one core (`pin_process`).
+  `parallelism`, the mask is one core (`prepare_process`).
 - Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`), and what XLA stored is checked afterwards.
 
 docs/reproducibility.md has what was measured.
@@ -14,49 +14,18 @@ docs/reproducibility.md has what was measured.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends import cpuid, hash_seeds, machine_code, wire, x86
-from stagec.backends.options import suggestion
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal
 from stagec.runtime import jaxlib_lines
-from stagec.specs import TargetSpec
+from stagec.specs import CpuTarget
 
 if TYPE_CHECKING:
-    from jaxlib import _jax
     from jaxlib.mlir import ir
-
-
-class CannotCompile(ValueError):
-    """XLA cannot compile this module for this target; the message says why, `key` names the target's field, if any.
-
-    `write` says what to write instead; it may be empty.
-    """
-
-    def __init__(self, what: str, key: str = "", write: str = "") -> None:
-        super().__init__(what)
-        self.key = key
-        self.write = write
-
-
-@dataclass(frozen=True)
-class CompiledModule:
-    """What XLA made of a module: canonical executable bytes and XLA's own figures about them.
-
-    executable: what `jaxlib`'s `Client.deserialize_executable` loads.
-    cpu_name: LLVM's name of the CPU that the code is for.
-    cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them.
-    memory_analysis: bytes by use, such as "argument_size_in_bytes" and "peak_memory_in_bytes".
-    hlo: the optimized HLO, as text.
-    """
-
-    executable: bytes
-    cpu_name: str
-    cost_analysis: Mapping[str, float]
-    memory_analysis: Mapping[str, int]
-    hlo: str
 
 
 ISA: Mapping[str, x86.Isa] = x86.ISA
@@ -72,7 +41,7 @@ _TARGET_MACHINE_CPU, _TARGET_MACHINE_FEATURES = 2, 3  # of xla.cpu.TargetMachine
 _SYMBOL_NAME = 2  # of xla.cpu.SymbolProto
 
 
-def pin_process(target: TargetSpec) -> None:
+def prepare_process(target: CpuTarget) -> None:
     """Prepare this process to compile for `target`; must run before jaxlib makes its first client.
 
     It sets XLA's flags and pool size in the environment and keeps the process on one core, so it is for the compile
@@ -83,15 +52,21 @@ def pin_process(target: TargetSpec) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def environment(target: TargetSpec) -> dict[str, str]:
+def environment(target: CpuTarget) -> dict[str, str]:
     """Return the variables that XLA reads when it compiles for `target`."""
     return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
 
 
-def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) -> CompiledModule:
-    """Compile a StableHLO module for `target`. The process must have been prepared by `pin_process`.
+def hardware(target: CpuTarget) -> Hardware:
+    """Return the CPU that `target` stands for."""
+    isa = ISA[target.isa]
+    return Hardware(isa.cpu_name, tuple(sorted(isa.requires)))
 
-    num_devices: over how many devices the module's shardings split arrays; an array without one is whole on each.
+
+def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = ()) -> CompiledModule:
+    """Compile a StableHLO module for `target`. The process must have been prepared by `prepare_process`.
+
+    mesh: sizes of the axes over which the module's shardings split arrays; one without is whole on each device.
     Raises CannotCompile when XLA refuses the module or an option, or when this machine cannot build for the target.
     """
     from jaxlib import _jax, xla_client
@@ -101,7 +76,7 @@ def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) 
     unsuitable = jaxlib_lines.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
-    isa = ISA[target.isa]
+    isa, num_devices = ISA[target.isa], math.prod(mesh)
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, num_devices
     options.device_assignment = device.assignment(num_devices)
@@ -124,8 +99,7 @@ def compile_module(module: ir.Module, target: TargetSpec, num_devices: int = 1) 
         raise CannotCompile(f"this machine cannot build for {target.isa}: XLA compiled for {seen}", "isa")
     return CompiledModule(
         executable=canonicalize(raw, isa.features),
-        cpu_name=isa.cpu_name,
-        cost_analysis=cost(executable),
+        cost_analysis=cost(executable.cost_analysis()),
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
     )
@@ -204,29 +178,3 @@ def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:
 def _split(serialized: bytes) -> tuple[bytes, bytes]:
     size, at = wire.read_varint(serialized, 0)
     return serialized[: at + size], serialized[at + size :]
-
-
-def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
-    """Return what XLA's status says, naming the option that is at fault."""
-    first = message.strip().splitlines()[0]
-    for option in compiler_options:
-        if option in first and "No such compile option" in first:
-            what = f"this jaxlib's XLA has no option {option}"
-            return CannotCompile(what, f"compiler_options.{option}", suggestion(option))
-        if option in first:
-            return CannotCompile(f"XLA refuses the option: {first}", f"compiler_options.{option}")
-    return CannotCompile(f"XLA refuses the module: {first}")
-
-
-def cost(executable: _jax.LoadedExecutable) -> dict[str, float]:
-    """Return XLA's estimates for an executable; see `CompiledModule.cost_analysis`."""
-    figures = executable.cost_analysis()
-    # Entries such as "bytes accessed0{}" are per operand of each instruction: noise for a reader.
-    return {key.replace(" ", "_"): figures[key] for key in sorted(figures) if key.replace(" ", "_").isidentifier()}
-
-
-def memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
-    """Return XLA's figures in bytes; see `CompiledModule.memory_analysis`."""
-    stats = executable.get_compiled_memory_stats()
-    names = [name for name in dir(stats) if name.endswith("_in_bytes") and not name.startswith("host_")]
-    return {name: getattr(stats, name) for name in sorted(names)}

@@ -94,7 +94,9 @@ def changed(changes: Sequence[Change]) -> Iterator[None]:
 def _write(address: int, code: bytes) -> None:
     page = address & -mmap.PAGESIZE
     size = address + len(code) - page
-    if _libc().mprotect(page, size, mmap.PROT_READ | mmap.PROT_WRITE):
+    # Another thread may be running something else on the page: it stays executable where the system allows both.
+    writable = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc().mprotect(page, size, writable | mmap.PROT_EXEC) and _libc().mprotect(page, size, writable):
         raise CannotChange("this system does not let a process change its own code")
     ctypes.memmove(address, code, len(code))
     if _libc().mprotect(page, size, mmap.PROT_READ | mmap.PROT_EXEC):

@@ -68,7 +68,8 @@ def write_bundle(
     for member, description in sorted(described, key=lambda pair: _order(pair[1])):
         _check(name, member, description, exports)
         target = description.target
-        targets[target.name] = {"platform": target.platform, "isa": target.isa, "requires": list(target.requires)}
+        hardware = {key: value for key, value in target.to_plain().items() if key not in ("name", "compiler_options")}
+        targets[target.name] = {**hardware, "requires": list(target.requires)}
         stem = member.name.removeprefix(f"{name}.")
         members[f"{stem}.json"] = member.description
         members[f"{stem}.xla"] = member.executable

@@ -5,10 +5,9 @@ tables are checked. pydantic's own messages never reach the user.
 """
 
 import ast
-import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,39 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stagec.errors import Problem, StagecError
+from stagec.errors import Problem, StagecError, nearest, show
+from stagec.hardware import catalog
+from stagec.hardware.tpu_topologies import TOPOLOGY
 from stagec.manifest.models import (
+    DEVICE,
     ENTRY,
     IDENTIFIER,
     MODULE_OR_ENTRY,
     NAME,
+    SHAPE,
     VERSION,
+    CpuTarget,
+    CudaTarget,
     Document,
     Function,
     Header,
+    Limits,
     Mesh,
-    Target,
+    TpuTarget,
     Variant,
 )
-from stagec.manifest.values import abbreviate, show
+from stagec.manifest.targets import resolve
+from stagec.manifest.values import abbreviate
+from stagec.specs import TargetSpec
 
-_TABLES: Mapping[str, type[BaseModel]] = {
-    "manifest": Header,
-    "targets": Target,
-    "meshes": Mesh,
-    "functions": Function,
+_TARGETS: Mapping[str, type[BaseModel]] = {"cpu": CpuTarget, "cuda": CudaTarget, "tpu": TpuTarget}
+_TABLES: Mapping[str, tuple[type[BaseModel], ...]] = {
+    "manifest": (Header,),
+    "targets": tuple(_TARGETS.values()),
+    "meshes": (Mesh,),
+    "functions": (Function,),
 }
 
-_ACCELERATORS = ("accelerator targets are not supported yet", 'leave this key out; the platform of a target is "cpu"')
 _TARGETS_SAY = 'list targets of the manifest instead, for example targets = ["cpu"]'
 
 _STATIC = (
@@ -61,8 +69,6 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "static_argnums": _STATIC,
     "static_argnames": _STATIC,
-    "limits": ("limits are not supported yet", "leave this key out; stagec inspect tells what an executable takes"),
-    "topology": _ACCELERATORS,
 }
 """Keys that a reader of JAX's documentation may try -> why they are refused, and what to write instead."""
 
@@ -74,7 +80,8 @@ class Manifest:
     file: str
     """The path that messages and slices name: relative to the workspace."""
     header: Header
-    targets: Mapping[str, Target]
+    targets: Mapping[str, TargetSpec]
+    """What functions may name: tables of the manifest, and what they do name of short names and TPU topologies."""
     meshes: Mapping[str, Mesh]
     functions: Mapping[str, Function]
 
@@ -83,7 +90,7 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     """Reads the manifest in `path`.
 
     display_path: the name of the file in messages and in the plan; None: `path` as given.
-    Raises StagecError with every problem of the file.
+    Raises StagecError with every problem of the file, and of files that describe devices.
     """
     file = display_path if display_path is not None else str(path)
     data = _read(Path(path), file)
@@ -93,10 +100,11 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     except ValidationError as error:
         document = None
         problems = [problem for details in error.errors() for problem in _translate(details, file)]
-    problems += _references(data, file)
+    targets, unfit = resolve(document, file, Path(path).parent) if document else ({}, [])
+    problems += [*unfit, *_references(data, file)]
     if problems or document is None:
         raise StagecError(*problems)
-    return Manifest(file, document.manifest, document.targets, document.meshes, document.functions)
+    return Manifest(file, document.manifest, targets, document.meshes, document.functions)
 
 
 def key_path(location: tuple[str | int, ...]) -> str:
@@ -108,15 +116,6 @@ def key_path(location: tuple[str | int, ...]) -> str:
         else:
             text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else show(part))
     return text
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A sentence with the likeliest of `names` to be meant, else with all of them; "" where there are none."""
-    known = {candidate.lower(): candidate for candidate in sorted(names)}
-    closest = difflib.get_close_matches(name.lower(), known, n=1)
-    if closest:
-        return f'did you mean "{known[closest[0]]}"?'
-    return f"write one of {', '.join(known.values())}" if known else ""
 
 
 def _read(path: Path, file: str) -> dict[str, Any]:
@@ -178,8 +177,11 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
         wanted = function.get("targets", [])
         for index, target in enumerate(wanted if isinstance(wanted, list) else []):
             if isinstance(target, str) and target not in targets:
-                write = nearest(target, targets) or f"add a table [targets.{key_path((target,))}]"
-                yield Problem(file, key_path((*where, "targets", index)), f'unknown target "{target}"', write)
+                try:
+                    catalog.target(target, tuple(targets))
+                except StagecError as error:
+                    fault = error.problems[0]
+                    yield Problem(file, key_path((*where, "targets", index)), fault.what, fault.write)
         mesh = function.get("mesh")
         if isinstance(mesh, str) and mesh not in meshes:
             write = nearest(mesh, meshes) or f"add a table [meshes.{key_path((mesh,))}]"
@@ -241,12 +243,17 @@ def _translate(error: ErrorDetails, file: str) -> Iterator[Problem]:
     context = error.get("ctx", {})
     if error["type"] == "refused":
         for refusal in context["refusals"]:
-            yield Problem(file, key_path((*location, *refusal.path)), refusal.what, refusal.write)
+            yield Problem(file, key_path((*_written(location), *refusal.path)), refusal.what, refusal.write)
         return
     if location[-1] == "[key]":
         location = location[:-1]
     what, write = _explain(error["type"], location, value, context)
-    yield Problem(file, key_path(location), what, write)
+    yield Problem(file, key_path(_written(location)), what, write)
+
+
+def _written(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """The keys that lead to a location in the file: pydantic adds the platform of a target."""
+    return (*location[:_PLATFORM], *location[_PLATFORM + 1 :]) if location[0] == "targets" else location
 
 
 def _explain(kind: str, location: tuple[str | int, ...], value: object, context: Mapping[str, Any]) -> tuple[str, str]:
@@ -260,8 +267,11 @@ def _explain(kind: str, location: tuple[str | int, ...], value: object, context:
             return _unknown_key(location)
         case "string_pattern_mismatch":
             return _PATTERNS[context["pattern"]](shown), example
-        case "literal_error" if location[0] == "targets" and location[-1] == "platform":
-            return f"platform {shown} is not supported yet", 'write platform = "cpu"'
+        case "union_tag_not_found":
+            return "missing key platform", 'write for example platform = "cpu"'
+        case "union_tag_invalid":
+            platforms = ", ".join(f'"{platform}"' for platform in _TARGETS)
+            return f'platform "{context["tag"]}" is not supported', f"write one of {platforms}"
         case "literal_error":
             choices = context["expected"].replace(" or ", ", ").replace("'", '"')
             return f"unknown value {shown}", f"write one of {choices}"
@@ -279,6 +289,9 @@ _PATTERNS = {
     IDENTIFIER: lambda shown: f"{shown} is not a Python name",
     ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute",
     MODULE_OR_ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute, and no .mlir file",
+    TOPOLOGY: lambda shown: f"{shown} is not a TPU topology: a generation, and chips along each axis",
+    DEVICE: lambda shown: f"{shown} is not the short name of a device, and no .toml file",
+    SHAPE: lambda shown: f"{shown} is not a shape: sizes with x between them",
     VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
 }
 _TYPES = {
@@ -291,8 +304,10 @@ _TYPES = {
 }
 
 
+_PLATFORM = 2
+"""Where pydantic puts the platform into the location of a target's key: targets, NAME, PLATFORM, key."""
 _VARIANT = 4
-"""How many parts of a location lead to a variant: functions, NAME, variants, NAME."""
+"""How many parts of a location lead to a variant or to limits: functions, NAME, variants, NAME."""
 
 
 def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], str]:
@@ -303,7 +318,11 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
         return Document, table
     if table == "functions" and location[depth] == "variants" and len(location) > _VARIANT:
         return Variant, str(location[_VARIANT])
-    return _TABLES[table], str(location[depth])
+    if table == "functions" and location[depth] == "limits" and len(location) > _VARIANT:
+        return Limits, str(location[_VARIANT])
+    if table == "targets" and len(location) > _PLATFORM + 1:
+        return _TARGETS[str(location[_PLATFORM])], str(location[_PLATFORM + 1])
+    return _TABLES[table][0], str(location[depth])
 
 
 def _example(location: tuple[str | int, ...]) -> str:
@@ -316,8 +335,8 @@ def _example(location: tuple[str | int, ...]) -> str:
         if key == "manifest":
             return 'write a table [manifest] with name = "digits" and version = "1.0.0"'
         return _table_example(key, examples[0])
-    if model is Function and key == "variants":
-        return _table_example("functions.NAME.variants", examples[0])
+    if model is Function and key in ("variants", "limits"):
+        return _table_example(f"functions.NAME.{key}", examples[0])
     return f"write for example {key} = {show(examples[0])}"
 
 
@@ -329,11 +348,15 @@ def _table_example(path: str, example: Mapping[str, Mapping[str, object]]) -> st
 
 def _unknown_key(location: tuple[str | int, ...]) -> tuple[str, str]:
     key = str(location[-1])
-    if key in REFUSED:
-        return REFUSED[key]
     model = _field_location(location)[0]
-    for table, other in _TABLES.items():
-        if other is not model and key in other.model_fields:
+    if key in REFUSED and model not in _TARGETS.values():
+        return REFUSED[key]
+    if model in _TARGETS.values():
+        for platform, other in _TARGETS.items():
+            if key in other.model_fields:
+                return "unknown key", f'{key} belongs into a target with platform = "{platform}"'
+    for table, others in _TABLES.items():
+        if model not in others and any(key in other.model_fields for other in others):
             place = "manifest" if table == "manifest" else f"{table}.NAME"
             return "unknown key", f"{key} belongs into a table [{place}]"
     return "unknown key", nearest(key, list(model.model_fields))

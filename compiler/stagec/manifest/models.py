@@ -8,17 +8,25 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
+from stagec.hardware.catalog import PARALLELISM
+from stagec.hardware.tpu_topologies import TOPOLOGY
 from stagec.manifest.values import (
+    AMOUNT_SCHEMA,
+    COLLECTIVES_SCHEMA,
     SCALAR_SCHEMA,
     SHARDINGS_REFERENCE,
     STATIC_SCHEMA,
     TREE_REFERENCE,
     Scalar,
     read_args,
+    read_bytes,
     read_check,
+    read_collectives,
     read_constraint,
+    read_count,
     read_distinct,
     read_scalar,
+    read_seconds,
     read_shardings,
     read_sizes,
     read_static,
@@ -35,6 +43,11 @@ MODULE_OR_ENTRY = rf"({ENTRY})|(^[^:\\/][^:\\]*\.mlir(bc)?$)"
 """A Python object, or a StableHLO file by its path relative to the manifest's folder."""
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$"
 """A version that can be part of a file name."""
+
+SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
+"""Sizes along axes."""
+DEVICE = rf"({NAME})|(^[^:\\/][^:\\]*\.toml$)"
+"""The short name of a device, or the path of a file relative to the manifest's folder."""
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
 Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
@@ -98,8 +111,17 @@ class Header(_Table):
     ] = True
 
 
-class Target(_Table):
-    """Hardware to compile for, described in full, so that the machine that builds does not matter."""
+CompilerOptions: TypeAlias = Annotated[
+    dict[str, Annotated[Scalar, PlainValidator(read_scalar), WithJsonSchema(SCALAR_SCHEMA)]],
+    Field(
+        description="XLA flags of this target, as in the compiler_options of jax.jit.",
+        examples=[{"xla_cpu_enable_fast_math": False}],
+    ),
+]
+
+
+class CpuTarget(_Table):
+    """A CPU to compile for, described in full, so that the machine that builds does not matter."""
 
     platform: Annotated[Literal["cpu"], Field(description="Kind of hardware.", examples=["cpu"])]
     isa: Annotated[
@@ -116,14 +138,53 @@ class Target(_Table):
             description="Number of partitions into which XLA may split the work of one operation (for CPUs: threads).",
             examples=[8],
         ),
-    ] = 8
-    compiler_options: Annotated[
-        dict[str, Annotated[Scalar, PlainValidator(read_scalar), WithJsonSchema(SCALAR_SCHEMA)]],
+    ] = PARALLELISM
+    compiler_options: CompilerOptions = {}
+
+
+class TpuTarget(_Table):
+    """TPUs to compile for; no TPU is needed to build."""
+
+    platform: Annotated[Literal["tpu"], Field(description="Kind of hardware.", examples=["tpu"])]
+    topology: Annotated[
+        str,
+        StringConstraints(pattern=TOPOLOGY),
+        Field(description="Generation, and chips along each axis of the slice.", examples=["v5e:2x2"]),
+    ]
+    chips_per_host: Annotated[
+        str,
+        StringConstraints(pattern=SHAPE),
+        Field(description="Chips of one host along each axis, where it is not 2x2.", examples=["2x4"]),
+    ] = ""
+    slices: Annotated[
+        int, Field(ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
+    ] = 1
+    compiler_options: CompilerOptions = {}
+
+
+class CudaTarget(_Table):
+    """NVIDIA devices to compile for; none is needed to build."""
+
+    platform: Annotated[Literal["cuda"], Field(description="Kind of hardware.", examples=["cuda"])]
+    device: Annotated[
+        str,
+        StringConstraints(pattern=DEVICE),
         Field(
-            description="XLA flags of this target, as in the compiler_options of jax.jit.",
-            examples=[{"xla_cpu_enable_fast_math": False}],
+            description="Short name of the device, one that `stagec targets` lists. Or a file that describes another "
+            "one, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
+            examples=["h100-sxm", "devices/mine.toml"],
         ),
-    ] = {}
+    ]
+    topology: Annotated[
+        str,
+        StringConstraints(pattern=SHAPE),
+        Field(description="Partitions that NVLink connects, hosts of each, devices of each host.", examples=["1x1x8"]),
+    ] = "1x1x1"
+    compiler_options: CompilerOptions = {}
+
+
+Target: TypeAlias = Annotated[CpuTarget | TpuTarget | CudaTarget, Field(discriminator="platform")]
+"""Hardware to compile for; its platform says which table it is."""
 
 
 class Mesh(_Table):
@@ -150,6 +211,62 @@ class Variant(_Table):
             examples=[{"power": 2}],
         ),
     ]
+
+
+class Limits(_Table):
+    """What the executables of a function may take on one target; over it, the build fails."""
+
+    peak_memory: Annotated[
+        int | None,
+        PlainValidator(read_bytes),
+        WithJsonSchema(AMOUNT_SCHEMA),
+        Field(
+            description="Memory of one device while the function runs: arguments, results and temporaries. Without it, "
+            "the device's memory is the limit.",
+            examples=["2GiB"],
+        ),
+    ] = None
+    flops: Annotated[
+        int | None,
+        PlainValidator(read_count),
+        WithJsonSchema(AMOUNT_SCHEMA),
+        Field(description="Operations of one device for a call, as XLA counts them.", examples=["1.5e12"]),
+    ] = None
+    bytes_accessed: Annotated[
+        int | None,
+        PlainValidator(read_bytes),
+        WithJsonSchema(AMOUNT_SCHEMA),
+        Field(description="Bytes that one device reads and writes for a call, as XLA counts them.", examples=["40GB"]),
+    ] = None
+    collectives: Annotated[
+        int | dict[str, int] | None,
+        PlainValidator(read_collectives),
+        WithJsonSchema(COLLECTIVES_SCHEMA),
+        Field(
+            description="Number of instructions with which devices communicate; or a table of numbers by kind, where "
+            "kinds that are not in it have no limit. One in a loop counts once.",
+            examples=[4, {"all-reduce": 2, "all-gather": 0}],
+        ),
+    ] = None
+    executable_size: Annotated[
+        int | None,
+        PlainValidator(read_bytes),
+        WithJsonSchema(AMOUNT_SCHEMA),
+        Field(description="Size of the executable's file.", examples=["20MB"]),
+    ] = None
+    compile_time: Annotated[
+        float | None,
+        PlainValidator(read_seconds),
+        WithJsonSchema({"type": ["integer", "number"], "minimum": 0}),
+        Field(description="Seconds that compiling may take. Over it there is a warning, no error.", examples=[60]),
+    ] = None
+    allow_unknown: Annotated[
+        bool,
+        Field(
+            description="Whether an executable may be built although XLA does not say a figure that has a limit.",
+            examples=[True],
+        ),
+    ] = False
 
 
 class Function(_Table):
@@ -197,7 +314,11 @@ class Function(_Table):
     targets: Annotated[
         tuple[str, ...],
         AfterValidator(read_distinct),
-        Field(description="Names of the targets to compile executables for.", examples=[["cpu"]]),
+        Field(
+            description="The targets to compile executables for: names of tables [targets.NAME], short names that "
+            "`stagec targets` lists, and TPU topologies, whose artifacts are called with - for the colon.",
+            examples=[["cpu"], ["cpu-avx2", "h100-sxm", "v5e:2x2"]],
+        ),
     ] = ()
     buckets: Annotated[
         dict[Identifier, Annotated[tuple[int, ...], AfterValidator(read_sizes)]],
@@ -296,6 +417,13 @@ class Function(_Table):
             examples=[["my_kernel"]],
         ),
     ] = ()
+    limits: Annotated[
+        dict[str, Limits],
+        Field(
+            description="What the executables may take, by the name of the target as in targets. They change no byte.",
+            examples=[{"cpu": {"peak_memory": "2GiB"}}],
+        ),
+    ] = {}
     vjp_order: Annotated[
         Literal[0, 1, 2],
         Field(description="How many times the portable artifact can be differentiated (reverse mode).", examples=[1]),

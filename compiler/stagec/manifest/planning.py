@@ -8,12 +8,13 @@ from typing import Any, TypeAlias
 
 from stagec.avals import Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
 from stagec.dimensions import DimensionError, constraint_holds, names_in
-from stagec.errors import Problem, StagecError
-from stagec.manifest.load import Manifest, key_path, nearest
+from stagec.errors import Problem, StagecError, nearest, show
+from stagec.hardware import catalog
+from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function
 from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
 from stagec.partitions import Partition, parse
-from stagec.specs import ExecutableSpec, FunctionSpec, TargetSpec, to_json
+from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
 
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
@@ -85,7 +86,8 @@ def plan(manifest: Manifest) -> Plan:
             exports.append(export)
             for target, bucket in itertools.product(function.targets, list(_buckets(function))):
                 spec = _executable_spec(manifest, name, variant, target, bucket)
-                executables.append(Executable(".".join([export.name, target, *_suffix(bucket)]), export.name, spec))
+                parts = [export.name, spec.target.name, *_suffix(bucket)]
+                executables.append(Executable(".".join(parts), export.name, spec))
     problems += _collisions(manifest)
     if problems:
         raise StagecError(*problems)
@@ -103,7 +105,7 @@ def describe(plan: Plan) -> str:
     rows = [("portable", export.name, ", ".join(export.spec.platforms)) for export in plan.exports]
     for executable in plan.executables:
         target, bucket = executable.spec.target, executable.spec.bucket
-        details = [f"{target.platform} {target.isa}", f"parallelism {target.parallelism}", _sizes(bucket)]
+        details = [*target.told(), _sizes(bucket)]
         rows.append(("executable", executable.name, ", ".join(filter(None, details))))
     rows.append(("bundle", plan.name, f"version {plan.version}"))
     width = max(len(name) for _, name, _ in rows)
@@ -152,14 +154,20 @@ def _function_spec(
 def _executable_spec(
     manifest: Manifest, function: str, variant: str, name: str, bucket: Mapping[str, int]
 ) -> ExecutableSpec:
-    target = manifest.targets[name]
     return ExecutableSpec(
         function=function,
         manifest=manifest.file,
-        target=TargetSpec(name, target.platform, target.isa, target.parallelism, target.compiler_options),
+        target=manifest.targets[name],
         bucket=bucket,
         variant=variant,
+        limits=_limits(manifest.functions[function], function, name),
     )
+
+
+def _limits(function: Function, name: str, target: str) -> Limits:
+    """The limits of one target, and where they stand."""
+    table = function.limits.get(target)
+    return Limits(key_path(("functions", name, "limits", target)), **table.model_dump()) if table else Limits()
 
 
 def _platforms(manifest: Manifest, function: Function) -> tuple[str, ...]:
@@ -204,10 +212,16 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         if platform not in _platforms(manifest, function):
             what = f'the platform of target "{target}" is {platform}, which is not in platforms'
             yield problem(("targets", index), what, f'add "{platform}" to platforms')
+    for target in function.limits:
+        if target not in function.targets:
+            write = nearest(target, function.targets) or "leave the table out"
+            yield problem(("limits", target), f'"{target}" is not in targets', write)
     yield from _check_variants(function, problem)
     mesh = manifest.meshes[function.mesh].axes if function.mesh else None
     for key, shardings in (("in_shardings", function.in_shardings), ("out_shardings", function.out_shardings)):
         yield from _check_axes(key, shardings, mesh, problem)
+    for target in function.targets:
+        yield from _check_count(manifest.targets[target], function.mesh, mesh or {}, problem)
     if function.in_shardings is not None and function.kwargs:
         what = "JAX takes in_shardings for positional arguments only, and there are kwargs"
         yield problem(("in_shardings",), what, "move the kwargs into args")
@@ -287,6 +301,18 @@ def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
         other = seen.setdefault(to_json(static), variant)
         if other != variant:
             yield problem(where, f'the same values as in variant "{other}"', "keep one of the two variants")
+
+
+def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
+    """A mesh whose devices are not those of the target; one device of many is no mistake."""
+    count, available = math.prod(mesh.values()), catalog.num_devices(target)
+    if available is None or count in (1, available):
+        return
+    sizes = ", ".join(f"{axis} = {size}" for axis, size in mesh.items())
+    what = f'mesh "{name}" ({sizes}) has {count} devices, and target "{target.name}" has {available}'
+    fit = catalog.topologies_with(count, target)
+    larger = f", or a target of {count}: topology = {' or '.join(map(show, fit))}" if fit else ""
+    yield problem(("mesh",), what, f"write a mesh of {available}{larger}")
 
 
 def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, problem: _Report) -> Iterator[Problem]:
@@ -381,18 +407,28 @@ def _collisions(manifest: Manifest) -> Iterator[Problem]:
                 what = f'its artifacts would be called "{name}-{variant}", like those of {key_path(first)}'
                 yield Problem(manifest.file, key_path(place), what, "give one of them another name")
     reserved = {"functions": "aot", "targets": "exported"}
-    tables: Mapping[str, Mapping[str, object]] = {"functions": manifest.functions, "targets": manifest.targets}
-    for table, names in tables.items():
+    targets = {written: target.name for written, target in manifest.targets.items()}
+    for table, names in (("functions", {name: name for name in manifest.functions}), ("targets", targets)):
         seen: dict[str, str] = {}
-        for name in names:
-            location = key_path((table, name))
+        for written, name in names.items():
+            location = key_path((table, name) if written == name else _first_with(manifest, written))
             if name == reserved[table]:
                 what = f'"{name}" is the ending of files that stagec writes'
                 yield Problem(manifest.file, location, what, f"give the {table.removesuffix('s')} another name")
             if table == "functions" and name in _MACRO_TARGETS:
                 what = f'aot_manifest declares another target "{manifest.header.name}.{name}"'
                 yield Problem(manifest.file, location, what, "give the function another name")
-            other = seen.setdefault(name.lower(), name)
-            if other != name:
+            other = seen.setdefault(name.lower(), written)
+            if other != written and names[other] == name:
+                what = f'artifacts for "{written}" would be called "{name}", like those for "{other}"'
+                yield Problem(manifest.file, location, what, "keep one of the two")
+            elif other != written:
                 what = f'"{name}" and "{other}" differ only in case, and so do their files'
                 yield Problem(manifest.file, location, what, "give one of them another name")
+
+
+def _first_with(manifest: Manifest, target: str) -> _Location:
+    """Where a function first names a target."""
+    lists = ((name, function.targets) for name, function in manifest.functions.items() if target in function.targets)
+    name, targets = next(lists)
+    return "functions", name, "targets", targets.index(target)

@@ -7,6 +7,7 @@ it through `refuse`, so that `stagec.manifest.load` can report each fault at its
 import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -14,7 +15,9 @@ from pydantic_core import PydanticCustomError
 
 from stagec.avals import DTYPES, AvalError, parse_aval
 from stagec.dimensions import DimensionError, canonical_constraint
+from stagec.errors import nearest, show
 from stagec.partitions import PartitionError, parse, write
+from stagec.specs import COLLECTIVES
 
 SAFETENSORS = "safetensors:"
 """What a leaf starts with that stands for the arrays of a safetensors file."""
@@ -54,21 +57,6 @@ class Refusal(NamedTuple):
 def refuse(*refusals: Refusal) -> PydanticCustomError:
     """The exception to raise in a validator; pydantic carries the refusals to the place that reports them."""
     return PydanticCustomError("refused", "refused", {"refusals": refusals})
-
-
-def show(value: object) -> str:
-    """A value as TOML writes it."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            return f'"{escaped}"'
-        case dict():
-            return "{ " + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + " }" if value else "{}"
-        case list() | tuple():
-            return "[" + ", ".join(show(item) for item in value) + "]"
-    return str(value)
 
 
 def abbreviate(value: object) -> str:
@@ -219,6 +207,73 @@ def read_sizes(value: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(value))
 
 
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?) ?([A-Za-z]*)")
+
+
+def read_bytes(value: object) -> int:
+    """Reads a number of bytes: a number, or a string such as "2GiB", "500MB" or "1.5e12"."""
+    return _amount(value, _UNITS, "a size", 'write for example "2GiB", "500MB" or 1500000')
+
+
+def read_count(value: object) -> int:
+    """Reads a number of things: a number, or a string such as "1.5e12"."""
+    return _amount(value, {"": 1}, "a number", 'write for example 1500000 or "1.5e12"')
+
+
+def _amount(value: object, units: Mapping[str, int], kind: str, example: str) -> int:
+    found = _AMOUNT.fullmatch(value if isinstance(value, str) else str(value))
+    if not found or isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise refuse(Refusal((), f"{abbreviate(value)} is not {kind}", example))
+    number, unit = found.groups()
+    if unit not in units:
+        names = [name for name in units if name]
+        fault = f"{show(value)}: there is no unit {unit}" if names else f"{show(value)} is {kind} with a unit"
+        raise refuse(Refusal((), fault, nearest(unit, names) or example))
+    amount = Fraction(number) * units[unit]
+    if amount.denominator != 1:
+        raise refuse(Refusal((), f"{abbreviate(value)} is not a whole number", example))
+    return int(amount)
+
+
+def read_collectives(value: object) -> int | dict[str, int]:
+    """Reads a number of instructions that communicate, or a table of numbers by kind."""
+    if not isinstance(value, dict):
+        return read_count(value)
+    result, refusals = {}, []
+    for kind, count in value.items():
+        if kind not in COLLECTIVES:
+            refusals.append(Refusal((kind,), f'there is no collective "{kind}"', nearest(kind, COLLECTIVES)))
+            continue
+        try:
+            result[kind] = read_count(count)
+        except PydanticCustomError as error:
+            found: tuple[Refusal, ...] = (error.context or {})["refusals"]
+            refusals += [refusal._replace(path=(kind,)) for refusal in found]
+    if refusals:
+        raise refuse(*refusals)
+    return result
+
+
+def read_seconds(value: object) -> float:
+    """Reads a number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise refuse(Refusal((), f"{abbreviate(value)} is not a number of seconds", "write for example 60"))
+    return float(value)
+
+
 def read_distinct(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
     """Checks that no item is there twice; the order stays."""
     refusals = [
@@ -260,6 +315,15 @@ SHARDINGS_SCHEMA: Mapping[str, object] = {
     ],
 }
 """The JSON Schema of `Shardings`, which contains itself."""
+AMOUNT_SCHEMA: dict[str, Any] = {"type": ["integer", "number", "string"], "minimum": 0}
+"""The JSON Schema of a number of bytes, or of other things."""
+COLLECTIVES_SCHEMA: dict[str, Any] = {
+    "type": ["integer", "number", "string", "object"],
+    "minimum": 0,
+    "propertyNames": {"enum": list(COLLECTIVES)},
+    "additionalProperties": AMOUNT_SCHEMA,
+}
+"""The JSON Schema of a number of collectives, or of one for each kind."""
 SCALAR_SCHEMA: dict[str, Any] = {"type": ["boolean", "integer", "number", "string"]}
 """The JSON Schema of `Scalar`."""
 STATIC_SCHEMA: dict[str, Any] = {"type": ["boolean", "integer", "number", "string", "array"]}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagec.avals import Aval, parse_aval
 from stagec.trees import Tree
 
+Scalar: TypeAlias = str | bool | int | float
 FORMAT = 1
 """Version of the JSON form. 1 (November 2026): the first."""
 
@@ -19,21 +20,31 @@ class Target:
     """The hardware that an executable is for.
 
     name: as in the manifest.
-    platform: "cpu".
-    isa: XLA's name of the instruction set, such as "AVX2".
-    cpu_name: LLVM's name of the CPU that the code is scheduled for, such as "haswell".
-    requires: flags of /proc/cpuinfo without which the code must not run, sorted.
-    parallelism: into how many partitions XLA was allowed to split an operation.
+    platform: "cpu", "cuda" or "tpu".
+    device_kind: what the code is made for: LLVM's name of the CPU ("haswell"), or the device's ("TPU v5 lite").
+    requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for other platforms.
     compiler_options: XLA flags of the target, without dashes.
+    settings: the other fields of the target, as in the manifest: isa and parallelism of a CPU, topology and the like.
     """
 
     name: str
     platform: str
-    isa: str
-    cpu_name: str
+    device_kind: str
     requires: tuple[str, ...]
-    parallelism: int
-    compiler_options: Mapping[str, str | bool | int | float]
+    compiler_options: Mapping[str, Scalar]
+    settings: Mapping[str, Scalar]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the JSON form: one flat object."""
+        fixed = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
+        return {**fixed, **self.settings}
+
+    @staticmethod
+    def from_plain(data: Mapping[str, Any]) -> Target:
+        """Read what `to_plain` wrote. Raises KeyError where a field is missing."""
+        fixed = {field.name: data[field.name] for field in fields(Target) if field.name != "settings"}
+        settings = {name: value for name, value in data.items() if name not in fixed}
+        return Target(**{**fixed, "requires": tuple(fixed["requires"])}, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Description:
     custom_calls: name of each custom call in the optimized program -> who provides it ("guaranteed", "same toolchain",
         "unknown"; stagec/runtime/custom_calls.py).
     cost_analysis, memory_analysis: XLA's figures (operations, bytes), by XLA's name with underscores.
+    analysis: what it takes on one device, as `backends.analysis.analyze` says: bytes by use, "flops", "bytes_accessed",
+        "collectives" by kind and "roofline"; "unknown" where XLA does not say.
     versions: "jaxlib" and "stagec" that made the executable.
     exported_sha256, executable_sha256: hex digests of both files.
     executable_bytes: size of the executable.
@@ -73,6 +86,7 @@ class Description:
     custom_calls: Mapping[str, str]
     cost_analysis: Mapping[str, float]
     memory_analysis: Mapping[str, int]
+    analysis: Mapping[str, Any]
     versions: Mapping[str, str]
     exported_sha256: str
     executable_sha256: str
@@ -87,7 +101,7 @@ class Description:
     def to_json(self) -> str:
         """Return the JSON form: indented, keys in the order of the fields, with a newline at the end."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["target"] = {field.name: getattr(self.target, field.name) for field in fields(self.target)}
+        values["target"] = self.target.to_plain()
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
         return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
@@ -102,8 +116,7 @@ class Description:
             if data.get("format") != FORMAT:
                 raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
             values = {field.name: data[field.name] for field in fields(Description)}
-            target = {field.name: data["target"][field.name] for field in fields(Target)}
-            values["target"] = Target(**{**target, "requires": tuple(target["requires"])})
+            values["target"] = Target.from_plain(data["target"])
             values |= {name: Tree.from_json(values[name]) for name in ("in_tree", "out_tree")}
             values |= {name: tuple(map(parse_aval, values[name])) for name in ("in_avals", "out_avals")}
             values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}

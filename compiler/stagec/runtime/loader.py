@@ -322,15 +322,20 @@ def _choose_target(path: str, targets: dict[str, dict[str, Any]], wanted: str | 
         raise LoadError("no-target", f"{path}: no target {wanted!r}; the bundle has {', '.join(targets) or 'none'}")
     # The index lists targets from the least demanding to the most.
     candidates = [wanted] if wanted is not None else list(reversed(targets))
-    reasons = []
+    others, reasons = [], []
     for name in candidates:
+        if targets[name]["platform"] != "cpu":
+            others.append(f"{name} is for {targets[name]['device_kind']}")
+            continue
         missing = host.missing_cpu_flags(tuple(targets[name]["requires"]))
         if not missing:
             return name
         reasons.append(f"{name} needs {', '.join(missing)}")
-    if not reasons:
-        raise LoadError("no-target", f"{path}: the bundle has no executables")
-    raise LoadError("cpu-feature", f"{path}: this machine's CPU cannot run it: {'; '.join(reasons)}")
+    if reasons:
+        raise LoadError("cpu-feature", f"{path}: this machine's CPU cannot run it: {'; '.join(reasons)}")
+    if others:
+        raise LoadError("platform", f"{path}: this loader runs executables for CPUs only: {'; '.join(others)}")
+    raise LoadError("no-target", f"{path}: the bundle has no executables")
 
 
 def _describe(archive: Archive, member: str) -> Description:

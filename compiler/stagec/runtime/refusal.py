@@ -14,7 +14,7 @@ class Refusal(Exception):
 class LoadError(Refusal):
     """A bundle, or an executable in it, is not loaded.
 
-    Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "cpu-feature",
+    Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "platform", "cpu-feature",
     "jaxlib-version", "custom-call", "executable".
     """
 

@@ -21,15 +21,16 @@ from jaxlib.mlir import ir
 
 from stagec import components
 from stagec.avals import Aval
-from stagec.backends import cpu, x86
+from stagec.backends import analysis, compilation, cpu, x86
+from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
 from stagec.errors import Problem, StagecError
 from stagec.runtime import archive, device, host, jaxlib_lines, locations
-from stagec.runtime.custom_calls import provider, register_custom_calls
+from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
 from stagec.runtime.description import Description, Target
 from stagec.runtime.loader import Signature
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.specs import ExecutableSpec, Scalar, TargetSpec
-from stagec.stages import mlir
+from stagec.stages import limits, mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.stages.lowered import CannotLower, Lowered, args_info, lower_exported
 from stagec.stages.shardings import (
@@ -119,6 +120,9 @@ class Compiled:
 
     @functools.cached_property
     def _signature(self) -> Signature:
+        target = self.description.target
+        if target.platform != "cpu":
+            raise LoadError("platform", f"it is for {target.device_kind}; this process runs executables for CPUs only")
         signature = Signature(self.description.function, self.description)
         signature.load(self.executable, self.nr_devices)
         return signature
@@ -231,37 +235,50 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
     """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
     refusal = jaxlib_lines.refusal()
     if refusal:
-        raise cpu.CannotCompile(refusal)
-    if lowered.platform != "cpu":
-        raise cpu.CannotCompile(f"{lowered.fun_name} is lowered for {lowered.platform}; only cpu can be compiled here")
-    register_custom_calls(lowered.custom_calls)
+        raise CannotCompile(refusal)
+    platform = target.platform if target else "cpu"
+    if lowered.platform != platform:
+        raise CannotCompile(
+            f"{lowered.fun_name} is lowered for {lowered.platform}; "
+            f"{f'target {target.name} is for' if target else 'without a target, it is compiled for'} {platform}"
+        )
+    if platform == "cpu":
+        register_custom_calls(lowered.custom_calls)
     if target is None:
         return _compile_for_host(lowered, options)
-    if any(os.environ.get(name) != value for name, value in cpu.environment(target).items()):
-        raise cpu.CannotCompile(
-            f"this process is not prepared to compile for {target.name}: call cpu.pin_process(target) before jaxlib is "
-            f"first used, or compile for this machine (target=None)"
+    backend = compilation.backend(platform)
+    if any(os.environ.get(name) != value for name, value in backend.environment(target).items()):
+        raise CannotCompile(
+            f"this process is not prepared to compile for {target.name}: call prepare_process(target) of "
+            f"stagec.backends.{platform} before jaxlib is first used, or compile for this machine (target=None)"
         )
     named = dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+    hardware, mesh = backend.hardware(named), _mesh(lowered)
+    sizes = mesh.axis_sizes if mesh else (lowered.nr_devices,) if lowered.nr_devices > 1 else ()
     with mlir.make_context():
-        module = cpu.compile_module(ir.Module.parse(lowered.module), named, lowered.nr_devices)
+        module = backend.compile_module(ir.Module.parse(lowered.module), named, sizes)
     description = _describe(
         lowered,
-        module.executable,
         Target(
             name=named.name,
-            platform="cpu",
-            isa=named.isa,
-            cpu_name=module.cpu_name,
-            requires=tuple(sorted(cpu.ISA[named.isa].requires)),
-            parallelism=named.parallelism,
+            platform=named.platform,
+            device_kind=hardware.device_kind,
+            requires=hardware.requires,
             compiler_options=dict(sorted(named.compiler_options.items())),
+            settings=_settings(named),
         ),
-        module.hlo,
-        module.cost_analysis,
-        module.memory_analysis,
+        module,
+        hardware,
     )
-    return Compiled(module.executable, description, module.hlo, _mesh(lowered))
+    versions = {**description.versions, **(hardware.versions or {})}
+    description = dataclasses.replace(description, versions=dict(sorted(versions.items())))
+    return Compiled(module.executable, description, module.hlo, mesh)
+
+
+def _settings(target: TargetSpec) -> dict[str, Scalar]:
+    """Return the fields that only targets of this platform have."""
+    common = ("name", "platform", "compiler_options")
+    return {key: value for key, value in dataclasses.asdict(target).items() if key not in common}
 
 
 def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compiled:
@@ -275,13 +292,13 @@ def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compil
     target = Target(
         name="host",
         platform="cpu",
-        isa="",
-        cpu_name=cpu.stored_cpu_name(serialized),
+        device_kind=cpu.stored_cpu_name(serialized),
         requires=requires,
-        parallelism=os.cpu_count() or 1,
         compiler_options=dict(sorted(options.items())),
+        settings={"isa": "", "parallelism": os.cpu_count() or 1},
     )
-    description = _describe(lowered, raw, target, hlo, cpu.cost(loaded.loaded), cpu.memory(loaded.loaded))
+    figures = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
+    description = _describe(lowered, target, CompiledModule(raw, *figures, hlo), Hardware(target.device_kind))
     compiled = Compiled(raw, description, hlo, _mesh(lowered))
     signature = Signature(lowered.fun_name, description)
     signature.executable = loaded
@@ -319,7 +336,7 @@ def _load(lowered: Lowered, options: Mapping[str, Scalar]) -> device.Executable:
         try:
             loaded = device.client(count).compile_and_load(module, device.devices(count), settings)
         except _jax.JaxRuntimeError as error:
-            raise cpu.refusal(str(error), options) from error
+            raise compilation.refusal(str(error), options) from error
     parameters, results = (
         [(tuple(map(int, aval.shape)), device.dtype_of(aval)) for aval in avals]
         for avals in ([lowered.in_avals[i] for i in lowered.kept_var_idx], lowered.out_avals)
@@ -329,11 +346,9 @@ def _load(lowered: Lowered, options: Mapping[str, Scalar]) -> device.Executable:
 
 def _describe(
     lowered: Lowered,
-    executable: bytes,
     target: Target,
-    hlo: str,
-    cost_analysis: Mapping[str, float],
-    memory_analysis: Mapping[str, int],
+    module: CompiledModule,
+    hardware: Hardware,
 ) -> Description:
     """Describe an executable that comes from no manifest."""
     return Description(
@@ -350,13 +365,14 @@ def _describe(
         kept_var_idx=lowered.kept_var_idx,
         donated=lowered.donated,
         # XLA adds calls of its own and drops dead ones: the optimized program is what runs.
-        custom_calls={name: provider(name) for name in sorted(_custom_calls(hlo))},
-        cost_analysis=cost_analysis,
-        memory_analysis=memory_analysis,
+        custom_calls={name: _provider(lowered, name) for name in sorted(_custom_calls(module.hlo))},
+        cost_analysis=module.cost_analysis,
+        memory_analysis=module.memory_analysis,
+        analysis=analysis.of_module(module, hardware),
         versions={"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
         exported_sha256="",
-        executable_sha256=hashlib.sha256(executable).hexdigest(),
-        executable_bytes=len(executable),
+        executable_sha256=hashlib.sha256(module.executable).hexdigest(),
+        executable_bytes=len(module.executable),
         components={},
     )
 
@@ -364,15 +380,16 @@ def _describe(
 def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
 
-    The process must have been prepared by `cpu.pin_process`. Raises StagecError when it cannot be lowered or compiled.
+    The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
+    compiled, or is over a limit.
     """
     exported, lowered = _lower(serialized, spec)
     try:
         compiled = lowered.compile(target=spec.target)
-    except cpu.CannotCompile as error:
-        key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
-        write = error.write or _how_to_locate(error, lowered)
-        raise StagecError(Problem(spec.manifest, key, str(error), write)) from error
+    except DoesNotFit as error:
+        raise StagecError(limits.does_not_fit(error, exported, lowered, spec)) from error
+    except CannotCompile as error:
+        raise _problem(error, spec, _how_to_locate(error, lowered)) from error
     description = dataclasses.replace(
         compiled.description,
         manifest=spec.manifest,
@@ -382,6 +399,10 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
         exported_sha256=hashlib.sha256(serialized).hexdigest(),
         components=_made_from(exported, lowered, spec),
     )
+    hardware = compilation.backend(spec.target.platform).hardware(spec.target)
+    problems = list(limits.exceeded(description, compiled.as_text(), hardware, exported, spec))
+    if problems:
+        raise StagecError(*problems)
     return dataclasses.replace(compiled, description=description)
 
 
@@ -402,13 +423,21 @@ def _lower(serialized: bytes, spec: ExecutableSpec) -> tuple[Exported, Lowered]:
 
 
 def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> components.Table:
-    isa = cpu.ISA[spec.target.isa]
+    backend = compilation.backend(spec.target.platform)
+    try:
+        hardware = backend.hardware(spec.target)
+    except CannotCompile as error:
+        raise _problem(error, spec) from error
     paths = [*map(argument_path, lowered.in_tree.paths()), *(f"result{path}" for path in lowered.out_tree.paths())]
     shardings = (*lowered.in_shardings, *lowered.out_shardings)
     return components.of_executable(
         {
             "function": spec.function,
-            "target": {**dataclasses.asdict(spec.target), "cpu_name": isa.cpu_name, "requires": sorted(isa.requires)},
+            "target": {
+                **dataclasses.asdict(spec.target),
+                "device_kind": hardware.device_kind,
+                "requires": list(hardware.requires),
+            },
             "bucket": dict(sorted(spec.bucket.items())),
             "in_tree": lowered.in_tree.to_json(),
             "in_avals": list(map(str, lowered.in_avals)),
@@ -417,14 +446,19 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
             "donated": lowered.donated,
             "kept_var_idx": lowered.kept_var_idx,
             "shardings": {path: _told(sharding) for path, sharding in zip(paths, shardings, strict=True) if sharding},
-            "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
+            "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, **(hardware.versions or {})},
         },
         exported.mlir_module_serialized,
-        cpu.environment(spec.target),
+        backend.environment(spec.target),
     )
 
 
-def _how_to_locate(error: cpu.CannotCompile, lowered: Lowered) -> str:
+def _problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:
+    key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
+    return StagecError(Problem(spec.manifest, key, str(error), error.write or write))
+
+
+def _how_to_locate(error: CannotCompile, lowered: Lowered) -> str:
     """Say how to find the lines of the model that XLA's message is about; "" where it is about no operation."""
     with mlir.make_context():
         operations = locations.of_module(ir.Module.parse(lowered.module))
@@ -448,6 +482,11 @@ def _told(sharding: Any) -> str:
 
 def _read_mesh(axes: Mapping[str, Any]) -> Mesh:
     return Mesh(tuple(axes["axis_sizes"]), tuple(axes["axis_names"]), tuple(axes["axis_types"]))
+
+
+def _provider(lowered: Lowered, name: str) -> str:
+    """Return who provides a custom call of the optimized program: XLA's compiler itself, where the module has none."""
+    return provider(name) if name in lowered.custom_calls or lowered.platform == "cpu" else TOOLCHAIN
 
 
 def _custom_calls(hlo: str) -> set[str]:

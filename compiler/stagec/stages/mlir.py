@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
@@ -65,3 +66,18 @@ def inventory(artifact: bytes) -> dict[str, str]:
     """Return each custom call of a portable artifact with its class (stagec/runtime/custom_calls.py), sorted."""
     with make_context() as context:
         return {name: provider(name) for name in sorted(custom_calls(read_artifact(context, artifact)))}
+
+
+def argument_names(serialized: bytes, count: int) -> list[str]:
+    """Return the names of a module's last `count` arguments: JAX's, such as "params['w']"; "" where it has none."""
+    with make_context() as context:
+        module = read_artifact(context, serialized)
+        found = [""] * count
+        for function in module.body.operations:
+            # Of a module with symbolic dimensions, main calls the function that JAX made.
+            if re.search(r'"(main|_wrapped_jax_export_main)"', str(function.attributes["sym_name"])):
+                arguments = list(function.regions[0].blocks[0].arguments)
+                names = [re.fullmatch(r'loc\("(.*)"\)', str(argument.location)) for argument in arguments]
+                last = [name[1] if name else "" for name in names[len(names) - count :]]
+                found = last if len(last) == count and any(last) else found
+    return found

@@ -1,0 +1,135 @@
+"""What the backends have in common: one module for each platform, with the functions of `Backend`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from stagec.backends.options import suggestion
+from stagec.errors import StagecError
+
+if TYPE_CHECKING:
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+
+class CannotCompile(ValueError):
+    """XLA cannot compile this module for this target; the message says why, `key` names the target's field, if any.
+
+    `write` says what to write instead; it may be empty.
+    """
+
+    def __init__(self, what: str, key: str = "", write: str = "") -> None:
+        super().__init__(what)
+        self.key = key
+        self.write = write
+
+    @staticmethod
+    def of(error: StagecError) -> CannotCompile:
+        """Return the first problem of a target as this error."""
+        problem = error.problems[0]
+        return CannotCompile(problem.what, problem.key, problem.write)
+
+
+class DoesNotFit(CannotCompile):
+    """The program needs more memory than the device has; `write` is XLA's own table of buffers, if it gave one."""
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """What XLA made of a module: canonical executable bytes and XLA's own figures about them.
+
+    executable: what `jaxlib`'s `Client.deserialize_executable` loads.
+    cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them; empty where it has no
+        estimate of the whole.
+    memory_analysis: bytes by use, such as "argument_size_in_bytes" and "peak_memory_in_bytes".
+    hlo: the optimized HLO, as text.
+    """
+
+    executable: bytes
+    cost_analysis: Mapping[str, float]
+    memory_analysis: Mapping[str, int]
+    hlo: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a target comes to.
+
+    device_kind: what the code is made for: LLVM's name of a CPU, or the name of an accelerator.
+    requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for accelerators.
+    versions: of the packages that the platform's compiler consists of, besides jaxlib.
+    memory: bytes of one device; bandwidth: bytes a second from it; flops: peak bfloat16 operations a second. None where
+        they are not known: an instruction set says nothing of them.
+    """
+
+    device_kind: str
+    requires: tuple[str, ...] = ()
+    versions: Mapping[str, str] | None = None
+    memory: int | None = None
+    bandwidth: float | None = None
+    flops: float | None = None
+
+
+class Backend(Protocol):
+    """The compiler of a platform: a module of this room. `target` is a target of that platform."""
+
+    def environment(self, target: Any) -> dict[str, str]:
+        """Return the variables that the compiler reads, as they are when it compiles for `target`."""
+
+    def prepare_process(self, target: Any) -> None:
+        """Prepare this process to compile for `target`; must run before jaxlib is imported."""
+
+    def hardware(self, target: Any) -> Hardware:
+        """Return what `target` comes to, without compiling. Raises CannotCompile when there is no such hardware."""
+
+    def compile_module(self, module: ir.Module, target: Any, mesh: Sequence[int]) -> CompiledModule:
+        """Compile a StableHLO module in a process that has been prepared.
+
+        mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
+        Raises CannotCompile when the compiler refuses the module, an option or the target.
+        """
+
+    def layers(self, serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+        """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text).
+
+        Where there is no text for a reader it is "". Raises ValueError when the bytes are no such executable.
+        """
+
+
+def backend(platform: str) -> Backend:
+    """Return the compiler of a platform: "cpu", "cuda" or "tpu". jaxlib is not imported yet."""
+    return cast(Backend, importlib.import_module(f"stagec.backends.{platform}"))
+
+
+def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
+    """Return what XLA's status says, naming the option that is at fault."""
+    first = message.strip().splitlines()[0]
+    for option in compiler_options:
+        if option in first and "No such compile option" in first:
+            what = f"this jaxlib's XLA has no option {option}"
+            return CannotCompile(what, f"compiler_options.{option}", suggestion(option))
+        if option in first:
+            return CannotCompile(f"XLA refuses the option: {first}", f"compiler_options.{option}")
+    return CannotCompile(f"XLA refuses the module: {first}")
+
+
+def cost(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return XLA's estimates by name, without those that it does not know.
+
+    Entries such as "bytes accessed0{}" are per operand of each instruction: noise for a reader. XLA counts a custom
+    call as -1 seconds and -1 operations: where there is one that it does not know, sums say nothing.
+    """
+    named = {key.replace(" ", "_"): figures[key] for key in sorted(figures)}
+    whole = {key: value for key, value in named.items() if key.isidentifier()}
+    opaque = whole.get("optimal_seconds", 0) < 0 or whole.get("flops", 0) < 0
+    return {} if opaque else whole
+
+
+def memory(executable: _jax.LoadedExecutable | _jax.Executable) -> dict[str, int]:
+    """Return XLA's figures in bytes; see `CompiledModule.memory_analysis`."""
+    stats = executable.get_compiled_memory_stats()
+    names = [name for name in dir(stats) if name.endswith("_in_bytes") and not name.startswith("host_")]
+    return {name: getattr(stats, name) for name in sorted(names)}

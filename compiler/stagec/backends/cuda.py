@@ -1,0 +1,337 @@
+"""NVIDIA devices: compile StableHLO with XLA:GPU for devices that are somewhere else.
+
+XLA takes a description of the device (`nvidia`) and runs NVIDIA's ptxas, which needs none. What makes XLA's own bytes
+differ, and what is done about it here:
+
+- XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
+- XLA stores the folder of CUDA as it was told, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
+  that is the current one while XLA compiles. So no path enters, and no other CUDA of the machine is found first.
+- XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
+- Without a device XLA times no variants of a kernel; it takes its defaults, or results that are given as a file.
+
+- The start and the end of a collective that runs beside others have a number in common, an address: they are counted
+  (`canonicalize`).
+
+What is left is the same in every process, folder and environment, on any number of cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.backends import nvidia, plugins, riegeli, wire
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
+from stagec.errors import StagecError
+from stagec.hardware import cuda_devices
+from stagec.hardware.cuda_devices import Device
+from stagec.specs import CudaTarget
+
+if TYPE_CHECKING:
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+PLUGIN = plugins.Plugin(
+    platform="cuda",
+    package="jax_plugins.xla_cuda13",
+    library="xla_cuda_plugin.so",
+    distribution="jax-cuda13-pjrt",
+    versions={},
+)
+
+_EXTENSION = "jax_cuda13_plugin"
+"""The package, in a wheel of that name, with the functions that custom calls name."""
+_TOOLKIT = "nvidia.cu13"
+_TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
+"""What XLA needs of CUDA: from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
+_SDK = "cuda_sdk_lib"
+"""The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
+_HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
+"""The CPU that drives the device, as xla.cpu.TargetMachineOptionsProto: every x86-64 server since 2009."""
+# XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
+# the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
+_CUDA, _CUDNN, _CUB = "13.0.0", (9, 12, 0), "3.0.0"
+_EXECUTABLE_AND_OPTIONS_EXECUTABLE = 1  # xla.ExecutableAndOptionsProto.serialized_executable
+_HLO_MODULE, _THUNKS, _HOST_MACHINE = 1, 13, 15  # of xla.gpu.GpuExecutableProto
+_HLO_MODULE_MODULE = 1  # xla.HloModuleProtoWithConfig.hlo_module
+_HOST_MACHINE_CPU = 2  # of xla.cpu.TargetMachineOptionsProto
+_MANIFEST_RECORDS, _RECORD_OF_MESSAGE = 2, 2  # of xla.SplitProtoManifest, of xla.Record
+# Kinds of xla.gpu.ThunkProto, by field number, and where in their messages there are ...
+_PAIRED: Mapping[int, int] = {16: 4, 17: 1, 32: 6, 33: 3, 34: 6, 35: 3, 57: 1, 58: 1}
+"""... the number that a start and its end have in common ..."""
+_NESTED: Mapping[int, tuple[tuple[int, ...], ...]] = {
+    2: ((1,),),
+    6: ((2, 1),),
+    7: ((2, 1), (3, 1)),
+    18: ((1, 1),),
+    47: ((2,),),
+    57: ((3, 1),),
+    60: ((6, 1),),
+}
+"""... other thunks: paths of fields ..."""
+_UNORDERED: Mapping[int, tuple[tuple[int, ...], int]] = {
+    **dict.fromkeys((32, 34, 43, 44, 45), ((), 4)),  # attributes; pairs of source and target
+    30: ((6,), 1),  # attributes of a custom call
+}
+"""... and entries that XLA takes from a hash table: the path of their message, and their field."""
+_AUTOTUNING = "autotuning.textproto"
+
+
+def environment(target: CudaTarget) -> dict[str, str]:
+    """Return the variables that XLA reads when it compiles; they are the same for every target."""
+    return {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+
+
+def prepare_process(target: CudaTarget) -> None:
+    """Prepare this process to compile for NVIDIA devices; must run before jaxlib is imported."""
+    plugins.prepare_process(
+        {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}, ("CUDA_", "NVIDIA_", "XLA_", "PJRT_", "TF_")
+    )
+
+
+def hardware(target: CudaTarget) -> Hardware:
+    """Return what `target` comes to. Raises CannotCompile when there is no such device or topology, or no plugin."""
+    device, _ = _described(target)
+    _toolkit()
+    versions = {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
+    return Hardware(
+        device.name,
+        versions={PLUGIN.distribution: PLUGIN.version(), **versions},
+        memory=device.device_memory_size,
+        bandwidth=device.memory_bandwidth,
+        flops=device.bf16_flops,
+    )
+
+
+def _described(target: CudaTarget) -> tuple[Device, int]:
+    """Return the device, and how many there are."""
+    try:
+        return cuda_devices.read(target.figures, key="figures"), cuda_devices.num_devices(target.topology)
+    except StagecError as error:
+        raise CannotCompile.of(error) from error
+
+
+def compile_module(
+    module: ir.Module, target: CudaTarget, mesh: Sequence[int], autotuning: bytes = b""
+) -> CompiledModule:
+    """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
+
+    mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
+    autotuning: results of timing kernels on such a device, xla.AutotuneResults as text; empty without.
+    The current directory is another one while XLA compiles.
+    Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
+    another than this jaxlib's, and when XLA refuses the module or an option.
+    """
+    device, available = _described(target)
+    count = math.prod(mesh)
+    plugins.check_count(count, available, target.topology)
+    toolkit = _toolkit()
+    _register_custom_calls()
+    config = nvidia.target_config(device, _CUDNN, _CUDA, _CUB)
+    # XLA takes an empty name for a description that it does not have to look up.
+    options = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
+    devices = plugins.topology_devices(PLUGIN, "", options)[:count]
+    with _scratch(toolkit, autotuning):
+        given = {"xla_gpu_load_autotune_results_from": _AUTOTUNING} if autotuning else {}
+        try:
+            executable = plugins.compile_for(PLUGIN, devices, module, {**target.compiler_options, **given})
+        except CannotCompile as error:
+            if autotuning and "autotune results" in str(error):
+                raise CannotCompile(str(error), "autotuning") from error
+            raise
+    return CompiledModule(
+        executable=canonicalize(executable.serialize()),
+        cost_analysis=_cost(executable),
+        memory_analysis=memory(executable),
+        hlo=executable.hlo_modules()[0].to_string(),
+    )
+
+
+def describe_device() -> str:
+    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.figures`.
+
+    CUDA_VISIBLE_DEVICES says which one is the first. Raises CannotCompile when there is none, or no plugin.
+    """
+    plugins.prepare_process({"TF_CPP_MIN_LOG_LEVEL": "3"}, ("XLA_", "PJRT_", "TF_"))
+    plugins.load(PLUGIN)
+    from jaxlib import _jax, xla_client
+
+    try:
+        client = xla_client.make_c_api_client(PLUGIN.platform, {"preallocate": False})
+    except _jax.JaxRuntimeError as error:
+        write = "run this on a machine with an NVIDIA device and its driver"
+        raise CannotCompile(f"CUDA finds no device here: {error}", write=write) from error
+    return str(xla_client.get_topology_for_devices(client.local_devices()[:1]).target_config)
+
+
+def _toolkit() -> Path:
+    """Return the folder of CUDA that XLA is to use. Raises CannotCompile when a part of it is missing."""
+    where = plugins.folder(_TOOLKIT)
+    missing = [name for name in _TOOLS if where is None or not (where / name).exists()]
+    if where is None or missing:
+        what = f"XLA needs {', '.join(missing)} of CUDA 13, which are not installed"
+        write = "add nvidia-cuda-nvcc==13.0.* and nvidia-nvvm==13.0.* to the packages of the toolchain"
+        raise CannotCompile(what, "platform", write)
+    # XLA would silently take another CUDA of the machine.
+    if not os.access(where / _TOOLS[0], os.X_OK):
+        raise CannotCompile(f"{where / _TOOLS[0]} may not be run here", "platform")
+    return where
+
+
+@contextlib.contextmanager
+def _scratch(toolkit: Path, autotuning: bytes) -> Iterator[None]:
+    """Make a folder with what XLA finds by relative names the current one for a while."""
+    with tempfile.TemporaryDirectory(prefix="stagec-") as scratch, contextlib.ExitStack() as after:
+        (Path(scratch) / _SDK).symlink_to(toolkit.absolute())
+        if autotuning:
+            (Path(scratch) / _AUTOTUNING).write_bytes(autotuning)
+        after.enter_context(contextlib.chdir(scratch))
+        yield
+
+
+@functools.cache
+def _register_custom_calls() -> None:
+    """Tell XLA of the functions that jax calls on NVIDIA devices: it compiles no call that it does not know."""
+    if plugins.folder(_EXTENSION) is None:
+        what = f"the functions that JAX calls on NVIDIA devices are not installed: {_EXTENSION.replace('_', '-')}"
+        write = f"add {_EXTENSION.replace('_', '-')}=={PLUGIN.wanted()} to the packages of the toolchain"
+        raise CannotCompile(what, "platform", write)
+    interface = plugins.load(PLUGIN)
+    from jaxlib import gpu_linalg, gpu_prng, gpu_solver, gpu_sparse, plugin_support, xla_client
+
+    # These two register what they have when they are imported.
+    for name in ("gpu_rnn", "gpu_triton"):
+        importlib.import_module(f"jaxlib.{name}")
+
+    extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")
+    if extension is None:
+        what = f"{_EXTENSION.replace('_', '-')} is not for jaxlib {PLUGIN.wanted()}"
+        raise CannotCompile(what, "platform", f"lock {_EXTENSION.replace('_', '-')}=={PLUGIN.wanted()}")
+    target = functools.partial(extension.register_custom_call_target, interface)
+    xla_client.register_custom_call_handler("CUDA", target)
+    xla_client.register_custom_type_handler("CUDA", functools.partial(extension.register_custom_type, interface))
+    for name, value in extension.ffi_types().items():
+        xla_client.register_custom_type(name, value, platform="CUDA")
+    for name, value in extension.ffi_handlers().items():
+        xla_client.register_custom_call_target(name, value, platform="CUDA", api_version=1)
+    for module in (gpu_linalg, gpu_prng, gpu_solver, gpu_sparse):
+        registrations: dict[str, list[tuple[Any, ...]]] = module.registrations()
+        for name, value, version in registrations["CUDA"]:
+            xla_client.register_custom_call_target(name, value, platform="CUDA", api_version=version)
+
+
+def _cost(executable: _jax.Executable) -> dict[str, float]:
+    """Return XLA's estimates for the optimized program; the plugin has none, so they are made as for a CPU."""
+    from jaxlib import _jax
+
+    from stagec.runtime import device
+
+    return cost(_jax.hlo_module_cost_analysis(device.client(1), executable.hlo_modules()[0]))
+
+
+def canonicalize(serialized: bytes) -> bytes:
+    """Return the bytes of a serialized XLA:GPU executable with all that differs from run to run in a fixed form.
+
+    There are numbers from 1 where XLA stored addresses, and entries of hash tables are sorted.
+    """
+    numbers: dict[bytes, bytes] = {}
+    varying: list[int] = []  # kinds of the thunks that were found to differ from run to run
+
+    def number(address: bytes) -> bytes:
+        return numbers.setdefault(address, wire.write_varint(len(numbers) + 1))
+
+    def thunk(message: bytes) -> bytes:
+        return b"".join(map(wire.Record.encode, map(kind, wire.records(message))))
+
+    def kind(record: wire.Record) -> wire.Record:
+        message = record.payload
+        if record.field in _PAIRED:
+            varying.append(record.field)
+            paired = _PAIRED[record.field]
+            message = b"".join(
+                (wire.Record(r.field, 0, number(r.payload)) if (r.field, r.wire_type) == (paired, 0) else r).encode()
+                for r in wire.records(message)
+            )
+        if record.field in _UNORDERED:
+            varying.append(record.field)
+            path, field = _UNORDERED[record.field]
+            message = _edit(message, path, lambda inner: wire.sort_repeated(inner, frozenset({field})))
+        for path in _NESTED.get(record.field, ()):
+            message = _edit(message, path, thunk)
+        return wire.Record(record.field, record.wire_type, message)
+
+    def executable(file: bytes) -> bytes:
+        manifest = next(riegeli.records(file))
+        described = [next(wire.records(r.payload)).field for r in _fields(manifest, _MANIFEST_RECORDS)]
+        # Record 0 is the manifest; the others are a field's value, or the rest of the message.
+        messages = {i for i, field in enumerate(described, 1) if field == _RECORD_OF_MESSAGE}
+
+        def change(i: int, record: bytes) -> bytes | None:
+            before = len(varying)
+            edited = _edit(record, (_THUNKS,), thunk) if i in messages else record
+            return edited if len(varying) > before else None
+
+        return riegeli.edit(file, change)
+
+    size, at = wire.read_varint(serialized, 0)
+    head, body = serialized[: at + size], serialized[at + size :]
+    return head + wire.replace(body, _EXECUTABLE_AND_OPTIONS_EXECUTABLE, executable)
+
+
+def _edit(message: bytes, path: Sequence[int], change: Callable[[bytes], bytes]) -> bytes:
+    """Return the message with `change` applied to each message at a path of fields."""
+    if not path:
+        return change(message)
+    return wire.replace(message, path[0], lambda inner: _edit(inner, path[1:], change))
+
+
+def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
+
+    Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
+    """
+    from jaxlib import _jax
+
+    ptx, binary, *others, rest = _parts(serialized)
+    module = next((m.payload for r in _fields(rest, _HLO_MODULE) for m in _fields(r.payload, _HLO_MODULE_MODULE)), b"")
+    yield "optimized HLO", module, _jax.XlaComputation(module).as_hlo_text() if module else ""
+    yield "PTX", ptx, ptx.decode("utf-8", "replace")
+    yield "binary", binary, f"{hashlib.sha256(binary).hexdigest()} {len(binary):,} bytes\n"
+    yield "thunks and constants", b"".join([*others, rest]), ""
+    yield "container", serialized, ""
+
+
+def stored_cpu_name(serialized: bytes) -> str:
+    """Return LLVM's name of the CPU that an executable says drives the device; "" when none is stored."""
+    *_, rest = _parts(serialized)
+    names = [n.payload for r in _fields(rest, _HOST_MACHINE) for n in _fields(r.payload, _HOST_MACHINE_CPU)]
+    return names[0].decode("utf-8", "replace") if names else ""
+
+
+def _parts(serialized: bytes) -> list[bytes]:
+    """Return the records of an executable: PTX, binary, what XLA splits off beside, and the rest of the message.
+
+    Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto, whose
+    executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto.
+    """
+    size, at = wire.read_varint(serialized, 0)
+    body = next(_fields(serialized[at + size :], _EXECUTABLE_AND_OPTIONS_EXECUTABLE), None)
+    if body is None:
+        raise ValueError("no executable")
+    _manifest, *parts = riegeli.records(body.payload)
+    if len(parts) < 3:
+        raise ValueError("an executable in fewer parts than expected")
+    return parts
+
+
+def _fields(message: bytes, number: int) -> Iterator[wire.Record]:
+    return (record for record in wire.records(message) if record.field == number)

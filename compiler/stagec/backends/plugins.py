@@ -1,0 +1,207 @@
+"""PJRT plugins: the libraries with which XLA compiles for hardware that this machine does not have.
+
+jaxlib loads a plugin by its path and compiles for a topology, a description of devices; jax takes no part, and the
+plugin's own Python package, which may import jax, is not imported. A process can load each plugin once, and reads the
+environment then: `prepare_process` comes first.
+"""
+
+from __future__ import annotations
+
+import array
+import difflib
+import functools
+import mmap
+import os
+import platform as machine
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.backends import hash_seeds, machine_code
+from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal
+from stagec.runtime import jaxlib_lines
+from stagec.specs import Scalar
+
+if TYPE_CHECKING:
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+
+_OPTION = re.compile(rb"(?<![a-z0-9_])(xla_[a-z0-9_]{3,90})[\0\x18]")
+"""A name of an option in a library: a string of its own, or in the descriptor of xla.DebugOptions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plugin:
+    """Where a plugin is, and which one fits.
+
+    platform: jaxlib's name of it: "tpu" or "cuda".
+    package: the Python package in whose folder the library is.
+    library: the file's name.
+    distribution: name of the wheel that brings it.
+    versions: for a version of jaxlib, the version of the wheel that jax's own requirements name, or a prefix of it;
+        empty where it is that of jaxlib.
+    """
+
+    platform: str
+    package: str
+    library: str
+    distribution: str
+    versions: Mapping[str, str]
+
+    def version(self) -> str:
+        """Return the version of the wheel that is installed. Raises CannotCompile when none is."""
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError as error:
+            raise self._missing() from error
+
+    def path(self) -> Path:
+        """Return where the library is. Raises CannotCompile when it is not installed."""
+        where = folder(self.package)
+        if where is None or not (where / self.library).is_file():
+            raise self._missing()
+        return where / self.library
+
+    def wanted(self) -> str:
+        """Return the version of the wheel that fits this jaxlib, or a prefix of it; "" when it is not known."""
+        jaxlib = jaxlib_lines.version()
+        return self.versions.get(jaxlib, "") if self.versions else jaxlib
+
+    def _missing(self) -> CannotCompile:
+        what = f"the plugin that compiles for {self.platform} is not installed: {self.distribution}"
+        wanted = self.wanted()
+        fits = f"=={wanted}{'.*' if self.versions else ''}" if wanted else ""
+        return CannotCompile(what, "platform", f"add {self.distribution}{fits} to the packages of the toolchain")
+
+
+def folder(package: str) -> Path | None:
+    """Return the folder of a Python package without importing it; None when it is not installed."""
+    try:
+        spec = util.find_spec(package)
+    except ModuleNotFoundError:  # the package around it is missing
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]) if places else None
+
+
+def prepare_process(variables: Mapping[str, str], prefixes: Sequence[str]) -> None:
+    """Set the environment of this process for a plugin; must run before jaxlib is imported.
+
+    variables: what the plugin reads. prefixes: every other variable whose name starts so is removed.
+    """
+    for name in [name for name in os.environ if name.startswith(tuple(prefixes))]:
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+@functools.cache
+def load(plugin: Plugin) -> Any:
+    """Load the plugin, once, and return its C interface as jaxlib holds it.
+
+    Raises CannotCompile when it is missing, is not for this jaxlib or does not run here.
+    """
+    unsuitable = jaxlib_lines.refusal()
+    if unsuitable:
+        raise CannotCompile(unsuitable)
+    path, found, wanted = plugin.path(), plugin.version(), plugin.wanted()
+    # XLA's plugin interface lets other versions in, and promises nothing about what they make.
+    if not wanted or not f"{found}.".startswith(f"{wanted}."):
+        what = f"{plugin.distribution} {found} is not for jaxlib {jaxlib_lines.version()}"
+        write = f"lock {plugin.distribution}=={wanted}{'.*' if plugin.versions else ''}" if wanted else ""
+        raise CannotCompile(what, "platform", write)
+    if machine.machine() != "x86_64":
+        raise CannotCompile(f"{plugin.distribution} runs on x86-64 machines only; this one is {machine.machine()}")
+    from jaxlib import xla_client
+
+    try:
+        interface = xla_client.load_pjrt_plugin_dynamically(plugin.platform, str(path))
+        xla_client.initialize_pjrt_plugin(plugin.platform)
+    except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
+        raise CannotCompile(f"{plugin.distribution} {found} cannot be used on this machine: {error}") from error
+    return interface
+
+
+def topology_devices(plugin: Plugin, name: str, options: Mapping[str, Any]) -> list[Any]:
+    """Return the devices of a topology that XLA knows or `options` describe; they can be compiled for, no more.
+
+    Raises CannotCompile with XLA's words when it does not accept them.
+    """
+    load(plugin)
+    from jaxlib import _jax
+
+    try:
+        topology = _jax.get_default_c_api_topology(plugin.platform, name, dict(options))
+        return list(topology._make_compile_only_devices())
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise CannotCompile(f"XLA refuses the topology {name}: {first}".replace(" :", ":"), "topology") from error
+
+
+def check_count(count: int, available: int, topology: str) -> None:
+    """Raise CannotCompile unless `count` devices, those of a mesh, are all of the topology, or just one."""
+    if count in (1, available):
+        return
+    what = f"the function's mesh has {count} devices, topology {topology} has {available}"
+    raise CannotCompile(what, "topology", f"write a topology of {count} devices, or a mesh of {available}")
+
+
+def compile_for(
+    plugin: Plugin,
+    devices: Sequence[Any],
+    module: ir.Module,
+    compiler_options: Mapping[str, Scalar],
+    order: Sequence[int] = (),
+) -> _jax.Executable:
+    """Compile a StableHLO module for devices that are not here.
+
+    devices: of a topology of the plugin's; the module runs in as many partitions.
+    order: for each partition, the index of its device in `devices`; empty: in their own order.
+    Raises CannotCompile when XLA refuses the module or an option.
+    """
+    from jaxlib import _jax, xla_client
+
+    ids = [devices[index].id for index in order or range(len(devices))]
+    flat = memoryview(array.array("i", ids)).cast("B")
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, len(devices)
+    options.device_assignment = xla_client.DeviceAssignment.create(flat.cast("i", (1, len(ids))))
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = True
+    options.env_option_overrides = sorted(compiler_options.items())
+    try:
+        with machine_code.changed(hash_seeds.changes(machine_code.loaded(plugin.library))):
+            return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options)
+    except machine_code.CannotChange as error:
+        raise CannotCompile(f"this machine cannot build for {plugin.platform}: {error}") from error
+    except _jax.JaxRuntimeError as error:
+        message = str(error)
+        refused = out_of_memory(message) or _unknown_option(plugin, message, compiler_options)
+        raise refused or refusal(message, compiler_options) from error
+
+
+def _unknown_option(plugin: Plugin, message: str, compiler_options: Mapping[str, Scalar]) -> CannotCompile | None:
+    found = re.search(r"No such compile option: '(\w+)'", message)
+    if not found or found[1] not in compiler_options:
+        return None
+    name = found[1]
+    with plugin.path().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        known = {match[1].decode() for match in _OPTION.finditer(content)}
+    close = difflib.get_close_matches(name, known, 1)
+    what = f"{plugin.distribution} has no option {name}"
+    return CannotCompile(what, f"compiler_options.{name}", f"did you mean {close[0]}?" if close else "")
+
+
+def out_of_memory(message: str) -> DoesNotFit | None:
+    """Return the error for a program that XLA found too large for the device, with XLA's table; None for others."""
+    if not message.startswith("RESOURCE_EXHAUSTED"):
+        return None
+    lines = [line.rstrip() for line in message.strip().splitlines()]
+    table = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("See https://")), len(lines))]
+    used = re.search(r"Used (\S+) of (\S+) hbm", lines[0])
+    what = f"needs {used[1]}, has {used[2]}" if used else lines[0].partition(": ")[2].partition(" :: ")[0]
+    write = "\n".join(table).strip("\n")
+    return DoesNotFit(f"the program does not fit into the device's memory: {what}", write=write)

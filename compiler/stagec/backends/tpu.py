@@ -1,0 +1,101 @@
+"""TPUs: compile StableHLO for a topology of chips that are somewhere else.
+
+libtpu needs no chip to compile. What it makes is the same in every process, folder and environment, on any number of
+cores, so its bytes are canonical as they are; what could change them is its flags in the environment
+(`prepare_process` removes those) and how many chips a host has, which is part of a topology.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from stagec.backends import plugins, tpu_mesh
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
+from stagec.errors import StagecError
+from stagec.hardware.tpu_topologies import Generation, Topology, parse_topology
+from stagec.specs import TpuTarget
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+PLUGIN = plugins.Plugin(
+    platform="tpu",
+    package="libtpu",
+    library="libtpu.so",
+    distribution="libtpu",
+    # As jax's extra "tpu" of the same version requires.
+    versions={"0.10.1": "0.0.41", "0.12.0": "0.0.50"},
+)
+
+
+def environment(target: TpuTarget) -> dict[str, str]:
+    """Return the variables that libtpu and XLA read when they compile; they are the same for every target."""
+    return {
+        # Without it a second process at the same time is refused; it is meant for processes that use chips.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "LIBTPU_INIT_ARGS": "",
+        # libtpu asks the machine which chips it has, and else a server of Google's cloud. The answer changes no byte.
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        # It writes logs to /tmp/tpu_logs.
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "XLA_FLAGS": "",
+    }
+
+
+def prepare_process(target: TpuTarget) -> None:
+    """Prepare this process to compile for TPUs; must run before jaxlib is imported."""
+    variables = {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    plugins.prepare_process(variables, ("TPU_", "LIBTPU_", "XLA_", "PJRT_", "CLOUD_TPU_"))
+
+
+def hardware(target: TpuTarget) -> Hardware:
+    """Return what `target` comes to. Raises CannotCompile when there is no such topology, or libtpu is missing."""
+    chip = _topology(target).generation
+    return Hardware(
+        chip.device_kind,
+        versions={PLUGIN.distribution: PLUGIN.version()},
+        memory=chip.memory // chip.cores,
+        bandwidth=chip.bandwidth / chip.cores,
+        flops=chip.flops / chip.cores,
+    )
+
+
+def _topology(target: TpuTarget) -> Topology:
+    generation = Generation(**target.figures)
+    try:
+        return parse_topology(target.topology, {generation.name: generation}, target.chips_per_host, target.slices)
+    except StagecError as error:
+        raise CannotCompile.of(error) from error
+
+
+def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) -> CompiledModule:
+    """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
+
+    mesh: sizes of the axes over which the module's shardings split arrays; empty for one device. Its axes lie on the
+        topology as `jax.make_mesh` would lay them.
+    Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing or another than this jaxlib's,
+    when XLA refuses the module or an option, and when the program does not fit into the memory of a chip.
+    """
+    count, topology = math.prod(mesh), _topology(target)
+    plugins.check_count(count, topology.num_devices, str(topology))
+    devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
+    order = tpu_mesh.order(devices, mesh) if count > 1 else (0,)
+    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, order)
+    return CompiledModule(
+        executable=executable.serialize(),
+        cost_analysis=cost(executable.cost_analysis()),
+        memory_analysis=memory(executable),
+        hlo=executable.hlo_modules()[0].to_string(),
+    )
+
+
+def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield what an executable consists of: (name, bytes, text). libtpu does not say what is in one."""
+    yield "container", serialized, ""

@@ -1,0 +1,175 @@
+"""Limits of an executable: what is over one, and which arrays take the memory.
+
+A limit is the manifest's, or the memory of the device. It decides whether there is an executable, never what is in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.avals import DTYPES, Aval
+from stagec.backends.analysis import UNKNOWN, buffers
+from stagec.backends.compilation import DoesNotFit, Hardware
+from stagec.errors import Problem
+from stagec.runtime.description import Description
+from stagec.specs import ExecutableSpec
+from stagec.stages import mlir
+from stagec.stages.exported import Exported
+from stagec.stages.lowered import Lowered
+from stagec.trees import argument_path
+
+_LARGEST = 8
+"""How many arrays a message lists."""
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def exceeded(
+    description: Description, program: str, hardware: Hardware, exported: Exported, spec: ExecutableSpec
+) -> Iterator[Problem]:
+    """Yield what is over a limit of `spec`, or over the memory of the device.
+
+    program: the optimized HLO as text. exported: what it was made of; it has the names of arguments.
+    A figure that XLA does not give is over its limit, unless that is allowed, and within the memory of the device.
+    """
+    limits, analysis = spec.limits, description.analysis
+    peak = analysis["peak_bytes"]
+    if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
+        what = f"peak memory {told(peak)} is over the {told(hardware.memory)} that one {hardware.device_kind} has"
+        yield Problem(spec.manifest, spec.key, _named(spec, what), _table(description, program, exported))
+    counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
+    figures: dict[str, tuple[Any, float | None]] = {
+        "peak_memory": (peak, limits.peak_memory),
+        "flops": (analysis["flops"], limits.flops),
+        "bytes_accessed": (analysis["bytes_accessed"], limits.bytes_accessed),
+        "executable_size": (description.executable_bytes, limits.executable_size),
+    }
+    if isinstance(limits.collectives, Mapping):
+        figures |= {f"collectives.{kind}": (counts.get(kind, 0), most) for kind, most in limits.collectives.items()}
+    else:
+        figures["collectives"] = sum(counts.values()), limits.collectives
+    for key, (figure, limit) in figures.items():
+        at = f"{limits.key}.{key}"
+        name = _NAMES.get(key, key.rpartition(".")[2])
+        if limit is None or (figure == UNKNOWN and limits.allow_unknown):
+            continue
+        if figure == UNKNOWN:
+            what = f"{name} is unknown: XLA does not say it of this program"
+            write = "leave the limit out, or write allow_unknown = true beside it"
+        elif figure > limit:
+            what = f"{name} {' is over the limit of '.join(_pair(key, figure, limit))}"
+            write = _table(description, program, exported) if key == "peak_memory" else ""
+            write = _moved(description) if key.startswith("collectives") else write
+        else:
+            continue
+        yield Problem(spec.manifest, at, _named(spec, what), write)
+
+
+def _pair(key: str, figure: float, limit: float) -> tuple[str, str]:
+    """Both numbers as text, in full where they would read alike."""
+    short = told(figure), told(limit)
+    in_full = f"{figure:,.0f}", f"{limit:,.0f}"
+    return short if key in _BYTES and short[0] != short[1] else in_full
+
+
+def advice(spec: ExecutableSpec, seconds: float) -> str:
+    """Return what to say of the time that compiling took; "" when it is within the limit. It is no mistake."""
+    limit = spec.limits.compile_time
+    if limit is None or seconds <= limit:
+        return ""
+    what = f"warning: compiling took {seconds:.1f} s, the limit is {limit:g} s"
+    return str(Problem(spec.manifest, f"{spec.limits.key}.compile_time", what))
+
+
+def does_not_fit(error: DoesNotFit, exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Problem:
+    """Return the problem of a program that XLA itself finds too large for the device.
+
+    XLA's table of buffers gets the names of arguments for their numbers. Where it gives none there are no sizes on one
+    device, so arguments are listed whole.
+    """
+    names = _arguments(exported, lowered.kept_var_idx)
+
+    def named(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return f"{match[0]} ({names[index]})" if index < len(names) else match[0]
+
+    write = re.sub(r"\bArgument (\d+)\b", named, error.write)
+    if not write:
+        avals = [lowered.in_avals[i] for i in lowered.kept_var_idx]
+        largest = sorted(zip(avals, names, strict=True), key=lambda pair: -_aval_size(pair[0]))[:_LARGEST]
+        rows = [(told(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
+        head = "largest, on all devices together:" if lowered.nr_devices > 1 else "largest:"
+        write = "\n".join([head, *_rows(rows)])
+    return Problem(spec.manifest, spec.key, _named(spec, str(error)), write)
+
+
+def told(size: float) -> str:
+    """Return a number of bytes as a person reads it: "3.1 GiB"."""
+    scale = 0
+    while size >= 1024 and scale < len(_UNITS) - 1:
+        size, scale = size / 1024, scale + 1
+    return f"{size:,.1f} {_UNITS[scale]}" if scale else f"{size:,.0f} bytes"
+
+
+_BYTES = ("peak_memory", "bytes_accessed", "executable_size")
+_NAMES = {
+    "peak_memory": "peak memory",
+    "bytes_accessed": "bytes accessed",
+    "executable_size": "size of the executable",
+}
+
+
+def _named(spec: ExecutableSpec, what: str) -> str:
+    """Say which executable it is about: limits hold for all buckets and variants."""
+    name = f"{spec.function}-{spec.variant}" if spec.variant else spec.function
+    bucket = "".join(f", {dim} = {size}" for dim, size in sorted(spec.bucket.items()))
+    return f"{name} for {spec.target.name}{bucket}: {what}"
+
+
+def _table(description: Description, program: str, exported: Exported) -> str:
+    """The largest arrays on one device, and which argument or result each is."""
+    analysis = description.analysis
+    sums = [
+        f"{name} {analysis[key] if analysis[key] == UNKNOWN else told(analysis[key])}"
+        for name, key in (
+            ("arguments", "argument_bytes"),
+            ("temporaries", "temporary_bytes"),
+            ("outputs", "output_bytes"),
+        )
+    ]
+    if analysis["alias_bytes"] not in (0, UNKNOWN):
+        sums[-1] += f" ({told(analysis['alias_bytes'])} of them in the memory of arguments)"
+    arguments = dict(enumerate(_arguments(exported, description.kept_var_idx)))
+    results = {index: f"result{path}" for index, path in enumerate(description.out_tree.paths())}
+    rows = []
+    for buffer in buffers(program)[:_LARGEST]:
+        name = {"argument": arguments, "result": results}.get(buffer.kind, {}).get(buffer.index, buffer.name)
+        rows.append((told(buffer.bytes), buffer.kind, f"{name} {buffer.type}".strip()))
+    return "\n".join([", ".join(sums), "largest, on each device:", *_rows(rows)])
+
+
+def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Lines of a table: size, kind and what it is."""
+    width = max((len(size) for size, _, _ in rows), default=0)
+    return [f"{size:>{width}}  {kind:<9}  {what}" for size, kind, what in rows]
+
+
+def _aval_size(aval: Aval) -> int:
+    return -(-math.prod(map(int, aval.shape)) * DTYPES[aval.dtype].bits // 8)
+
+
+def _moved(description: Description) -> str:
+    found = description.analysis["collectives"].items()
+    return ", ".join(f"{entry['count']} {kind} of {told(entry['bytes'])} in all" for kind, entry in found)
+
+
+def _arguments(exported: Exported, kept_var_idx: Sequence[int]) -> list[str]:
+    """For each argument that the program takes, how a person knows it: "params['w']", with the parameter's name.
+
+    JAX stores that in the module; where it is not there, "args[0]['w']".
+    """
+    paths = list(exported.in_tree.paths())
+    stored = mlir.argument_names(exported.mlir_module_serialized, len(kept_var_idx))
+    return [name or argument_path(paths[i]) for name, i in zip(stored, kept_var_idx, strict=True)]

@@ -1,0 +1,66 @@
+"""A manifest for CPUs, TPUs and NVIDIA devices: one build on a machine without either, one bundle."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stagec
+from stagec.backends import plugins
+from tests.building import build, checked
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Bazel built, or a build here where the plugins are installed."""
+    if "ACCELERATORS_BUNDLE" in os.environ:
+        return Path(os.environ["ACCELERATORS_BUNDLE"])
+    missing = [name for name in ("libtpu", "jax_plugins.xla_cuda13", "nvidia.cu13") if plugins.folder(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    return build("tests/accelerators/accelerators.toml", tmp_path_factory.mktemp("accelerators"))
+
+
+@pytest.fixture(scope="module")
+def index(bundle: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(checked("inspect", "--json", bundle))
+    return told
+
+
+def test_each_target_is_of_its_platform_and_device(index: dict[str, Any]) -> None:
+    told = {name: (target["platform"], target["device_kind"]) for name, target in index["targets"].items()}
+    assert told == {
+        "cpu-avx2": ("cpu", "haswell"),
+        "v5e-2x2": ("tpu", "TPU v5 lite"),
+        "h100-sxm": ("cuda", "NVIDIA H100 80GB HBM3"),
+        "h200": ("cuda", "NVIDIA H200"),
+        "four-h200": ("cuda", "NVIDIA H200"),
+    }
+
+
+def test_each_function_is_there_for_each_of_its_targets(index: dict[str, Any]) -> None:
+    functions = index["functions"]
+    targets = {name: [one["target"] for one in function["executables"]] for name, function in functions.items()}
+    assert targets == {
+        "dense": ["cpu-avx2", "h100-sxm", "h200", "v5e-2x2"],
+        "sharded": ["cpu-avx2", "four-h200", "v5e-2x2"],
+    }
+    assert functions["dense"]["platforms"] == ["cpu", "cuda", "tpu"]
+
+
+def test_the_functions_run_where_there_is_only_a_cpu(bundle: Path) -> None:
+    rng = np.random.default_rng(0)
+    w, b, x = (rng.standard_normal(shape, np.float32) for shape in ((128, 64), (64,), (8, 128)))
+    result = np.asarray(stagec.load(bundle)["dense"]({"w": w, "b": b}, x))
+    np.testing.assert_allclose(result, np.tanh(x @ w + b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a target of Bazel's")
+def test_the_bundle_is_made_from_the_current_inputs(bundle: Path) -> None:
+    done = subprocess.run([os.environ["ACCELERATORS_EXPLAIN"], bundle], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "are made from the same components" in done.stdout

@@ -1,0 +1,299 @@
+"""Compiling for NVIDIA devices on a machine without one: devices, meshes, equal bytes, and what is refused."""
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from stagec.backends import cuda, nvidia
+from stagec.errors import StagecError
+from stagec.hardware import catalog, cuda_devices
+from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run
+from tests.building import stagec
+
+with_plugin = installed(
+    jax_cuda13_pjrt="jax_plugins.xla_cuda13",
+    jax_cuda13_plugin="jax_cuda13_plugin",
+    nvidia_cuda_nvcc="nvidia.cu13.bin",
+    nvidia_nvvm="nvidia.cu13.nvvm",
+)
+
+MESH = {"data": 4, "model": 2}
+
+
+@with_plugin
+@pytest.mark.parametrize("name", catalog.devices())
+def test_a_function_for_one_device(tmp_path: Path, name: str) -> None:
+    made = compile_again(tmp_path, "cuda", name, layer())
+    assert made.refused == ("", "", "")
+    assert (made.device, made.jax) == (catalog.device(name).name, False)
+    assert made.cost is not None
+    assert made.memory is not None
+    assert made.cost["flops"] >= 2 * 256 * 512 * 512
+    assert made.memory["argument_size_in_bytes"] == 4 * (256 * 512 + 512 * 512)
+    assert made.memory["peak_memory_in_bytes"] >= made.memory["argument_size_in_bytes"]
+    parts = {layer_name: text for layer_name, _, text in cuda.layers(made.executable)}
+    assert f".target sm_{catalog.device(name).compute_capability.replace('.', '')}\n" in parts["PTX"]
+    assert parts["optimized HLO"].startswith("HloModule jit_layer")
+
+
+@with_plugin
+@pytest.mark.parametrize("name", ["a100-80gb", "l40s", "h200", "gb200"])
+def test_a_sharded_function_has_a_collective_and_its_part_of_the_arguments(tmp_path: Path, name: str) -> None:
+    made = compile_again(tmp_path, "cuda", name, layer(MESH), tuple(MESH.values()), topology="1x1x8")
+    assert made.refused == ("", "", "")
+    assert "all-reduce" in made.hlo
+    assert made.memory is not None
+    assert made.memory["argument_size_in_bytes"] == 4 * (64 * 256 + 256 * 512)
+
+
+@with_plugin
+def test_more_devices_than_a_machine_has(tmp_path: Path) -> None:
+    mesh = {"data": 32, "model": 8}
+    made = compile_again(tmp_path, "cuda", "h200", layer(mesh), (32, 8), topology="1x32x8")
+    assert made.refused == ("", "", "")
+    assert "all-reduce" in made.hlo
+    assert made.memory is not None
+    assert made.memory["argument_size_in_bytes"] == 4 * (8 * 64 + 64 * 512)
+
+
+@with_plugin
+def test_devices_differ_in_their_code(tmp_path: Path) -> None:
+    made = [compile_again(tmp_path, "cuda", name, layer()) for name in ("a100-80gb", "l4", "h200", "b200")]
+    assert [one.refused for one in made] == [("", "", "")] * 4
+    assert len({one.sha256 for one in made}) == 4
+
+
+@with_plugin
+@pytest.mark.parametrize(
+    ("module", "mesh"),
+    [(layer(), ()), (layer(MESH), (4, 2)), (OVERLAPPING, (4, 2))],
+    ids=["one", "eight", "overlapping"],
+)
+def test_another_process_makes_the_same_bytes(tmp_path: Path, module: str, mesh: tuple[int, ...]) -> None:
+    here, there = tmp_path / "here", tmp_path / "another" / "folder"
+    here.mkdir()
+    there.mkdir(parents=True)
+    topology = "1x1x8" if mesh else "1x1x1"
+    env = {
+        "HOME": str(there),
+        "TMPDIR": str(there),
+        "PYTHONHASHSEED": "7",
+        "TZ": "Asia/Tokyo",
+        "XLA_FLAGS": f"--xla_dump_to={there / 'dump'}",
+        "CUDA_HOME": "/nowhere",
+        "PATH": "/nowhere",
+    }
+    first = compile_again(here, "cuda", "h200", module, mesh, topology=topology)
+    core = frozenset({max(os.sched_getaffinity(0))})
+    second = compile_again(there, "cuda", "h200", module, mesh, topology=topology, env=env, cores=core)
+    assert first.executable == second.executable
+    assert first.hlo == second.hlo
+    assert [path.name for path in there.iterdir()] == ["executable"]
+
+
+@with_plugin
+def test_nothing_of_the_build_machine_is_stored(tmp_path: Path) -> None:
+    made = compile_again(tmp_path, "cuda", "l4", layer())
+    assert cuda.stored_cpu_name(made.executable) == "x86-64-v2"
+    stored = b"".join(data for _, data, _ in cuda.layers(made.executable))
+    assert os.fsencode(tmp_path) not in stored
+    assert b"site-packages" not in stored
+    assert b"stagec-" not in stored
+    assert b"/tmp" not in stored
+
+
+_UNCHANGED = """
+import sys
+from stagec.backends import cuda, nvidia, plugins
+from stagec.hardware import catalog
+cuda.prepare_process(catalog.target("h200"))
+from jaxlib.mlir import ir
+from stagec.stages import mlir
+config = nvidia.target_config(catalog.device("h200"), cuda._CUDNN, cuda._CUDA, cuda._CUB)
+options = {"target_config": config, "topology": "1x1x8", "host_target_machine_options": cuda._HOST}
+devices = plugins.topology_devices(cuda.PLUGIN, "", options)
+with cuda._scratch(cuda._toolkit(), b""), mlir.make_context():
+    executable = plugins.compile_for(cuda.PLUGIN, devices, ir.Module.parse(sys.argv[1]), {})
+open(sys.argv[2], "wb").write(executable.serialize())
+"""
+
+
+@with_plugin
+def test_addresses_that_xla_stores_become_numbers(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        done = run(_UNCHANGED, OVERLAPPING, str(tmp_path / name), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    first, second = ((tmp_path / name).read_bytes() for name in ("first", "second"))
+    canonical = cuda.canonicalize(first)
+    assert canonical == cuda.canonicalize(second)
+    assert canonical not in (first, second)
+    assert cuda.canonicalize(canonical) == canonical
+    program, same_program = ([(name, data) for name, data, _ in cuda.layers(x)][:3] for x in (first, canonical))
+    assert program == same_program
+
+
+_PERMUTE = """
+#split = #sdy.sharding<@mesh, [{"d"}, {}]>
+module @jit_permute {
+  sdy.mesh @mesh = <["d"=8]>
+  func.func public @main(%x: tensor<16x16xf32> {sdy.sharding = #split}) -> tensor<16x16xf32> {
+    %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"d"}, {}]>] out_shardings=[<@mesh, [{"d"}, {}]>]
+        manual_axes={"d"} (%y: tensor<2x16xf32>) {
+      %1 = "stablehlo.collective_permute"(%y) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+        source_target_pairs = dense<[[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7], [7, 0]]> : tensor<8x2xi64>
+      } : (tensor<2x16xf32>) -> tensor<2x16xf32>
+      sdy.return %1 : tensor<2x16xf32>
+    } : (tensor<16x16xf32>) -> tensor<16x16xf32>
+    return %0 : tensor<16x16xf32>
+  }
+}
+"""
+
+
+@with_plugin
+def test_pairs_of_source_and_target_have_one_order(tmp_path: Path) -> None:
+    """XLA stores them as a hash table has them: four orders in eight runs."""
+    built = set()
+    for number in range(6):
+        done = run(_UNCHANGED, _PERMUTE, str(tmp_path / str(number)), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        built.add(cuda.canonicalize((tmp_path / str(number)).read_bytes()))
+    assert len(built) == 1
+
+
+_CUSOLVER = """
+module @jit_factorize {
+  func.func public @main(%x: tensor<64x64xf32>) -> (tensor<64x64xf32>, tensor<i32>) {
+    %0:2 = stablehlo.custom_call @cusolver_potrf_ffi(%x) {api_version = 4 : i32,
+      mhlo.backend_config = {lower = true}, operand_layouts = [dense<[0, 1]> : tensor<2xindex>],
+      result_layouts = [dense<[0, 1]> : tensor<2xindex>, dense<> : tensor<0xindex>]
+    } : (tensor<64x64xf32>) -> (tensor<64x64xf32>, tensor<i32>)
+    return %0#0, %0#1 : tensor<64x64xf32>, tensor<i32>
+  }
+}
+"""
+
+
+@with_plugin
+def test_what_a_library_call_costs_is_not_known(tmp_path: Path) -> None:
+    made = compile_again(tmp_path, "cuda", "h200", _CUSOLVER)
+    assert made.refused == ("", "", "")
+    assert "cusolver_potrf_ffi" in made.hlo
+    assert made.cost == {}
+
+
+@with_plugin
+def test_a_custom_call_that_nvidia_devices_do_not_have(tmp_path: Path) -> None:
+    what, _, _ = compile_again(tmp_path, "cuda", "h200", CUSTOM_CALL).refused
+    assert what.startswith("XLA refuses the module: NOT_FOUND: No FFI handler registered for lapack_spotrf_ffi")
+
+
+@with_plugin
+def test_an_option_that_xla_does_not_know(tmp_path: Path) -> None:
+    options = {"xla_gpu_autotune_levle": 0}
+    assert compile_again(tmp_path, "cuda", "h200", layer(), compiler_options=options).refused == (
+        "jax-cuda13-pjrt has no option xla_gpu_autotune_levle",
+        "compiler_options.xla_gpu_autotune_levle",
+        "did you mean xla_gpu_autotune_level?",
+    )
+
+
+@with_plugin
+def test_results_of_autotuning_are_read(tmp_path: Path) -> None:
+    assert compile_again(tmp_path, "cuda", "h200", layer(), autotuning="version: 3\n").refused == ("", "", "")
+    what, key, _ = compile_again(tmp_path, "cuda", "h200", layer(), autotuning="version: 1\n").refused
+    assert key == "autotuning"
+    assert "Version mismatch in autotune results. Expected 3 but was 1" in what
+
+
+@with_plugin
+def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
+    assert compile_again(tmp_path, "cuda", "h200", layer(MESH), (4, 2), topology="1x1x4").refused == (
+        "the function's mesh has 8 devices, topology 1x1x4 has 4",
+        "topology",
+        "write a topology of 8 devices, or a mesh of 4",
+    )
+
+
+_DESCRIBE = """
+import sys
+from stagec.backends import cuda, nvidia, plugins
+from stagec.hardware import catalog
+cuda.prepare_process(catalog.target("h200"))
+config = nvidia.target_config(catalog.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA, cuda._CUB)
+plugins.load(cuda.PLUGIN)
+from jaxlib import _jax
+topology = _jax.get_default_c_api_topology("cuda", "", {"target_config": config, "topology": "1x1x1"})
+sys.stdout.write(nvidia.as_toml(nvidia.figures(topology.target_config)))
+"""
+
+
+@with_plugin
+@pytest.mark.parametrize("name", catalog.devices())
+def test_what_xla_says_of_a_device_is_read_back(tmp_path: Path, name: str) -> None:
+    done = run(_DESCRIBE, name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert cuda_devices.read(tomllib.loads(done.stdout)) == catalog.device(name)
+
+
+@with_plugin
+def test_there_is_no_device_to_describe_here(tmp_path: Path) -> None:
+    done = stagec("describe-device", "--output", tmp_path / "device.toml", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2
+    what, write = done.stderr.splitlines()[-2:]
+    assert what.startswith("CUDA finds no device here: ")
+    assert write == "  run this on a machine with an NVIDIA device and its driver"
+    assert list(tmp_path.iterdir()) == []
+
+
+REPORTED = """\
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 65536
+  threads_per_core_limit: 1024
+  core_count: 40
+  fpus_per_core: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 320064000000
+  l2_cache_size: 4194304
+  clock_rate_ghz: 1.59
+  device_memory_size: 15642329088
+  shared_memory_per_block_optin: 65536
+  cuda_compute_capability {
+    major: 7
+    minor: 5
+  }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  name: "Tesla T4"
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  pcie_bandwidth: 17179869184
+}
+platform_name: "CUDA"
+dnn_version_info {
+  major: 9
+  minor: 12
+}
+device_description_str: "Tesla T4"
+"""
+
+
+def test_what_the_driver_does_not_report_is_left_to_be_written() -> None:
+    text = nvidia.as_toml(nvidia.figures(REPORTED))
+    assert text.endswith(
+        "\n# bf16_flops = the peak of dense bfloat16 operations a second: see the device's data sheet.\n"
+    )
+    with pytest.raises(StagecError) as caught:
+        cuda_devices.read(tomllib.loads(text))
+    assert [problem.key for problem in caught.value.problems] == ["bf16_flops"]
+    device = cuda_devices.read(tomllib.loads(f"{text}bf16_flops = 65e12\n"))
+    assert (device.name, device.compute_capability, device.active_links) == ("Tesla T4", "7.5", 0)
+    assert (device.core_count, device.clock_rate_ghz) == (40, 1.59)

@@ -1,0 +1,253 @@
+"""Compiling for TPUs on a machine without one: topologies, meshes, equal bytes, and what is refused."""
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stagec.backends import plugins
+from stagec.backends.compilation import CannotCompile
+from stagec.runtime import jaxlib_lines
+from tests.backends.deviceless import CUSTOM_CALL, compile_again, installed, layer, run
+
+with_libtpu = installed(libtpu="libtpu")
+
+
+@with_libtpu
+@pytest.mark.parametrize(
+    ("topology", "device"),
+    [
+        ("v4:1x1x1", "TPU v4"),
+        ("v5e:1x1", "TPU v5 lite"),
+        ("v5p:1x1x1", "TPU v5"),
+        ("v6e:1x1", "TPU v6 lite"),
+        ("tpu7x:1x1x1", "TPU7x"),
+        ("v2:2x2", "TPU v2"),
+    ],
+)
+def test_a_function_for_one_device(tmp_path: Path, topology: str, device: str) -> None:
+    made = compile_again(tmp_path, "tpu", topology, layer())
+    assert made.refused == ("", "", "")
+    assert (made.device, made.jax) == (device, False)
+    assert made.cost is not None
+    assert made.memory is not None
+    assert made.cost["flops"] >= 2 * 256 * 512 * 512
+    assert made.memory["argument_size_in_bytes"] == 4 * (256 * 512 + 512 * 512)
+    assert made.memory["peak_memory_in_bytes"] >= made.memory["argument_size_in_bytes"]
+
+
+@with_libtpu
+@pytest.mark.parametrize(
+    ("topology", "mesh"),
+    [
+        ("v4:2x2x1", {"data": 2, "model": 2}),
+        ("v5e:2x2", {"data": 2, "model": 2}),
+        ("v5p:2x2x2", {"data": 2, "model": 4}),
+        ("v6e:2x4", {"data": 4, "model": 2}),
+        ("tpu7x:2x2x1", {"data": 2, "model": 4}),
+        ("v6e:16x16", {"data": 16, "model": 16}),
+        ("v5p:8x8x16", {"data": 64, "model": 16}),
+    ],
+)
+def test_a_sharded_function_has_a_collective_and_its_part_of_the_arguments(
+    tmp_path: Path, topology: str, mesh: dict[str, int]
+) -> None:
+    made = compile_again(tmp_path, "tpu", topology, layer(mesh, rows=1024), tuple(mesh.values()))
+    assert made.refused == ("", "", "")
+    assert "all-reduce" in made.hlo or "reduce-scatter" in made.hlo
+    assert made.memory is not None
+    data, model = mesh.values()
+    parts = 1024 // data * (512 // model), 512 // model * 512
+    # Rows are padded to the tiles of the chip's memory.
+    assert 4 * sum(parts) <= made.memory["argument_size_in_bytes"] <= 4 * 1024 * 512
+
+
+@with_libtpu
+def test_several_slices(tmp_path: Path) -> None:
+    mesh = {"data": 8, "model": 4}
+    made = compile_again(tmp_path, "tpu", "v6e:4x4", layer(mesh), (8, 4), slices=2)
+    assert made.refused == ("", "", "")
+    assert made.sha256 != compile_again(tmp_path, "tpu", "v6e:4x8", layer(mesh), (8, 4)).sha256
+    refused = compile_again(tmp_path, "tpu", "v6e:4x4", layer({"data": 1, "model": 32}), (1, 32), slices=2).refused
+    assert refused == (
+        "the first axis of the mesh, 1, is not a multiple of the 2 slices",
+        "slices",
+        "make the first axis of the mesh the one that goes over slices",
+    )
+
+
+@with_libtpu
+@pytest.mark.parametrize(("topology", "mesh"), [("v5e:1x1", {}), ("v6e:4x4", {"data": 4, "model": 4})])
+def test_another_process_makes_the_same_bytes(tmp_path: Path, topology: str, mesh: dict[str, int]) -> None:
+    here, there = tmp_path / "here", tmp_path / "another" / "folder"
+    here.mkdir()
+    there.mkdir(parents=True)
+    module, sizes = layer(mesh or None), tuple(mesh.values())
+    env = {
+        "HOME": str(there),
+        "TMPDIR": str(there),
+        "PYTHONHASHSEED": "7",
+        "TZ": "Asia/Tokyo",
+        "XLA_FLAGS": f"--xla_dump_to={there / 'dump'}",
+        "LIBTPU_INIT_ARGS": "--xla_tpu_enable_latency_hiding_scheduler=false",
+        "TPU_ACCELERATOR_TYPE": "v4-8",
+    }
+    first = compile_again(here, "tpu", topology, module, sizes)
+    core = frozenset({max(os.sched_getaffinity(0))})
+    second = compile_again(there, "tpu", topology, module, sizes, env=env, cores=core)
+    assert first.executable == second.executable
+    assert first.hlo == second.hlo
+    assert os.fsencode(tmp_path) not in first.executable
+    assert [path.name for path in there.iterdir()] == ["executable"]
+
+
+@with_libtpu
+def test_no_logs_are_left_behind(tmp_path: Path) -> None:
+    logs = Path("/tmp/tpu_logs")
+    before = set(logs.iterdir()) if logs.exists() else set()
+    compile_again(tmp_path, "tpu", "v5e:1x1", layer())
+    assert (set(logs.iterdir()) if logs.exists() else set()) == before
+    assert not Path("/tmp/libtpu_lockfile").exists()
+
+
+@with_libtpu
+def test_how_many_chips_a_host_has_is_part_of_the_target(tmp_path: Path) -> None:
+    module = layer({"data": 4, "model": 2})
+    two_hosts = compile_again(tmp_path, "tpu", "v6e:2x4", module, (4, 2))
+    one_host = compile_again(tmp_path, "tpu", "v6e:2x4", module, (4, 2), host="2x4")
+    assert "" == two_hosts.refused[0] == one_host.refused[0]
+    assert two_hosts.sha256 != one_host.sha256
+
+
+_ORDERS = """
+import json, sys
+from stagec.backends import plugins, tpu, tpu_mesh
+from stagec.hardware import catalog
+from stagec.hardware.tpu_topologies import parse_topology
+tpu.prepare_process(catalog.target("v5e:2x2"))
+import numpy as np
+from jax.experimental import mesh_utils
+for text, meshes in json.loads(sys.argv[1]):
+    topology = parse_topology(text, catalog.generations())
+    devices = plugins.topology_devices(tpu.PLUGIN, str(topology), topology.options())
+    assert len(devices) == topology.num_devices, text
+    for mesh in meshes:
+        wanted = [d.id for d in mesh_utils.create_device_mesh(mesh, devices, allow_split_physical_axes=True).flat]
+        found = [devices[i].id for i in tpu_mesh.order(devices, mesh)]
+        assert found == wanted, (text, mesh, found, wanted)
+print("equal")
+"""
+
+
+@with_libtpu
+def test_a_mesh_lies_on_a_topology_as_jax_lays_it(tmp_path: Path) -> None:
+    cases = [
+        ("v2:4x4", [(32,), (4, 8), (2, 16)]),
+        ("v4:2x2x4", [(16,), (4, 4), (8, 2), (2, 2, 4)]),
+        ("v4:4x4x4", [(64,), (16, 4), (4, 16), (2, 32), (4, 4, 4)]),
+        ("v5e:2x2", [(4,), (2, 2), (1, 4)]),
+        ("v5e:2x4", [(8,), (2, 4), (4, 2)]),
+        ("v5e:4x4", [(16,), (4, 4), (8, 2), (2, 2, 4)]),
+        ("v5e:8x8", [(64,), (2, 4, 8), (4, 16)]),
+        ("v5p:2x2x2", [(8,), (2, 4), (4, 2), (2, 2, 2)]),
+        ("v5p:4x4x8", [(128,), (16, 8), (8, 16), (4, 32), (2, 4, 16)]),
+        ("v6e:8x16", [(128,), (8, 16), (16, 8), (2, 64), (4, 32)]),
+        ("tpu7x:2x2x2", [(16,), (2, 8), (8, 2)]),
+        ("tpu7x:2x4x4", [(64,), (4, 16), (16, 4), (2, 4, 8)]),
+    ]
+    done = run(_ORDERS, json.dumps(cases), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+@with_libtpu
+def test_a_program_that_does_not_fit_is_refused_with_the_largest_buffers(tmp_path: Path) -> None:
+    module = layer().replace("256x512", "65536x65536").replace("512x512", "65536x65536")
+    what, key, write = compile_again(tmp_path, "tpu", "v6e:1x1", module).refused
+    assert (what, key) == ("the program does not fit into the device's memory: needs 48.00G, has 31.25G", "")
+    assert "Size: 16.00G" in write
+    assert "Argument 0" in write
+    assert "https://" not in write
+
+
+@with_libtpu
+@pytest.mark.parametrize(
+    ("option", "value", "refused"),
+    [
+        (
+            "xla_tpu_scoped_vmem_limit_kb",
+            1,
+            (
+                "libtpu has no option xla_tpu_scoped_vmem_limit_kb",
+                "compiler_options.xla_tpu_scoped_vmem_limit_kb",
+                "did you mean xla_tpu_scoped_vmem_limit_kib?",
+            ),
+        ),
+        (
+            "xla_tpu_scoped_vmem_limit_kib",
+            "many",
+            (
+                "XLA refuses the option: INVALID_ARGUMENT: Failed to parse 'many' into flag "
+                "xla_tpu_scoped_vmem_limit_kib: ",
+                "compiler_options.xla_tpu_scoped_vmem_limit_kib",
+                "",
+            ),
+        ),
+    ],
+)
+def test_an_option_that_libtpu_does_not_take(
+    tmp_path: Path, option: str, value: object, refused: tuple[str, str, str]
+) -> None:
+    found = compile_again(tmp_path, "tpu", "v5e:1x1", layer(), compiler_options={option: value}).refused
+    assert tuple(text.strip() for text in found) == tuple(text.strip() for text in refused)
+
+
+@with_libtpu
+def test_an_option_changes_the_code(tmp_path: Path) -> None:
+    plain = compile_again(tmp_path, "tpu", "v5e:1x1", layer())
+    options = {"xla_tpu_scoped_vmem_limit_kib": 32768}
+    changed = compile_again(tmp_path, "tpu", "v5e:1x1", layer(), compiler_options=options)
+    assert "" == plain.refused[0] == changed.refused[0]
+    assert plain.sha256 != changed.sha256
+
+
+@with_libtpu
+def test_a_custom_call_that_tpus_do_not_have(tmp_path: Path) -> None:
+    what, _, _ = compile_again(tmp_path, "tpu", "v5e:1x1", CUSTOM_CALL).refused
+    assert what == "XLA refuses the module: INVALID_ARGUMENT: Custom emitter for lapack_spotrf_ffi not found"
+
+
+@with_libtpu
+def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
+    found = compile_again(tmp_path, "tpu", "v5e:4x4", layer({"data": 2, "model": 4}), (2, 4)).refused
+    assert found == (
+        "the function's mesh has 8 devices, topology v5e:4x4 has 16",
+        "topology",
+        "write a topology of 8 devices, or a mesh of 16",
+    )
+
+
+def _plugin(package: str, distribution: str, version: str) -> plugins.Plugin:
+    return plugins.Plugin("tpu", package, "__init__.py", distribution, {jaxlib_lines.version(): version})
+
+
+def test_a_plugin_that_is_not_installed() -> None:
+    with pytest.raises(CannotCompile) as caught:
+        plugins.load(_plugin("no_such_package", "no-such-package", "1.2"))
+    assert str(caught.value) == "the plugin that compiles for tpu is not installed: no-such-package"
+    assert caught.value.write == "add no-such-package==1.2.* to the packages of the toolchain"
+
+
+def test_a_plugin_for_another_jaxlib() -> None:
+    found = importlib.metadata.version("numpy")
+    with pytest.raises(CannotCompile) as caught:
+        plugins.load(_plugin("numpy", "numpy", "0.0.1"))
+    assert str(caught.value) == f"numpy {found} is not for jaxlib {jaxlib_lines.version()}"
+    assert caught.value.write == "lock numpy==0.0.1.*"
+
+
+def test_a_plugin_that_does_not_run_on_this_machine() -> None:
+    found = importlib.metadata.version("numpy")
+    with pytest.raises(CannotCompile, match=f"^numpy {found} cannot be used on this machine: "):
+        plugins.load(_plugin("numpy", "numpy", found))
