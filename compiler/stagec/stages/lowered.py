@@ -18,6 +18,7 @@ from stagec.avals import DTYPES, Aval, evaluate_shape
 from stagec.runtime import device, jaxlib_lines
 from stagec.specs import Scalar, TargetSpec
 from stagec.stages import mlir
+from stagec.stages.branches import inline_known_branches
 from stagec.stages.exported import Exported, OneSharding
 from stagec.trees import Tree
 
@@ -172,6 +173,8 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
         _set_argument_shapes(main, [in_avals[i] for i in kept])
         if exported.uses_global_constants:
             module = _refine(module, exported.fun_name)
+            if has_index:
+                inline_known_branches(module)
             main = mlir.main_function(module)
         given_away = _donated(main)
         out_types = [ir.RankedTensorType(t) for t in _type(main).results]

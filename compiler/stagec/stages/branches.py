@@ -1,0 +1,56 @@
+"""Choose the branches of one platform in a module that was lowered for several.
+
+JAX lowers what differs by platform to a `case` over the platform index, a constant by now. XLA:CPU folds it; XLA:TPU
+and XLA:GPU leave a conditional in the program where it lies in a part that is partitioned by hand (`shard_map`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+
+
+def inline_known_branches(module: ir.Module) -> None:
+    """Put the branch that runs in the place of every `stablehlo.case` whose index is a constant."""
+    while _inline_below(module.operation):
+        pass
+
+
+def _inline_below(operation: Any) -> bool:
+    """Inline what is known now; return whether there was any, for a branch may have branches of its own."""
+    found = False
+    for block in [block for region in operation.regions for block in region.blocks]:
+        for inner in list(block.operations):
+            index = _known(inner.operands[0]) if inner.operation.name == "stablehlo.case" else None
+            if index is None:
+                found |= _inline_below(inner.operation)
+            else:
+                _inline(inner, index)
+                found = True
+    return found
+
+
+def _inline(case: Any, index: int) -> None:
+    """Put a branch in the place of its `case`. An index of no branch stands for the last one (StableHLO, case)."""
+    regions = list(case.regions)
+    *body, end = list((regions[index] if 0 <= index < len(regions) else regions[-1]).blocks[0].operations)
+    for operation in body:
+        operation.operation.move_before(case.operation)
+    for result, value in zip(case.results, end.operands, strict=True):
+        result.replace_all_uses_with(value)
+    case.operation.erase()
+
+
+def _known(value: Any) -> int | None:
+    """Return the number that a scalar is, where a constant says it; None elsewhere."""
+    owner: Any = value.owner
+    if isinstance(owner, ir.Block):
+        parent: Any = owner.owner
+        if parent.operation.name != "sdy.manual_computation":
+            return None
+        return _known(parent.operands[ir.BlockArgument(value).arg_number])
+    if owner.name != "stablehlo.constant":
+        return None
+    numbers = ir.DenseIntElementsAttr(owner.attributes["value"])
+    return int(numbers[0]) if len(numbers) == 1 else None
