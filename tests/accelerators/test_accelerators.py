@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec import components
 from stagec.backends import plugins
 from tests.building import build, checked
+from tests.building import stagec as explain
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +67,17 @@ def test_the_bundle_is_made_from_the_current_inputs(bundle: Path) -> None:
     done = subprocess.run([os.environ["ACCELERATORS_EXPLAIN"], bundle], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "are made from the same components" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("member", "package"), [("dense.v5e-2x2.batch8.json", "libtpu"), ("dense.h200.batch8.json", "jax-cuda13-pjrt")]
+)
+def test_another_plugin_is_told(bundle: Path, tmp_path: Path, member: str, package: str) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        description = json.loads(archive.read(member))
+    version = description["components"][package]["value"]
+    (tmp_path / "new.json").write_text(json.dumps(description))
+    description["components"] |= components.table({package: "0.0.1"})
+    (tmp_path / "old.json").write_text(json.dumps(description))
+    done = explain("explain", tmp_path / "old.json", tmp_path / "new.json")
+    assert (done.returncode, done.stdout, done.stderr) == (1, f"{package}: 0.0.1 -> {version}\n", "")
