@@ -1,4 +1,4 @@
-"""Run every case with jax.jit: reference.py OUTPUT.npz. The environment must cap XLA at the zoo's instruction set."""
+"""Run every case with jax.jit, shown the CPU that the zoo is compiled for: reference.py OUTPUT.npz."""
 
 import sys
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stagec.backends import cpuid, machine_code, x86
 from tests.zoo import effects, nodes, zoo
 from tests.zoo.flat import flat
 from tests.zoo.inputs import cases
@@ -23,9 +24,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-jax.config.update("jax_num_cpu_devices", 4)
-results = {}
-for name, (function, given, kwargs) in cases().items():
+def expected(function: str, given: Any, kwargs: Any) -> Any:
+    """The result of one case."""
     args = given
     if function == "draw":
         args = (jax.random.wrap_key_data(given[0]),)
@@ -36,14 +36,16 @@ for name, (function, given, kwargs) in cases().items():
         dial, table = nodes.Dial("±", *given[0]["dial"]), nodes.Table(given[0]["table"])
         args = (nodes.Gauge(dial, table, nodes.Unit("m")), given[1])
     if function == "scale":
-        results[name] = given[0] * given[1]
-        continue
+        return given[0] * given[1]
     if function == "sharded":
         with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
             shardings = ({"w": jax.P(None, "model"), "b": jax.P("model")}, jax.P("data"))
-            results[name] = jax.jit(zoo.sharded, in_shardings=shardings)(*given)
-        continue
+            return jax.jit(zoo.sharded, in_shardings=shardings)(*given)
     static = ["power"] if "power" in kwargs else []
     module = next(module for module in (zoo, nodes, effects) if hasattr(module, function))
-    results[name] = plain(jax.jit(getattr(module, function), static_argnames=static)(*args, **kwargs))
-np.savez(sys.argv[1], **flat(results))
+    return plain(jax.jit(getattr(module, function), static_argnames=static)(*args, **kwargs))
+
+
+jax.config.update("jax_num_cpu_devices", 4)
+with machine_code.changed(cpuid.changes(machine_code.loaded("libjax_common.so"), x86.ISA["AVX2"])):
+    np.savez(sys.argv[1], **flat({name: expected(*case) for name, case in cases().items()}))
