@@ -56,6 +56,26 @@ def test_every_level_can_be_compiled_for_on_every_machine() -> None:
     assert found == {level: [isa.cpu_name, sorted(stored[level])] for level, isa in x86.ISA.items()}
 
 
+def test_xla_sees_as_many_cores_as_the_target_has() -> None:
+    """Of an operation that is bound by memory it makes as many parts as the square root of its cores."""
+    one, all_cores, many, mask = run(
+        "os.environ['NPROC'] = '64'\n"
+        "TEXT = TEXT.replace('64xui8', '8000000xui8')\n"
+        "def optimized(parallelism, cores):\n"
+        "    os.sched_setaffinity(0, cores)\n"
+        "    with mlir.make_context():\n"
+        "        target = CpuTarget('t', 'AVX2', parallelism, {})\n"
+        "        return cpu.compile_module(ir.Module.parse(TEXT), target).hlo\n"
+        "cores = os.sched_getaffinity(0)\n"
+        "first = {min(cores)}\n"
+        "hlo = [optimized(2, first), optimized(2, cores), optimized(100, first)]\n"
+        "print(json.dumps([*hlo, len(os.sched_getaffinity(0))]))"
+    )
+    assert one == all_cores
+    assert one != many
+    assert mask == 1
+
+
 def test_the_machine_is_seen_again_afterwards() -> None:
     before, after, inside = run(
         "before = compile_for_host()\n"

@@ -4,8 +4,8 @@ What makes XLA's own bytes differ, and what is done about it here:
 
 - Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
 - Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
-- Code depends on the size of XLA's thread pool and on the affinity mask: the pool's size is the target's
-  `parallelism`, the mask is one core (`prepare_process`).
+- Code depends on the size of XLA's thread pool and on the cores that it may use: both are the target's `parallelism`
+  (`prepare_process`, `cores`).
 - Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`), and what XLA stored is checked afterwards.
 
 docs/reproducibility.md has what was measured.
@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends import cpuid, hash_seeds, machine_code, wire, x86
+from stagec.backends import cores, cpuid, hash_seeds, machine_code, wire, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal
 from stagec.runtime import jaxlib_lines
 from stagec.specs import CpuTarget
@@ -85,7 +85,8 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     options.env_option_overrides = sorted(target.compiler_options.items())
     try:
         code = machine_code.loaded(_LIBRARY)
-        with machine_code.changed([*cpuid.changes(code, isa), *hash_seeds.changes(code)]):
+        seen = [*cpuid.changes(code, isa), *cores.changes(code, target.parallelism), *hash_seeds.changes(code)]
+        with machine_code.changed(seen):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
             devices = _jax.DeviceList(tuple(client.local_devices()))
             executable = client.compile_and_load(module, devices, options)
@@ -94,9 +95,9 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     except _jax.JaxRuntimeError as error:
         raise refusal(str(error), target.compiler_options) from error
     raw = executable.serialize()
-    seen = _seen_instead(raw, isa)
-    if seen:
-        raise CannotCompile(f"this machine cannot build for {target.isa}: XLA compiled for {seen}", "isa")
+    other = _seen_instead(raw, isa)
+    if other:
+        raise CannotCompile(f"this machine cannot build for {target.isa}: XLA compiled for {other}", "isa")
     return CompiledModule(
         executable=canonicalize(raw, isa.features),
         cost_analysis=cost(executable.cost_analysis()),
@@ -142,10 +143,10 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
 
     Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
     """
-    from jaxlib import _jax
+    from jaxlib import xla_client
 
     module = next(_stored(serialized, _HLO_MODULE, _HLO_MODULE_MODULE), b"")
-    yield "optimized HLO", module, _jax.XlaComputation(module).as_hlo_text() if module else ""
+    yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
     yield "buffer assignment", next(_stored(serialized, _BUFFER_ASSIGNMENT), b""), ""
     objects = list(_stored(serialized, _OBJECT_FILES))
     listed = [f"{hashlib.sha256(file).hexdigest()} {len(file):,} bytes" for file in objects]

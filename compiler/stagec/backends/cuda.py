@@ -299,11 +299,11 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
 
     Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
     """
-    from jaxlib import _jax
+    from jaxlib import xla_client
 
     ptx, binary, *others, rest = _parts(serialized)
     module = next((m.payload for r in _fields(rest, _HLO_MODULE) for m in _fields(r.payload, _HLO_MODULE_MODULE)), b"")
-    yield "optimized HLO", module, _jax.XlaComputation(module).as_hlo_text() if module else ""
+    yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
     yield "PTX", ptx, ptx.decode("utf-8", "replace")
     yield "binary", binary, f"{hashlib.sha256(binary).hexdigest()} {len(binary):,} bytes\n"
     yield "thunks and constants", b"".join([*others, rest]), ""

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +50,9 @@ class Code:
 @functools.cache  # a change splits the mapping into several
 def loaded(library: str) -> Code:
     """Return the code of a library by its file's name. Raises CannotChange when this process has not loaded it."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
-        if "x" in permissions and path and path[0].endswith("/" + library):
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            return Code(library, start, end - start)
+    for entry in _mappings():
+        if entry.protection & mmap.PROT_EXEC and entry.path.endswith("/" + library):
+            return Code(library, entry.start, entry.end - entry.start)
     raise CannotChange(f"this process has no {library}")
 
 
@@ -63,7 +62,7 @@ def room_near(code: Code, size: int) -> int:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
     for distance in range(16, 1800, 16):
         wanted = code.address - (distance << 20)
-        found = _libc().mmap(wanted, size, mmap.PROT_READ, flags, -1, 0)
+        found = _libc().mmap(wanted, size, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
         if found == wanted:
             return wanted
         if found != ctypes.c_void_p(-1).value:  # an old kernel takes the address for a hint
@@ -91,16 +90,64 @@ def changed(changes: Sequence[Change]) -> Iterator[None]:
             _write(change.address, change.before)
 
 
+def imported(library: str, function: str) -> int:
+    """Return the address at which a loaded library keeps the address of a function of another library's.
+
+    Raises CannotChange when the library does not import it.
+    """
+    import numpy as np
+
+    path, base = next((entry.path, entry.start) for entry in _mappings() if entry.path.endswith("/" + library))
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        (start,), (count,) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<H", data, 0x38)
+        headers = [struct.unpack_from("<IIQQQQ", data, start + 56 * i) for i in range(count)]
+        loads = [(at, size, offset) for kind, _, offset, at, _, size in headers if kind == 1]
+
+        def place(at: int) -> int:
+            return next(int(at - where + offset) for where, size, offset in loads if where <= at < where + size)
+
+        dynamic = next(data[offset : offset + size] for kind, _, offset, _, _, size in headers if kind == 2)
+        tags = dict(struct.iter_unpack("<QQ", dynamic))  # DT_STRTAB is 5, DT_SYMTAB 6; then two tables of relocations
+        for table, size in ((23, 2), (7, 8)):
+            found = np.frombuffer(data[place(tags[table]) : place(tags[table]) + tags[size]], "<u8").reshape(-1, 3)
+            for at, info, _ in found[np.isin(found[:, 1] & 0xFFFFFFFF, (6, 7))].tolist():  # GLOB_DAT, JUMP_SLOT
+                (name,) = struct.unpack_from("<I", data, place(tags[6]) + 24 * (info >> 32))
+                text = place(tags[5]) + name
+                if data[text : data.find(b"\0", text)] == function.encode():
+                    slot: int = base + at
+                    return slot
+    raise CannotChange(f"this {library} does not import {function}")
+
+
 def _write(address: int, code: bytes) -> None:
     page = address & -mmap.PAGESIZE
     size = address + len(code) - page
+    before = next(entry.protection for entry in _mappings() if entry.start <= address < entry.end)
     # Another thread may be running something else on the page: it stays executable where the system allows both.
     writable = mmap.PROT_READ | mmap.PROT_WRITE
-    if _libc().mprotect(page, size, writable | mmap.PROT_EXEC) and _libc().mprotect(page, size, writable):
+    if _libc().mprotect(page, size, writable | before) and _libc().mprotect(page, size, writable):
         raise CannotChange("this system does not let a process change its own code")
     ctypes.memmove(address, code, len(code))
-    if _libc().mprotect(page, size, mmap.PROT_READ | mmap.PROT_EXEC):
+    if _libc().mprotect(page, size, before):
         raise CannotChange("this system does not let a process run code that it changed")
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """A line of /proc/self/maps."""
+
+    start: int
+    end: int
+    protection: int
+    path: str
+
+
+def _mappings() -> Iterator[_Mapping]:
+    flags = {"r": mmap.PROT_READ, "w": mmap.PROT_WRITE, "x": mmap.PROT_EXEC}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, letters, _, _, _, *path = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        yield _Mapping(start, end, sum(flags.get(letter, 0) for letter in letters), path[0] if path else "")
 
 
 @functools.cache

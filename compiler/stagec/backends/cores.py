@@ -1,0 +1,36 @@
+"""Let XLA see as many cores as a target declares, whatever this machine has.
+
+XLA:CPU splits an operation that is bound by memory into no more parts than the square root of the cores that the
+process may run on (xla/service/cpu/parallel_task_assignment.cc), which it asks the system for. While a module is
+compiled, the library's `sched_getaffinity` is code that names the first cores, as many as the target's `parallelism`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from stagec.backends.machine_code import Change, Code, imported, room_near
+
+_MOST = 1000  # XLA asks with room for 1,024
+
+
+def changes(code: Code, cores: int) -> list[Change]:
+    """Return the changes that let the library `code` see so many cores.
+
+    Raises CannotChange when it is not as expected.
+    """
+    whole, rest = divmod(min(cores, _MOST), 8)
+    answer = b"".join(
+        (
+            b"\x48\x89\xd7\x48\x89\xf1\x31\xc0\xf3\xaa",  # mov rdi, rdx; mov rcx, rsi; xor eax, eax; rep stosb
+            b"\x48\x89\xd7\xb9" + struct.pack("<I", whole) + b"\xb0\xff\xf3\xaa",  # mov rdi, rdx; ...; rep stosb
+            b"\xc6\x07" + bytes(((1 << rest) - 1,)),  # mov byte [rdi], bits
+            b"\x31\xc0\xc3",  # xor eax, eax; ret
+        )
+    )
+    at, slot = room_near(code, 4096), imported(code.library, "sched_getaffinity")
+    return [
+        Change(at, bytes(len(answer)), answer),
+        Change(slot, ctypes.string_at(slot, 8), struct.pack("<Q", at)),
+    ]
