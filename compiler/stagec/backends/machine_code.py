@@ -95,8 +95,6 @@ def imported(library: str, function: str) -> int:
 
     Raises CannotChange when the library does not import it.
     """
-    import numpy as np
-
     path, base = next((entry.path, entry.start) for entry in _mappings() if entry.path.endswith("/" + library))
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         (start,), (count,) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<H", data, 0x38)
@@ -109,8 +107,8 @@ def imported(library: str, function: str) -> int:
         dynamic = next(data[offset : offset + size] for kind, _, offset, _, _, size in headers if kind == 2)
         tags = dict(struct.iter_unpack("<QQ", dynamic))  # DT_STRTAB is 5, DT_SYMTAB 6; then two tables of relocations
         for table, size in ((23, 2), (7, 8)):
-            found = np.frombuffer(data[place(tags[table]) : place(tags[table]) + tags[size]], "<u8").reshape(-1, 3)
-            for at, info, _ in found[np.isin(found[:, 1] & 0xFFFFFFFF, (6, 7))].tolist():  # GLOB_DAT, JUMP_SLOT
+            found = struct.iter_unpack("<QQQ", data[place(tags[table]) : place(tags[table]) + tags[size]])
+            for at, info, _ in (row for row in found if row[1] & 0xFFFFFFFF in (6, 7)):  # GLOB_DAT, JUMP_SLOT
                 (name,) = struct.unpack_from("<I", data, place(tags[6]) + 24 * (info >> 32))
                 text = place(tags[5]) + name
                 if data[text : data.find(b"\0", text)] == function.encode():
