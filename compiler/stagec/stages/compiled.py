@@ -194,7 +194,11 @@ class Compiled:
         return result
 
     def serialize(self) -> bytes:
-        """Return bytes for `deserialize`, without pickle, for machines with this jaxlib and this CPU's features."""
+        """Return bytes for `deserialize`, without pickle.
+
+        They are for processes with this jaxlib, on machines that have what the target requires: the features of this
+        machine's CPU where no target was named.
+        """
         members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
         index = {
             "format": _FORMAT,
