@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from stagec.backends import cpuid, machine_code, x86
+from stagec.backends import cpu
+from stagec.specs import CpuTarget
 from tests.zoo import effects, nodes, zoo
 from tests.zoo.flat import flat
 from tests.zoo.inputs import cases
@@ -47,5 +48,5 @@ def expected(function: str, given: Any, kwargs: Any) -> Any:
 
 
 jax.config.update("jax_num_cpu_devices", 4)
-with machine_code.changed(cpuid.changes(machine_code.loaded("libjax_common.so"), x86.ISA["AVX2"])):
+with cpu.presented(CpuTarget("cpu", "AVX2", 2, {})):
     np.savez(sys.argv[1], **flat({name: expected(*case) for name, case in cases().items()}))

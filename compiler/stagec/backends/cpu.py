@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends import cores, cpuid, hash_seeds, machine_code, wire, x86
@@ -63,6 +64,17 @@ def hardware(target: CpuTarget) -> Hardware:
     return Hardware(isa.cpu_name, tuple(sorted(isa.requires)))
 
 
+def presented(target: CpuTarget) -> AbstractContextManager[None]:
+    """Let XLA see the CPU and the cores of `target`, and give its hash tables one seed, inside a `with` statement.
+
+    jaxlib must be imported; no other thread may compile meanwhile. Raises machine_code.CannotChange where this jaxlib
+    or this system does not allow it.
+    """
+    code = machine_code.loaded(_LIBRARY)
+    changes = [*cpuid.changes(code, ISA[target.isa]), *cores.changes(code, target.parallelism)]
+    return machine_code.changed([*changes, *hash_seeds.changes(code)])
+
+
 def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = ()) -> CompiledModule:
     """Compile a StableHLO module for `target`. The process must have been prepared by `prepare_process`.
 
@@ -84,9 +96,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     options.executable_build_options.use_shardy_partitioner = True
     options.env_option_overrides = sorted(target.compiler_options.items())
     try:
-        code = machine_code.loaded(_LIBRARY)
-        seen = [*cpuid.changes(code, isa), *cores.changes(code, target.parallelism), *hash_seeds.changes(code)]
-        with machine_code.changed(seen):
+        with presented(target):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
             devices = _jax.DeviceList(tuple(client.local_devices()))
             executable = client.compile_and_load(module, devices, options)
