@@ -1,5 +1,6 @@
 """The command line: help, inspect, and what it says of files that are something else."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -19,9 +20,9 @@ def test_every_command_has_help_and_json(command: str) -> None:
 
 def test_help_lists_the_commands() -> None:
     text = checked("--help")
-    for name, command in COMMANDS.items():
-        assert name in text
-        assert command.summary in " ".join(text.split())
+    for name in COMMANDS:
+        module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
+        assert f"{name} {module.__doc__}" in " ".join(text.split())
 
 
 def test_inspect_a_bundle(zoo: Path) -> None:

@@ -1,0 +1,55 @@
+"""The command line, `stagec COMMAND ...`: a module for each command, whose docstring says what it does.
+
+A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
+the work: it returns the exit status, None for 0, and raises StagecError for a user's mistake. Every command imports
+what it needs when it runs, so that planning needs nothing but pydantic. Exit status: 0 when all is well, 2 for a user's
+mistake (explained on stderr), 1 for anything else: `explain` found a difference, say.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from stagec.errors import StagecError
+
+COMMANDS = (
+    "bundle",
+    "compile",
+    "describe-device",
+    "explain",
+    "export",
+    "inspect",
+    "locate",
+    "plan",
+    "reproduce",
+    "schema",
+    "targets",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (None: the process's) and return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="stagec",
+        description="Builds JAX functions ahead of time.",
+        epilog="An argument @FILE stands for the arguments in FILE, one a line.",
+        fromfile_prefix_chars="@",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    # The modules of the others are not imported where the command is the first word, as it is in a build's actions.
+    for name in [name for name in COMMANDS if name in given[:1]] or COMMANDS:
+        module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
+        summary = module.__doc__
+        subparser = commands.add_parser(name, help=summary, description=summary)
+        subparser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+        module.arguments(subparser)
+        subparser.set_defaults(run=module.run)
+    options = parser.parse_args(given)
+    try:
+        status: int | None = options.run(options)
+    except StagecError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return status or 0

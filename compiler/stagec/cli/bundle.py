@@ -1,0 +1,49 @@
+"""Put artifacts and executables into one file."""
+
+from __future__ import annotations
+
+import argparse
+
+from stagec.cli.files import digest, print_json, read, read_text, split, write_whole
+from stagec.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", required=True, help="the manifest's name")
+    parser.add_argument("--version", required=True, help="the manifest's version")
+    parser.add_argument("--output", required=True, help="where to write the bundle")
+    parser.add_argument(
+        "--export",
+        action="append",
+        default=[],
+        metavar="NAME=FILE=SPEC[=DESCRIPTION]",
+        help="a portable artifact, the function's slice of the plan and what it was made from; may be repeated",
+    )
+    parser.add_argument(
+        "--executable",
+        action="append",
+        default=[],
+        metavar="NAME=FILE=DESCRIPTION",
+        help="an executable and its description; may be repeated",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec import specs
+    from stagec.bundle.writing import Member, write_bundle
+
+    given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
+    exports = {name: read(path) for name, path, *_ in given}
+    slices = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
+    descriptions = {name: read(path) for name, _, _, *described in given for path in described}
+    executables = [
+        Member(name, read(executable), read(description))
+        for name, executable, description in (split(text, 3) for text in options.executable)
+    ]
+    try:
+        bundle = write_bundle(options.name, options.version, exports, slices, executables, descriptions)
+    except ValueError as error:
+        raise StagecError(Problem(options.output, "", str(error))) from error
+    write_whole(options.output, bundle)
+    if options.json:
+        print_json({"name": options.name, "output": options.output, **digest(bundle)})

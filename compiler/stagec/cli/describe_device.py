@@ -1,0 +1,29 @@
+"""Describe the NVIDIA device of this machine, for a target."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stagec.cli.files import print_json, write_whole
+from stagec.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", help="write the description to this file instead of stdout")
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec.backends import cuda, nvidia
+    from stagec.backends.compilation import CannotCompile
+
+    try:
+        figures = nvidia.figures(cuda.describe_device())
+    except CannotCompile as error:
+        raise StagecError(Problem("", "", str(error), error.write)) from error
+    if options.output:
+        write_whole(options.output, nvidia.as_toml(figures).encode())
+    if options.json:
+        print_json(figures)
+    elif not options.output:
+        sys.stdout.write(nvidia.as_toml(figures))

@@ -1,0 +1,42 @@
+"""Trace a function and write its portable artifact."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from stagec.cli.files import digest, print_json, read_text, write_whole
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--spec", required=True, help="the function's slice of the plan, a JSON file")
+    parser.add_argument("--output", help="where to write the portable artifact")
+    parser.add_argument("--description", help="where to write what it was made from, a JSON file")
+    parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
+    parser.add_argument(
+        "--import-root",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder below which the user's modules and files are found; may be repeated, the first wins",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec import specs
+
+    spec = specs.function_spec(read_text(options.spec))
+    frontend = importlib.import_module(f"stagec.frontends.{'stablehlo' if spec.is_module else 'jax'}")
+    if options.debug_output:
+        write_whole(options.debug_output, frontend.export_with_locations(spec, options.import_root).encode())
+    if not options.output:
+        return
+    serialized: bytes = frontend.export(spec, options.import_root)
+    write_whole(options.output, serialized)
+    if options.description:
+        from stagec import explanation
+
+        description = explanation.describe_export(spec, serialized, frontend.versions())
+        write_whole(options.description, description.encode())
+    if options.json:
+        print_json({"function": spec.name, "output": options.output, **digest(serialized)})

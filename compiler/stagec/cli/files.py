@@ -1,0 +1,58 @@
+"""What commands of the command line read, write and print."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from stagec.errors import Problem, StagecError
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file under a temporary name beside it, then renames it: readers never see half a file."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str) -> bytes:
+    """Return the content of a file. Raises StagecError, naming it."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
+
+
+def read_text(path: str) -> str:
+    """Return the content of a file in UTF-8. Raises StagecError, naming it."""
+    return read(path).decode("utf-8")
+
+
+def split(text: str, parts: int) -> list[str]:
+    """Return the values of an option that is `A=B=...`, as many as `parts`. Raises StagecError."""
+    values = text.split("=")
+    if len(values) != parts:
+        raise StagecError(Problem("", "", f"{text!r} has {len(values)} parts divided by '=', {parts} are wanted"))
+    return values
+
+
+def digest(data: bytes) -> dict[str, object]:
+    """Return size and digest of what was written, for `--json`."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def print_json(value: object) -> None:
+    """Print the result of a command that was given `--json`."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")

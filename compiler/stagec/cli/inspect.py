@@ -1,0 +1,22 @@
+"""Tell what is in an artifact or a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stagec.cli.files import print_json, read
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="a bundle (.aot), a portable artifact (.exported) or a description (.json)")
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec import inspection
+
+    report = inspection.inspect(options.file, read(options.file))
+    if options.json:
+        print_json(report)
+    else:
+        sys.stdout.write(inspection.as_text(report))

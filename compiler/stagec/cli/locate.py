@@ -1,0 +1,31 @@
+"""Tell which lines an operation or an error comes from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from stagec.cli.files import print_json, read_text
+from stagec.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="the module with source locations (.debug.mlir)")
+    parser.add_argument("text", help="name of an operation, such as jit(f)/tanh, or the whole message of an error")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.runtime import locations
+
+    try:
+        found = locations.locate(options.text, locations.read(read_text(options.file)))
+    except ValueError as error:
+        raise StagecError(Problem(options.file, "", str(error), "give a file of output group debug")) from error
+    if options.json:
+        print_json({"operations": [asdict(operation) for operation in found]})
+    elif found:
+        sys.stdout.write(locations.as_text(found))
+    else:
+        print(f"{options.file}: no operation that the text speaks of", file=sys.stderr)
+    return 0 if found else 1

@@ -1,0 +1,31 @@
+"""List the artifacts that a manifest asks for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stagec.cli.files import write_whole
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", help="the manifest, a TOML file")
+    parser.add_argument("--display-path", help="name of the manifest in messages and in the plan (default: as given)")
+    parser.add_argument("--output", help="write the plan as JSON to this file")
+    parser.add_argument(
+        "--device-files", help="write the files of devices that the manifest names to this file, one a line"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec.manifest import describe, device_files, load_manifest, plan
+
+    if options.device_files:
+        write_whole(options.device_files, "".join(f"{file}\n" for file in device_files(options.manifest)).encode())
+    planned = plan(load_manifest(options.manifest, options.display_path))
+    if options.output:
+        write_whole(options.output, planned.to_json().encode())
+    if options.json:
+        sys.stdout.write(planned.to_json())
+    elif not options.output:
+        sys.stdout.write(describe(planned))

@@ -1,0 +1,50 @@
+"""Build artifacts twice again and compare the bytes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stagec.cli.files import print_json, split
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--export",
+        action="append",
+        default=[],
+        metavar="NAME=SPEC=FILE=DESCRIPTION",
+        help="a portable artifact; may be repeated",
+    )
+    parser.add_argument(
+        "--executable",
+        action="append",
+        default=[],
+        metavar="NAME=EXPORT=SPEC=FILE=DESCRIPTION",
+        help="an executable, with the name of its export; may be repeated",
+    )
+    parser.add_argument("--import-root", action="append", default=[], metavar="FOLDER", help="as for export")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="PLATFORM=FOLDER",
+        help="packages that only compiling for the platform may import; may be repeated",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.reproducibility import Executable, Export, reproduce
+
+    exports, executables = [], []
+    for name, *files in (split(text, 4) for text in options.export):
+        exports.append(Export(name, *(Path(file).absolute() for file in files)))
+    for name, export, *files in (split(text, 5) for text in options.executable):
+        executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
+    plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
+    found, count = reproduce(exports, executables, options.import_root, plugins=plugins)
+    if options.json:
+        print_json({"artifacts": count, "differences": found})
+    else:
+        print("\n".join([*found, f"{count} artifacts built twice again, {len(found)} differences"]))
+    return 1 if found else 0
