@@ -13,6 +13,7 @@ from tests.building import COMPILER, ROOT
 ROOMS = (
     "cli",
     "explanation",
+    "autotuning",
     "inputs",
     "reproducibility",
     "inspection",
@@ -28,6 +29,7 @@ VOCABULARY = ("avals", "components", "dimensions", "errors", "hardware", "partit
 PACKAGES = {
     "cli": set(),
     "explanation": set(),
+    "autotuning": {"jaxlib"},
     "inputs": set(),
     "reproducibility": {"jaxlib"},
     "inspection": set(),

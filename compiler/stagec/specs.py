@@ -147,6 +147,10 @@ class CudaTarget:
     figures: Mapping[str, Scalar]
     """Fields of `hardware.cuda_devices.Device`: the device in full."""
     compiler_options: Mapping[str, Scalar]
+    autotuning: str = ""
+    """The file with results of autotuning, by its path relative to the manifest's folder; "" without one."""
+    autotuning_results: str = ""
+    """What is in that file (`hardware.autotuning`)."""
     platform: Literal["cuda"] = "cuda"
 
     def told(self) -> list[str]:

@@ -24,6 +24,17 @@ def platform_of(spec):
     """
     return json.decode(spec)["target"]["platform"]
 
+def has_autotuning(spec):
+    """Whether the target of an executable names a file with results of autotuning.
+
+    Args:
+      spec: string, the executable's slice of the plan.
+
+    Returns:
+      bool.
+    """
+    return bool(json.decode(spec)["target"].get("autotuning"))
+
 def _aot_executable_impl(ctx):
     name = ctx.label.name
     platform = platform_of(ctx.attr.spec)

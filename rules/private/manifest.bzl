@@ -1,7 +1,8 @@
 """A manifest's plan as a repository, and the macro that declares the planned targets."""
 
+load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:bundle.bzl", "aot_bundle")
-load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "platform_of")
+load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
@@ -19,6 +20,7 @@ PLANNER_SOURCES = [
     "stagec/dimensions.py",
     "stagec/errors.py",
     "stagec/hardware/__init__.py",
+    "stagec/hardware/autotuning.py",
     "stagec/hardware/catalog.py",
     "stagec/hardware/cuda_devices.py",
     "stagec/hardware/tpu_topologies.py",
@@ -82,7 +84,7 @@ def _stagec_manifest_impl(repository_ctx):
     result = repository_ctx.execute(
         [interpreter] + INTERPRETER_FLAGS +
         [entry, "plan", watched_path(repository_ctx, manifest)] +
-        ["--display-path", path, "--output", "plan.json", "--device-files", "devices.txt"],
+        ["--display-path", path, "--output", "plan.json", "--target-files", "files.txt"],
         environment = {
             "LC_ALL": "C.UTF-8",
             "PYTHONHASHSEED": "0",
@@ -91,8 +93,8 @@ def _stagec_manifest_impl(repository_ctx):
             "PYTHONSAFEPATH": "1",
         },
     )
-    if repository_ctx.path("devices.txt").exists:
-        for file in repository_ctx.read("devices.txt").splitlines():
+    if repository_ctx.path("files.txt").exists:
+        for file in repository_ctx.read("files.txt").splitlines():
             _watch_beside(repository_ctx, manifest, file)
     if result.return_code != 0:
         fail(result.stderr.strip())
@@ -179,6 +181,16 @@ def declare_manifest(plan, name, deps, data, function_deps, imports, common):
         executables = [":" + executable for executable, _, _ in plan["executables"]],
         **common
     )
+    tuned = [(executable, export) for executable, export, spec in plan["executables"] if has_autotuning(spec)]
+    if tuned:
+        aot_autotuning(
+            name = name + ".autotune",
+            bundle = name,
+            version = version,
+            exports = {":" + export: None for _, export in tuned}.keys(),
+            executables = [":" + executable for executable, _ in tuned],
+            **common
+        )
     if plan["reproducible"]:
         attributes = dict(common)
         attributes["tags"] = attributes.get("tags", []) + ["reproducibility"]

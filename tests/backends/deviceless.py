@@ -34,10 +34,7 @@ try:
     device = backend.hardware(target).device_kind
     with mlir.make_context():
         module = ir.Module.parse(given["module"])
-        if given["autotuning"]:
-            made = backend.compile_module(module, target, given["mesh"], given["autotuning"].encode())
-        else:
-            made = backend.compile_module(module, target, given["mesh"])
+        made = backend.compile_module(module, target, given["mesh"])
 except compilation.CannotCompile as error:
     print(json.dumps({"refused": [str(error), error.key, error.write]}))
 else:
@@ -93,12 +90,14 @@ def compile_again(
 ) -> Made:
     """Compile `module` in a process whose working directory is `out`; `env` and `cores` are the process's own."""
     changed: dict[str, Any] = {"compiler_options": dict(compiler_options or {})}
-    changed |= {"chips_per_host": host, "slices": slices} if platform == "tpu" else {"topology": topology}
+    if platform == "tpu":
+        changed |= {"chips_per_host": host, "slices": slices}
+    else:
+        changed |= {"topology": topology, "autotuning_results": autotuning}
     given = {
         "target": dataclasses.asdict(dataclasses.replace(catalog.target(target), **changed)),
         "module": module,
         "mesh": list(mesh),
-        "autotuning": autotuning,
         "output": str(out / "executable"),
     }
     done = run(_COMPILE, json.dumps(given), cwd=out, env=env, cores=cores)

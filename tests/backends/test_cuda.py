@@ -114,7 +114,7 @@ from stagec.stages import mlir
 config = nvidia.target_config(catalog.device("h200"), cuda._CUDNN, cuda._CUDA, cuda._CUB)
 options = {"target_config": config, "topology": "1x1x8", "host_target_machine_options": cuda._HOST}
 devices = plugins.topology_devices(cuda.PLUGIN, "", options)
-with cuda._scratch(cuda._toolkit(), b""), mlir.make_context():
+with cuda.scratch(), mlir.make_context():
     executable = plugins.compile_for(cuda.PLUGIN, devices, ir.Module.parse(sys.argv[1]), {})
 open(sys.argv[2], "wb").write(executable.serialize())
 """
@@ -200,12 +200,113 @@ def test_an_option_that_xla_does_not_know(tmp_path: Path) -> None:
     )
 
 
+# The product of `layer(rows=256, dtype="bf16")`, which XLA splits, and tiles that XLA would not choose without timing.
+KERNEL = """{
+  tmp_0 = bf16[256,4,128]{2,1,0} parameter(0)
+  tmp_1 = bf16[4,128,512]{2,1,0} parameter(1)
+  ROOT tmp_2 = f32[4,256,512]{2,1,0} dot(bf16[256,4,128]{2,1,0} tmp_0, bf16[4,128,512]{2,1,0} tmp_1), \
+lhs_batch_dims={1}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+}"""
+TILES = "block_m: 64 block_n: 32 block_k: 32 num_stages: 3 num_warps: 4 num_ctas: 1"
+H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4800 GB/s, L2 cache: 50 MB, DNN version: 9.15.1"
+
+
+def results(chosen: str = f"triton {{ {TILES} }}", version: int = 41, hlo: str = KERNEL) -> str:
+    """A file as XLA writes it."""
+    escaped = hlo.replace("\n", "\\n")
+    entry = f'device: "{H200}" hlo: "{escaped}" result {{ {chosen} }} version: {version}'
+    return f"version: 3\nresults {{ {entry} }}\n"
+
+
 @with_plugin
-def test_results_of_autotuning_are_read(tmp_path: Path) -> None:
-    assert compile_again(tmp_path, "cuda", "h200", layer(), autotuning="version: 3\n").refused == ("", "", "")
-    what, key, _ = compile_again(tmp_path, "cuda", "h200", layer(), autotuning="version: 1\n").refused
-    assert key == "autotuning"
-    assert "Version mismatch in autotune results. Expected 3 but was 1" in what
+def test_results_of_autotuning_choose_the_tiles_of_a_kernel(tmp_path: Path) -> None:
+    module = layer(rows=256, dtype="bf16")
+    timed = compile_again(tmp_path, "cuda", "h200", module, autotuning=results())
+    assert timed.refused == ("", "", "")
+    assert '"num_warps":"4","output_tiles":[{"sizes":["1","64","32"]}]' in timed.hlo
+    default = compile_again(tmp_path, "cuda", "h200", module)
+    assert '"output_tiles"' in default.hlo
+    assert '"sizes":["1","64","32"]' not in default.hlo
+    ptx = [next(data for name, data, _ in cuda.layers(one.executable) if name == "PTX") for one in (timed, default)]
+    assert ptx[0] != ptx[1]
+    empty = compile_again(tmp_path, "cuda", "h200", module, autotuning="# none yet\n")
+    assert empty.executable == default.executable
+
+
+@with_plugin
+def test_an_executable_of_results_has_the_same_bytes_elsewhere_and_no_path(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    made = [
+        compile_again(out, "cuda", "h200", layer(dtype="bf16"), autotuning=results())
+        for out in (tmp_path, tmp_path / "there")
+    ]
+    assert made[0].executable == made[1].executable
+    assert b"/tmp" not in b"".join(data for _, data, _ in cuda.layers(made[0].executable))
+
+
+@with_plugin
+def test_a_kernel_that_was_not_timed(tmp_path: Path) -> None:
+    module, given = layer(rows=512, dtype="bf16"), results()
+    assert compile_again(tmp_path, "cuda", "h200", module, autotuning=given).refused == (
+        "it has no result for %gemm_fusion_dot = f32[4,512,512]{2,1,0} fusion",
+        "autotuning",
+        "time them again: stagec autotune, on a machine with the device\n"
+        "or let XLA choose without timing: "
+        "compiler_options = { xla_gpu_require_complete_aot_autotune_results = false }",
+    )
+    allowed = {"xla_gpu_require_complete_aot_autotune_results": False}
+    made = compile_again(tmp_path, "cuda", "h200", module, autotuning=given, compiler_options=allowed)
+    assert made.refused == ("", "", "")
+
+
+@with_plugin
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (results(version=40), "results[0].version: timed by an XLA of version 40; this one is 41"),
+        (results().replace("Cores: 132", "Cores: 78"), "results[0].device: timed on CUDA: 9.0, Cores: 78, "),
+        # These end XLA's process.
+        (results(f"triton {{ {TILES} }}".replace("num_warps: 4", "num_warps: 3")), "results[0]: num_warps is 3, "),
+        (results(f"triton {{ {TILES} }}".replace("num_ctas: 1", "num_ctas: 5")), "results[0]: num_ctas is 5, "),
+    ],
+    ids=["version", "device", "warps", "ctas"],
+)
+def test_results_that_xla_would_pass_over_or_end_with(tmp_path: Path, given: str, what: str) -> None:
+    found, key, write = compile_again(tmp_path, "cuda", "h200", layer(dtype="bf16"), autotuning=given).refused
+    assert found.startswith(what)
+    assert (key, write) == ("autotuning", "time them again: stagec autotune, on a machine with the device")
+
+
+@with_plugin
+def test_what_is_wrong_with_a_result_is_told_by_xla(tmp_path: Path) -> None:
+    given = results("triton { " + TILES.replace("block_m: 64", "block_m: 4096") + " }")
+    what, _, _ = compile_again(tmp_path, "cuda", "h200", layer(dtype="bf16"), autotuning=given).refused
+    assert what.startswith("XLA refuses the module: INTERNAL: Couldn't find output tile sizes")
+
+
+_TWICE = """
+import dataclasses, sys
+from stagec.backends import compilation, cuda
+from stagec.hardware import catalog
+target = catalog.target("h200")
+cuda.prepare_process(target)
+from jaxlib.mlir import ir
+from stagec.stages import mlir
+with mlir.make_context():
+    module = ir.Module.parse(sys.argv[1])
+    cuda.compile_module(module, dataclasses.replace(target, autotuning_results=sys.argv[2]), ())
+    try:
+        cuda.compile_module(module, target, ())
+    except compilation.CannotCompile as error:
+        print(error)
+"""
+
+
+@with_plugin
+def test_a_process_has_the_results_of_one_target(tmp_path: Path) -> None:
+    done = run(_TWICE, layer(dtype="bf16"), results(), cwd=tmp_path)
+    kept = "this process has compiled with other results of autotuning, which XLA keeps\n"
+    assert (done.returncode, done.stdout) == (0, kept), done.stderr
 
 
 @with_plugin

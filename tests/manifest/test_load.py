@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagec.errors import StagecError, nearest, show
-from stagec.manifest import device_files, load_manifest
+from stagec.manifest import load_manifest, target_files
 from stagec.manifest.load import REFUSED
 from stagec.manifest.models import (
     CpuTarget,
@@ -591,7 +591,7 @@ def test_a_device_that_a_file_describes(tmp_path: Path) -> None:
     assert (target.figures["name"], target.figures["core_count"]) == ("NVIDIA H20", 78)
     assert target.figures["threads_per_warp"] == 32
     assert "doc" not in target.figures
-    assert list(device_files(tmp_path / "m.toml")) == ["devices/mine.toml"]
+    assert list(target_files(tmp_path / "m.toml")) == ["devices/mine.toml"]
 
 
 def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_path: Path) -> None:
@@ -636,6 +636,24 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
               move the file there""",
         ),
         (
+            'platform = "cuda"\ndevice = "h200"\nautotuning = "none.textproto"',
+            """\
+            m.toml: targets.t.autotuning: cannot read none.textproto: no such file or directory
+              begin with an empty file; stagec autotune writes it on a machine with the device""",
+        ),
+        (
+            'platform = "cuda"\ndevice = "h200"\nautotuning = "../none.textproto"',
+            """\
+            m.toml: targets.t.autotuning: "../none.textproto" is not below the manifest's folder
+              move the file there""",
+        ),
+        (
+            'platform = "cuda"\ndevice = "h200"\nautotuning = "results.pb"',
+            """\
+            m.toml: targets.t.autotuning: "results.pb" is not a .textproto file
+              write for example autotuning = "h200.autotune.textproto\"""",
+        ),
+        (
             'platform = "cuda"\ndevice = "h200"\ntopology = "8"',
             """\
             m.toml: targets.t.topology: "8" is not a topology of NVIDIA devices
@@ -659,6 +677,22 @@ def test_hardware_that_does_not_exist(target: str, message: str, tmp_path: Path)
     assert problems_of(f"{HEAD}{FUNCTION}[targets.t]\n{target}\n", tmp_path) == dedent(message)
 
 
+def test_results_of_autotuning(tmp_path: Path) -> None:
+    text = f'{HEAD}{FUNCTION}[targets.t]\nplatform = "cuda"\ndevice = "h200"\nautotuning = "t.textproto"\n'
+    (tmp_path / "m.toml").write_text(text)
+    (tmp_path / "t.textproto").write_text("# none yet\n")
+    target = load_manifest(tmp_path / "m.toml", "models/m.toml").targets["t"]
+    assert isinstance(target, CudaSpec)
+    assert (target.autotuning, target.autotuning_results) == ("t.textproto", "# none yet\n")
+    (tmp_path / "t.textproto").write_bytes(b"\x08\x03\xff")
+    with pytest.raises(StagecError) as caught:
+        load_manifest(tmp_path / "m.toml", "models/m.toml")
+    assert str(caught.value) == (
+        "models/t.textproto: not text: 'ascii' codec can't decode byte 0xff in position 2: ordinal not in range(128)\n"
+        "  save it in protobuf's text format, as XLA writes it into a file whose name ends so"
+    )
+
+
 def test_a_topology_that_does_not_exist_is_told_where_a_function_names_it(tmp_path: Path) -> None:
     assert problems_of(HEAD + FUNCTION.replace('"cpu"', '"v5e:3x3", "v6p:2x2"'), tmp_path) == dedent(
         """\
@@ -671,10 +705,12 @@ def test_a_topology_that_does_not_exist_is_told_where_a_function_names_it(tmp_pa
 
 def test_files_of_devices_are_known_also_where_a_manifest_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text('targets.a = 1\ntargets.b.device = "b.toml"\ntargets.c.device = "../c.toml"\n')
-    assert list(device_files(tmp_path / "m.toml")) == ["b.toml"]
+    assert list(target_files(tmp_path / "m.toml")) == ["b.toml"]
+    (tmp_path / "m.toml").write_text('targets.a = { device = "h200", autotuning = "b.textproto" }\n')
+    assert list(target_files(tmp_path / "m.toml")) == ["b.textproto"]
     (tmp_path / "m.toml").write_text("[targets")
-    assert list(device_files(tmp_path / "m.toml")) == []
-    assert list(device_files(tmp_path / "none.toml")) == []
+    assert list(target_files(tmp_path / "m.toml")) == []
+    assert list(target_files(tmp_path / "none.toml")) == []
 
 
 _KEYS = sorted({key for model in MODELS for key in model.model_fields})

@@ -7,7 +7,7 @@ differ, and what is done about it here:
 - XLA stores the folder of CUDA as it was told, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
   that is the current one while XLA compiles. So no path enters, and no other CUDA of the machine is found first.
 - XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
-- Without a device XLA times no variants of a kernel; it takes its defaults, or results that are given as a file.
+- Without a device XLA times no variants of a kernel; it takes its defaults, or the target's results of autotuning.
 
 - The start and the end of a collective that runs beside others have a number in common, an address: they are counted
   (`canonicalize`).
@@ -23,6 +23,7 @@ import hashlib
 import importlib
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -32,8 +33,9 @@ from typing import TYPE_CHECKING, Any
 from stagec.backends import nvidia, plugins, riegeli, wire
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.errors import StagecError
-from stagec.hardware import cuda_devices
+from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.cuda_devices import Device
+from stagec.runtime import jaxlib_lines
 from stagec.specs import CudaTarget
 
 if TYPE_CHECKING:
@@ -84,6 +86,11 @@ _UNORDERED: Mapping[int, tuple[tuple[int, ...], int]] = {
 }
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
 _AUTOTUNING = "autotuning.textproto"
+_COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
+_KERNELS: Mapping[str, int] = {"0.10.1": 41}
+"""For a version of jaxlib, XLA's number for how it makes kernels: it passes over results with another one."""
+_kept: list[str] = []
+"""The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
 
 
 def environment(target: CudaTarget) -> dict[str, str]:
@@ -120,34 +127,34 @@ def _described(target: CudaTarget) -> tuple[Device, int]:
         raise CannotCompile.of(error) from error
 
 
-def compile_module(
-    module: ir.Module, target: CudaTarget, mesh: Sequence[int], autotuning: bytes = b""
-) -> CompiledModule:
+def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> CompiledModule:
     """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
 
     mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
-    autotuning: results of timing kernels on such a device, xla.AutotuneResults as text; empty without.
     The current directory is another one while XLA compiles.
     Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
-    another than this jaxlib's, and when XLA refuses the module or an option.
+    another than this jaxlib's, when XLA refuses the module or an option, and when there are results of autotuning but
+    none for one of the module's kernels.
     """
     device, available = _described(target)
     count = math.prod(mesh)
     plugins.check_count(count, available, target.topology)
-    toolkit = _toolkit()
-    _register_custom_calls()
-    config = nvidia.target_config(device, _CUDNN, _CUDA, _CUB)
+    results = _results(target, device)
+    register_custom_calls()
+    # XLA finds results by the version of cuDNN too; the executable asks for that one where it is loaded.
+    config = nvidia.target_config(device, autotuning.cudnn(results) or _CUDNN, _CUDA, _CUB)
     # XLA takes an empty name for a description that it does not have to look up.
-    options = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
-    devices = plugins.topology_devices(PLUGIN, "", options)[:count]
-    with _scratch(toolkit, autotuning):
-        given = {"xla_gpu_load_autotune_results_from": _AUTOTUNING} if autotuning else {}
+    described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
+    devices = plugins.topology_devices(PLUGIN, "", described)[:count]
+    options = dict(target.compiler_options)
+    with scratch():
+        if results:
+            Path(_AUTOTUNING).write_text(target.autotuning_results)
+            options = {_COMPLETE: True, **options, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
         try:
-            executable = plugins.compile_for(PLUGIN, devices, module, {**target.compiler_options, **given})
+            executable = plugins.compile_for(PLUGIN, devices, module, options)
         except CannotCompile as error:
-            if autotuning and "autotune results" in str(error):
-                raise CannotCompile(str(error), "autotuning") from error
-            raise
+            raise _not_timed(error) or error from error.__cause__
     return CompiledModule(
         executable=canonicalize(executable.serialize()),
         cost_analysis=_cost(executable),
@@ -156,21 +163,34 @@ def compile_module(
     )
 
 
-def describe_device() -> str:
-    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.figures`.
-
-    CUDA_VISIBLE_DEVICES says which one is the first. Raises CannotCompile when there is none, or no plugin.
-    """
-    plugins.prepare_process({"TF_CPP_MIN_LOG_LEVEL": "3"}, ("XLA_", "PJRT_", "TF_"))
-    plugins.load(PLUGIN)
-    from jaxlib import _jax, xla_client
-
+def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
+    """Return the results of autotuning that a target has."""
     try:
-        client = xla_client.make_c_api_client(PLUGIN.platform, {"preallocate": False})
-    except _jax.JaxRuntimeError as error:
-        write = "run this on a machine with an NVIDIA device and its driver"
-        raise CannotCompile(f"CUDA finds no device here: {error}", write=write) from error
-    return str(xla_client.get_topology_for_devices(client.local_devices()[:1]).target_config)
+        results = autotuning.read(target.autotuning_results)
+        autotuning.check(results, device)
+    except StagecError as error:
+        problem = error.problems[0]
+        what = f"{problem.key}: {problem.what}" if problem.key else problem.what
+        raise CannotCompile(what, "autotuning", problem.write) from error
+    wanted = _KERNELS.get(jaxlib_lines.version())
+    for index, one in enumerate(results if wanted is not None else ()):
+        if one.version not in (None, wanted):
+            what = f"results[{index}].version: timed by an XLA of version {one.version}; this one is {wanted}"
+            raise CannotCompile(what, "autotuning", autotuning.REFRESH)
+    if _kept and _kept != [target.autotuning_results]:
+        what = "this process has compiled with other results of autotuning, which XLA keeps"
+        raise CannotCompile(what, "autotuning", "compile in a process of its own, as stagec compile does")
+    _kept.extend([target.autotuning_results] if results and not _kept else [])
+    return results
+
+
+def _not_timed(error: CannotCompile) -> CannotCompile | None:
+    """Return what XLA says of a kernel without a result as an error of the target; None for any other error."""
+    found = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", str(error))
+    if found is None:
+        return None
+    write = f"{autotuning.REFRESH}\nor let XLA choose without timing: compiler_options = {{ {_COMPLETE} = false }}"
+    return CannotCompile(f"it has no result for {found[1]}", "autotuning", write)
 
 
 def _toolkit() -> Path:
@@ -188,18 +208,16 @@ def _toolkit() -> Path:
 
 
 @contextlib.contextmanager
-def _scratch(toolkit: Path, autotuning: bytes) -> Iterator[None]:
-    """Make a folder with what XLA finds by relative names the current one for a while."""
-    with tempfile.TemporaryDirectory(prefix="stagec-") as scratch, contextlib.ExitStack() as after:
-        (Path(scratch) / _SDK).symlink_to(toolkit.absolute())
-        if autotuning:
-            (Path(scratch) / _AUTOTUNING).write_bytes(autotuning)
-        after.enter_context(contextlib.chdir(scratch))
-        yield
+def scratch() -> Iterator[None]:
+    """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while."""
+    with tempfile.TemporaryDirectory(prefix="stagec-") as folder:
+        (Path(folder) / _SDK).symlink_to(_toolkit().absolute())
+        with contextlib.chdir(folder):
+            yield
 
 
 @functools.cache
-def _register_custom_calls() -> None:
+def register_custom_calls() -> None:
     """Tell XLA of the functions that jax calls on NVIDIA devices: it compiles no call that it does not know."""
     if plugins.folder(_EXTENSION) is None:
         what = f"the functions that JAX calls on NVIDIA devices are not installed: {_EXTENSION.replace('_', '-')}"

@@ -155,10 +155,12 @@ def compile_for(
     module: ir.Module,
     compiler_options: Mapping[str, Scalar],
     order: Sequence[int] = (),
-) -> _jax.Executable:
-    """Compile a StableHLO module for devices that are not here.
+    load: bool = False,
+) -> _jax.Executable | _jax.LoadedExecutable:
+    """Compile a StableHLO module.
 
     devices: of a topology of the plugin's; the module runs in as many partitions.
+    load: whether they are here, and XLA is to load what it makes.
     order: for each partition, the index of its device in `devices`; empty: in their own order.
     Raises CannotCompile when XLA refuses the module or an option.
     """
@@ -174,7 +176,9 @@ def compile_for(
     options.env_option_overrides = sorted(compiler_options.items())
     try:
         with machine_code.changed(hash_seeds.changes(machine_code.loaded(plugin.library))):
-            return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options)
+            client = devices[0].client
+            compile_ = client.compile_and_load if load else client.compile
+            return compile_(module, _jax.DeviceList(tuple(devices)), options)
     except machine_code.CannotChange as error:
         raise CannotCompile(f"this machine cannot build for {plugin.platform}: {error}") from error
     except _jax.JaxRuntimeError as error:

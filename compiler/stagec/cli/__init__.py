@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from stagec.errors import StagecError
 
 COMMANDS = (
+    "autotune",
     "bundle",
     "compile",
     "describe-device",

@@ -14,11 +14,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.backends import cuda, nvidia
+    from stagec.backends import local_cuda, nvidia
     from stagec.backends.compilation import CannotCompile
 
     try:
-        figures = nvidia.figures(cuda.describe_device())
+        figures = nvidia.figures(local_cuda.describe_device())
     except CannotCompile as error:
         raise StagecError(Problem("", "", str(error), error.write)) from error
     if options.output:

@@ -13,15 +13,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--display-path", help="name of the manifest in messages and in the plan (default: as given)")
     parser.add_argument("--output", help="write the plan as JSON to this file")
     parser.add_argument(
-        "--device-files", help="write the files of devices that the manifest names to this file, one a line"
+        "--target-files", help="write the files that the manifest's targets name to this file, one a line"
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.manifest import describe, device_files, load_manifest, plan
+    from stagec.manifest import describe, load_manifest, plan, target_files
 
-    if options.device_files:
-        write_whole(options.device_files, "".join(f"{file}\n" for file in device_files(options.manifest)).encode())
+    if options.target_files:
+        write_whole(options.target_files, "".join(f"{file}\n" for file in target_files(options.manifest)).encode())
     planned = plan(load_manifest(options.manifest, options.display_path))
     if options.output:
         write_whole(options.output, planned.to_json().encode())

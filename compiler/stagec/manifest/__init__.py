@@ -3,6 +3,6 @@
 from stagec.manifest.load import Manifest, load_manifest
 from stagec.manifest.planning import Plan, describe, plan
 from stagec.manifest.schema import schema
-from stagec.manifest.targets import device_files
+from stagec.manifest.targets import target_files
 
-__all__ = ["Manifest", "Plan", "describe", "device_files", "load_manifest", "plan", "schema"]
+__all__ = ["Manifest", "Plan", "describe", "load_manifest", "plan", "schema", "target_files"]

@@ -19,6 +19,7 @@ from stagec.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import TOPOLOGY
 from stagec.manifest.models import (
+    AUTOTUNING,
     DEVICE,
     ENTRY,
     IDENTIFIER,
@@ -291,6 +292,7 @@ _PATTERNS = {
     MODULE_OR_ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute, and no .mlir file",
     TOPOLOGY: lambda shown: f"{shown} is not a TPU topology: a generation, and chips along each axis",
     DEVICE: lambda shown: f"{shown} is not the short name of a device, and no .toml file",
+    AUTOTUNING: lambda shown: f"{shown} is not a .textproto file",
     SHAPE: lambda shown: f"{shown} is not a shape: sizes with x between them",
     VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
 }

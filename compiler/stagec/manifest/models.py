@@ -48,6 +48,8 @@ SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
 """Sizes along axes."""
 DEVICE = rf"({NAME})|(^[^:\\/][^:\\]*\.toml$)"
 """The short name of a device, or the path of a file relative to the manifest's folder."""
+AUTOTUNING = r"^[^:\\/][^:\\]*\.textproto$"
+"""The path of a file relative to the manifest's folder."""
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
 Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
@@ -180,6 +182,16 @@ class CudaTarget(_Table):
         StringConstraints(pattern=SHAPE),
         Field(description="Partitions that NVLink connects, hosts of each, devices of each host.", examples=["1x1x8"]),
     ] = "1x1x1"
+    autotuning: Annotated[
+        str,
+        StringConstraints(pattern=AUTOTUNING),
+        Field(
+            description="File of results of autotuning on such a device, by its path relative to the manifest's "
+            "folder; `bazel run` of `<manifest>.autotune` writes it on a machine with the device. An empty file has "
+            "none yet.",
+            examples=["h200.autotune.textproto"],
+        ),
+    ] = ""
     compiler_options: CompilerOptions = {}
 
 

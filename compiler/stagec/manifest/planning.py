@@ -19,7 +19,7 @@ from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_js
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
-_MACRO_TARGETS = ("explain", "reproducibility_test")
+_MACRO_TARGETS = ("autotune", "explain", "reproducibility_test")
 """What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 _Location: TypeAlias = tuple[str | int, ...]

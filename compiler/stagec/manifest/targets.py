@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stagec.errors import Problem, StagecError
-from stagec.hardware import catalog
+from stagec.hardware import autotuning, catalog
 from stagec.hardware.cuda_devices import Device, num_devices, read
 from stagec.hardware.tpu_topologies import parse_topology
 from stagec.manifest.models import CpuTarget, CudaTarget, Document, Target, TpuTarget
@@ -55,11 +55,14 @@ def _of_table(name: str, table: Target, file: str, folder: Path) -> TargetSpec:
         case CudaTarget():
             num_devices(table.topology)
             device = _device(table.device, file, folder)
-            return CudaSpec(name, table.device, table.topology, asdict(device), options)
+            results = _autotuning(table.autotuning, device, file, folder)
+            return CudaSpec(name, table.device, table.topology, asdict(device), options, table.autotuning, results)
 
 
-def device_files(manifest: str | Path) -> Iterator[str]:
-    """Yield the files of devices that a manifest names, relative to its folder; none where it cannot be read.
+def target_files(manifest: str | Path) -> Iterator[str]:
+    """Yield the files that a manifest's targets name, relative to its folder; none where it cannot be read.
+
+    They are descriptions of devices, and results of autotuning.
 
     Whoever plans a manifest anew when a file changes asks for them, also when the plan fails.
     """
@@ -68,9 +71,10 @@ def device_files(manifest: str | Path) -> Iterator[str]:
     except (OSError, ValueError):
         return
     for table in tables.values() if isinstance(tables, dict) else ():
-        device: Any = table.get("device") if isinstance(table, dict) else None
-        if isinstance(device, str) and device.endswith(".toml") and _is_below(device):
-            yield device
+        for key, ending in (("device", ".toml"), ("autotuning", ".textproto")):
+            named: Any = table.get(key) if isinstance(table, dict) else None
+            if isinstance(named, str) and named.endswith(ending) and _is_below(named):
+                yield named
 
 
 def _is_below(file: str) -> bool:
@@ -82,16 +86,38 @@ def _device(name: str, file: str, folder: Path) -> Device:
     """The device of a short name, or of a file."""
     if not name.endswith(".toml"):
         return catalog.device(name)
-    if not _is_below(name):
-        what = f'"{name}" is not below the manifest\'s folder'
-        raise StagecError(Problem("", "device", what, "move the file there"))
-    shown = str(PurePosixPath(file).parent / name)
+    write = "stagec describe-device writes such a file for the device in front of it"
+    shown, content = _read("device", name, file, folder, write)
     try:
-        description = tomllib.loads((folder / name).read_text("utf-8"))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        write = "stagec describe-device writes such a file for the device in front of it"
-        raise StagecError(Problem("", "device", f"cannot read {shown}: {reason}", write)) from None
+        description = tomllib.loads(content.decode("utf-8"))
     except ValueError as error:  # not UTF-8, or not TOML
         raise StagecError(Problem(shown, "", f"not TOML: {error}", "see https://toml.io for the syntax")) from None
     return read(description, shown)
+
+
+def _autotuning(name: str, device: Device, file: str, folder: Path) -> str:
+    """The results of autotuning in a file, which are of `device`; "" without one."""
+    if not name:
+        return ""
+    write = "begin with an empty file; stagec autotune writes it on a machine with the device"
+    shown, content = _read("autotuning", name, file, folder, write)
+    try:
+        text = content.decode("ascii")
+    except ValueError as error:
+        write = "save it in protobuf's text format, as XLA writes it into a file whose name ends so"
+        raise StagecError(Problem(shown, "", f"not text: {error}", write)) from None
+    autotuning.check(autotuning.read(text, shown), device, shown)
+    return text
+
+
+def _read(key: str, name: str, file: str, folder: Path, write: str) -> tuple[str, bytes]:
+    """What messages call a file that `key` names, and its content. write: what to do where it cannot be read."""
+    if not _is_below(name):
+        what = f'"{name}" is not below the manifest\'s folder'
+        raise StagecError(Problem("", key, what, "move the file there"))
+    shown = str(PurePosixPath(file).parent / name)
+    try:
+        return shown, (folder / name).read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StagecError(Problem("", key, f"cannot read {shown}: {reason}", write)) from None

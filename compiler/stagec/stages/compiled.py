@@ -282,7 +282,15 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
 def _settings(target: TargetSpec) -> dict[str, Scalar]:
     """Return the fields that only targets of this platform have."""
     common = ("name", "platform", "compiler_options")
-    return {key: value for key, value in dataclasses.asdict(target).items() if key not in common}
+    return {key: value for key, value in _fields(target).items() if key not in common}
+
+
+def _fields(target: TargetSpec) -> dict[str, Any]:
+    """Return the fields of a target, with a digest in the place of a whole file."""
+    fields = dataclasses.asdict(target)
+    if fields.get("autotuning_results"):
+        fields["autotuning_results"] = hashlib.sha256(fields["autotuning_results"].encode()).hexdigest()
+    return fields
 
 
 def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compiled:
@@ -387,13 +395,13 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled, or is over a limit.
     """
-    exported, lowered = _lower(serialized, spec)
+    exported, lowered = lower(serialized, spec)
     try:
         compiled = lowered.compile(target=spec.target)
     except DoesNotFit as error:
         raise StagecError(limits.does_not_fit(error, exported, lowered, spec)) from error
     except CannotCompile as error:
-        raise _problem(error, spec, _how_to_locate(error, lowered)) from error
+        raise problem(error, spec, _how_to_locate(error, lowered)) from error
     description = dataclasses.replace(
         compiled.description,
         manifest=spec.manifest,
@@ -415,10 +423,11 @@ def made_from(serialized: bytes, spec: ExecutableSpec) -> components.Table:
 
     Raises StagecError when it cannot be lowered.
     """
-    return _made_from(*_lower(serialized, spec), spec)
+    return _made_from(*lower(serialized, spec), spec)
 
 
-def _lower(serialized: bytes, spec: ExecutableSpec) -> tuple[Exported, Lowered]:
+def lower(serialized: bytes, spec: ExecutableSpec) -> tuple[Exported, Lowered]:
+    """Specialize a serialized `Exported` as `spec` says. Raises StagecError when it cannot be."""
     try:
         exported = Exported.deserialize(serialized)
         return exported, lower_exported(exported, spec.target.platform, spec.bucket)
@@ -431,14 +440,14 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
     try:
         hardware = backend.hardware(spec.target)
     except CannotCompile as error:
-        raise _problem(error, spec) from error
+        raise problem(error, spec) from error
     paths = [*map(argument_path, lowered.in_tree.paths()), *(f"result{path}" for path in lowered.out_tree.paths())]
     shardings = (*lowered.in_shardings, *lowered.out_shardings)
     return components.of_executable(
         {
             "function": spec.function,
             "target": {
-                **dataclasses.asdict(spec.target),
+                **_fields(spec.target),
                 "device_kind": hardware.device_kind,
                 "requires": list(hardware.requires),
             },
@@ -457,7 +466,8 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
     )
 
 
-def _problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:
+def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:
+    """Return the error of an executable with its place in the manifest. write: what to do, where `error` has none."""
     key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
     return StagecError(Problem(spec.manifest, key, str(error), error.write or write))
 

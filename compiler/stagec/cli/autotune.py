@@ -1,0 +1,33 @@
+"""Time kernels on the NVIDIA devices of this machine, and write the results that a manifest's targets name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stagec.cli.files import print_json, write_whole
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", help="the manifest (.toml), or the inputs that Bazel built for it")
+    parser.add_argument(
+        "--root", default=".", help="folder that the manifest's path is relative to (default: this one)"
+    )
+    parser.add_argument(
+        "--import-root",
+        action="append",
+        metavar="FOLDER",
+        help="of a manifest: folder below which modules and files are found; may be repeated (default: this folder)",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec import autotuning
+
+    files = autotuning.autotune(options.manifest, options.import_root or ["."])
+    for file, text in files.items():
+        write_whole(str(Path(options.root, file)), text.encode("ascii"))
+    if options.json:
+        print_json({"files": list(files)})
+    else:
+        print("".join(f"wrote {file}\n" for file in files), end="")

@@ -1,0 +1,253 @@
+"""Results of autotuning: which variant of each kernel XLA found fastest on an NVIDIA device.
+
+XLA keeps them as xla.AutotuneResults (xla/autotune_results.proto, xla/autotuning.proto), here in protobuf's text format
+(https://protobuf.dev/reference/protobuf/textformat-spec/). It looks one up by its kernel and by figures of the device,
+and passes over all that it does not find or know; some values end the process. So a file is read here before XLA does.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from stagec.errors import Problem, StagecError, nearest
+from stagec.hardware.cuda_devices import Device
+
+VERSION = 3
+"""Version of the whole file, as this XLA reads it (xla/service/gpu/autotuning/autotuner_util.cc)."""
+REFRESH = "time them again: stagec autotune, on a machine with the device"
+"""What to do about a file that is wrong."""
+_KINDS = ("gemm", "triton", "algorithm", "other")
+"""What a result may choose; XLA passes over older kinds, and over failures."""
+_MEASURED = ("run_time", "scratch_bytes")
+_WARPS = ("num_warps", "num_ctas")
+_TRITON = ("block_m", "block_n", "block_k", "num_stages", *_WARPS)
+_TOKEN = re.compile(
+    r"""(?:\s|\#[^\n]*)+ | (?P<string>"(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*') | (?P<name>[A-Za-z_]\w*)
+    | (?P<number>-?[.\d][\w.+-]*) | (?P<type>\[[\w.-]+/[\w.]+\]) | (?P<mark>[{}<>:;,])""",
+    re.VERBOSE,
+)
+_DEVICE = re.compile(r"(.*), DNN version: (\d+)\.(\d+)\.(\d+)")
+
+Message: TypeAlias = "tuple[tuple[str, str | Message], ...]"
+"""Fields in their order: name, and a message or a value as it is written (strings without quotes)."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What XLA chose for one kernel.
+
+    device: figures of the device, and the version of cuDNN. hlo: the kernel, escaped as in the file.
+    version: XLA's number for how it makes kernels; None is the version of the XLA that reads it.
+    chosen: one field of xla.AutotuneResult.
+    """
+
+    device: str
+    hlo: str
+    version: int | None
+    chosen: Message
+
+
+def read(text: str, file: str = "") -> list[Result]:
+    """Read a file of results; an empty one has none.
+
+    file: what messages call it. Raises StagecError with everything that XLA would not read, would pass over without a
+    word, or that would end its process.
+    """
+    try:
+        message = _message(_tokens(text))
+    except _SyntaxError as error:
+        raise StagecError(Problem(file, "", str(error), REFRESH)) from None
+    found: list[Result] = []
+    problems: list[Problem] = []
+
+    def fault(key: str, what: str, write: str = REFRESH) -> None:
+        problems.append(Problem(file, key, what, write))
+
+    versions = [value for name, value in message if name == "version"]
+    if message and versions != [str(VERSION)]:
+        fault("version", f"results of version {', '.join(map(str, versions)) or 0}; this XLA reads {VERSION}")
+    for name in dict.fromkeys(name for name, _ in message if name not in ("version", "results")):
+        fault(name, "unknown field", nearest(name, ("version", "results")))
+    for index, entry in enumerate(value for name, value in message if name == "results"):
+        key = f"results[{index}]"
+        one = _result(entry) if isinstance(entry, tuple) else "not a message"
+        if isinstance(one, str):
+            fault(key, one)
+        elif (one.device, one.hlo, one.version) in [(other.device, other.hlo, other.version) for other in found]:
+            fault(key, "a second result for the same kernel")
+        else:
+            found.append(one)
+    if problems:
+        raise StagecError(*problems)
+    return found
+
+
+def check(results: Iterable[Result], device: Device, file: str = "") -> None:
+    """Raise StagecError unless all results are of `device`, timed with one version of cuDNN: XLA finds no others."""
+    wanted = _figures(device)
+    problems = [
+        Problem(file, f"results[{index}].device", f"timed on {one.device}, and {device.name} is {wanted}", REFRESH)
+        for index, one in enumerate(results)
+        if _timed_on(one)[0] != wanted
+    ]
+    versions = sorted({_timed_on(one)[1] for one in results})
+    if len(versions) > 1:
+        told = " and ".join(".".join(map(str, version)) for version in versions)
+        problems.append(Problem(file, "results", f"timed with cuDNN {told}: XLA finds those of one", REFRESH))
+    if problems:
+        raise StagecError(*problems)
+
+
+def cudnn(results: Iterable[Result]) -> tuple[int, int, int] | None:
+    """Return the version of cuDNN with which kernels were timed; None without results."""
+    return next((_timed_on(one)[1] for one in results), None)
+
+
+def merge(files: Iterable[Iterable[Result]], device: Device) -> list[Result]:
+    """Return the results of several files as one, of `device`: sorted, and each kernel once.
+
+    Drivers report a clock or a bandwidth that differs a little from the data sheet's, and XLA finds a result by them.
+    So the figures of `device` take the place of those of the device that kernels were timed on.
+    """
+    figures = _figures(device)
+    found: dict[tuple[str, str, int], Result] = {}
+    for one in (one for file in files for one in file):
+        version = ".".join(map(str, _timed_on(one)[1]))
+        renamed = replace(one, device=f"{figures}, DNN version: {version}")
+        found.setdefault((renamed.device, renamed.hlo, renamed.version or 0), renamed)
+    return [found[key] for key in sorted(found)]
+
+
+def write(results: Iterable[Result], comment: str) -> str:
+    """Return a file of results, for `read` and for XLA. comment: its first line."""
+    lines = [f"# {comment}", f"version: {VERSION}"]
+    for one in results:
+        lines += ["results {", f'  device: "{one.device}"', f'  hlo: "{one.hlo}"', "  result {"]
+        lines += [f"    {line}" for line in _lines(one.chosen)]
+        lines += ["  }", *([f"  version: {one.version}"] if one.version is not None else []), "}"]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(message: Message) -> Iterator[str]:
+    for name, value in message:
+        if isinstance(value, tuple):
+            yield f"{name} {{"
+            yield from (f"  {line}" for line in _lines(value))
+            yield "}"
+        else:
+            yield f"{name}: {value}"
+
+
+def _figures(device: Device) -> str:
+    """The figures of a device in XLA's words (xla/service/gpu/autotuning/autotune_cache_key.cc), without cuDNN's."""
+    capability = device.compute_capability.rstrip("af")
+    bandwidth = (device.memory_bandwidth + 500_000_000) // 1_000_000_000
+    return (
+        f"CUDA: {capability}, Cores: {device.core_count}, GPU clock: {device.clock_rate_ghz:.6g} GHz, "
+        f"Memory bandwidth: {bandwidth:.6g} GB/s, L2 cache: {device.l2_cache_size / (1 << 20):.6g} MB"
+    )
+
+
+def _timed_on(one: Result) -> tuple[str, tuple[int, int, int]]:
+    found = _DEVICE.fullmatch(one.device)
+    assert found is not None  # `read` looked
+    return found[1], (int(found[2]), int(found[3]), int(found[4]))
+
+
+def _result(entry: Message) -> Result | str:
+    """The result of an entry, or what is wrong with it."""
+    fields = dict(entry)
+    unknown = [name for name in fields if name not in ("device", "hlo", "result", "version")]
+    if unknown or len(fields) != len(entry):
+        return f"unknown field {unknown[0]}" if unknown else "a field stands twice"
+    device, hlo, result = (fields.get(name) for name in ("device", "hlo", "result"))
+    version = fields.get("version")
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device[1:-1]):
+        return "device does not say figures and a version of cuDNN, as XLA writes them"
+    if not isinstance(hlo, str) or not isinstance(result, tuple):
+        return "it has no hlo and result"
+    if version is not None and not (isinstance(version, str) and version.isdecimal()):
+        return "version is not a number"
+    chosen = tuple((name, value) for name, value in result if name not in _MEASURED)
+    names = [name for name, _ in chosen]
+    if len(names) != 1 or names[0] not in _KINDS:
+        return f"it chooses {', '.join(names) or 'nothing'}; XLA takes one of {', '.join(_KINDS)}"
+    wrong = next(_wrong_numbers(chosen), "")
+    return wrong or Result(device[1:-1], hlo[1:-1], int(version) if version is not None else None, chosen)
+
+
+def _wrong_numbers(message: Message, name: str = "") -> Iterator[str]:
+    """Numbers that end XLA's process, and sizes of tiles that are missing."""
+    fields = dict(message)
+    for field in _TRITON if name == "triton" else ():
+        if field not in fields:
+            yield f"triton has no {field}"
+    for field, value in message:
+        if isinstance(value, tuple):
+            yield from _wrong_numbers(value, field)
+        elif field in _WARPS or (name == "triton" and field in _TRITON):
+            number = int(value) if value.isdecimal() else 0
+            if number < 1 or (field != "num_stages" and number & (number - 1)):
+                yield f"{field} is {value}, which is not {'positive' if field == 'num_stages' else 'a power of two'}"
+
+
+class _SyntaxError(Exception):
+    pass
+
+
+def _tokens(text: str) -> list[tuple[str, str, int]]:
+    """Kind, text and line of each token, then one of kind "end"."""
+    found, at, line = [], 0, 1
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise _SyntaxError(f"line {line}: not protobuf's text format: {text[at : at + 20].splitlines()[0]}")
+        if token.lastgroup:
+            found.append((token.lastgroup, token[0], line))
+        line += token[0].count("\n")
+        at = token.end()
+    return [*found, ("end", "the end", line)]
+
+
+def _message(tokens: list[tuple[str, str, int]]) -> Message:
+    return _fields(tokens, 0, "the end", 0)[0]
+
+
+_CLOSING: Mapping[str, str] = {"{": "}", "<": ">"}
+_DEEPEST = 20
+"""How deep messages may lie in each other; XLA's have a depth of five."""
+
+
+def _fields(tokens: list[tuple[str, str, int]], at: int, end: str, depth: int) -> tuple[Message, int]:
+    """The fields from token `at` to `end`, and the position after it."""
+    found: list[tuple[str, str | Message]] = []
+    while tokens[at][1] != end:
+        kind, name, _ = tokens[at]
+        if kind not in ("name", "type"):
+            raise _unexpected(tokens[at])
+        at += 1
+        colon = tokens[at][1] == ":"
+        at += colon
+        kind, value, _ = tokens[at]
+        if value in _CLOSING and kind == "mark" and depth < _DEEPEST:
+            inner, at = _fields(tokens, at + 1, _CLOSING[value], depth + 1)
+            found.append((name, inner))
+        elif colon and kind in ("string", "number", "name"):
+            at += 1
+            while kind == "string" and tokens[at][0] == "string":  # parts of one string
+                value = value[:-1] + tokens[at][1][1:]
+                at += 1
+            found.append((name, value))
+        else:
+            raise _unexpected(tokens[at])
+        if tokens[at][0] == "mark" and tokens[at][1] in ",;":
+            at += 1
+    return tuple(found), at + 1
+
+
+def _unexpected(token: tuple[str, str, int]) -> _SyntaxError:
+    return _SyntaxError(f"line {token[2]}: not protobuf's text format: {token[1]} is not expected here")

@@ -1,0 +1,64 @@
+"""Programs that are given what a manifest's artifacts are made from now, without building the executables."""
+
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonSourcesInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
+load("//rules/private:launcher.bzl", "environment_files", "plugins_of", "shell_quote", "write_stagec_launcher")
+
+CURRENT_INPUTS = {
+    "bundle": attr.string(doc = "The manifest's name.", mandatory = True),
+    "version": attr.string(doc = "The manifest's version.", mandatory = True),
+    "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),
+    "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+    # A manifest on the command line is planned, which no action does.
+    "_compiler": attr.label(default = Label("//compiler:sources"), providers = [PythonSourcesInfo]),
+}
+
+def current_inputs_program(ctx, command):
+    """A program that runs a command of the compiler on the current inputs.
+
+    Args:
+      ctx: the rule's context; the rule has the attributes CURRENT_INPUTS and asks for TOOLCHAIN_TYPE.
+      command: bash; `{stagec}` in it starts the compiler, `{inputs}` is the JSON that names the current inputs. It runs
+        in the folder where the user is: there, paths on the command line are relative to that.
+
+    Returns:
+      list of providers.
+    """
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    exports = [target[AotExportInfo] for target in ctx.attr.exports]
+    executables = [target[AotExecutableInfo] for target in ctx.attr.executables]
+
+    # All of them are of one package: the macro declares this.
+    inputs = ctx.actions.declare_file(ctx.label.name + ".json")
+    ctx.actions.write(inputs, json.encode({
+        "format": 1,
+        "kind": "inputs",
+        "name": ctx.attr.bundle,
+        "version": ctx.attr.version,
+        "exports": {
+            one.name: {
+                "spec": one.spec.basename,
+                "exported": one.exported.basename,
+                "description": one.description.basename,
+            }
+            for one in exports
+        },
+        "executables": {one.name: {"export": one.export, "spec": one.spec.basename} for one in executables},
+    }) + "\n")
+
+    # What is installed of a plugin is a component of its executables.
+    plugins = plugins_of(executables).values()
+    named = "\"$workspace\"/" + shell_quote(inputs.short_path)
+    body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec " + command.replace("{inputs}", named) + "\n"
+    script = write_stagec_launcher(ctx, stagec, body, plugins)
+    files = [inputs] + [one.spec for one in executables]
+    for one in exports:
+        files += [one.spec, one.exported, one.description]
+    return [DefaultInfo(
+        executable = script,
+        files = depset([script]),
+        runfiles = ctx.runfiles(files = files, transitive_files = depset(
+            environment_files(plugins),
+            transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources],
+        )),
+    )]
