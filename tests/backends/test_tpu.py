@@ -65,6 +65,15 @@ def test_a_sharded_function_has_a_collective_and_its_part_of_the_arguments(
 
 
 @with_libtpu
+def test_a_twisted_torus_has_other_code(tmp_path: Path) -> None:
+    mesh = {"data": 16, "model": 8}
+    names = ("v5p:4x4x8", "v5p:4x4x8_twisted")
+    made = [compile_again(tmp_path, "tpu", name, layer(mesh), (16, 8)) for name in names]
+    assert [one.refused for one in made] == [("", "", "")] * 2
+    assert made[0].sha256 != made[1].sha256
+
+
+@with_libtpu
 def test_several_slices(tmp_path: Path) -> None:
     mesh = {"data": 8, "model": 4}
     made = compile_again(tmp_path, "tpu", "v6e:4x4", layer(mesh), (8, 4), slices=2)

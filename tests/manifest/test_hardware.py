@@ -114,6 +114,10 @@ def test_a_name_of_no_target(name: str, message: str) -> None:
         ("v6e:1x1", "v6e:1x1", 1),
         ("v6e=2x2", "v6e:2x2", 4),
         ("v6e_2x2", "v6e:2x2", 4),
+        ("v5p:4x4x8_twisted", "v5p:4x4x8_twisted", 128),
+        ("TPU v4_8x4x4_twisted", "v4:8x4x4_twisted", 128),
+        ("tpu7x=4x8x12_twisted", "tpu7x:4x8x12_twisted", 768),
+        ("v6e:4x4_untwisted", "v6e:4x4", 16),
     ],
 )
 def test_a_topology_is_read(text: str, name: str, devices: int) -> None:
@@ -149,6 +153,20 @@ def test_a_topology_is_read(text: str, name: str, devices: int) -> None:
             "v5e:2x2x2: a v5e slice has 2 axes, not 3",
             "write for example v5e:2x4, v5e:2x2 or v5e:2x8",
         ),
+        *(
+            (
+                text,
+                f"{text}: libtpu twists a torus of three axes, multiples of the shortest, "
+                "of which one is twice as long",
+                "write for example v5p:4x4x8_twisted or v5p:4x8x8_twisted, or leave out _twisted",
+            )
+            for text in ("v6e:4x8_twisted", "v5p:4x4x4_twisted", "v5p:2x2x1_twisted", "v4:8x12x16_twisted")
+        ),
+        (
+            "v5p:4x4x8_Twisted",
+            '"v5p:4x4x8_Twisted" is not a TPU topology',
+            "write a generation and the chips along each axis, for example v5e:2x2 or v5p:2x2x1",
+        ),
         (
             "v6e:16x32",
             "v6e:16x32: a v6e pod has 16x16 chips",
@@ -161,6 +179,12 @@ def test_a_topology_that_does_not_exist(text: str, what: str, write: str) -> Non
         parse_topology(text, catalog.generations())
     (problem,) = caught.value.problems
     assert (problem.what, problem.key, problem.write) == (what, "topology", write)
+
+
+def test_a_twisted_torus_is_a_target_by_any_of_its_names() -> None:
+    names = ("v5p:4x4x8_twisted", "v5p_4x4x8_twisted")
+    assert [catalog.target(name).name for name in names] == ["v5p-4x4x8_twisted"] * 2
+    assert catalog.target("v5p:4x4x8_untwisted") == catalog.target("v5p:4x4x8")
 
 
 def test_a_host_that_does_not_divide_the_slice() -> None:

@@ -135,6 +135,25 @@ def _plugin_explanation_test_impl(ctx):
 
 plugin_explanation_test = analysis_test(_plugin_explanation_test_impl)
 
+def _autotuning_test_impl(ctx):
+    target = ctx.attr.target
+    files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    wanted = ["tuned.f.h200.spec.json", "sample.f.exported", "tuned.autotune.json"]
+    (script,) = [
+        action.content
+        for action in target[ActionsInfo].actions
+        if names(action.outputs) == [target.label.name]
+    ]
+    return verdict(
+        ctx,
+        _launcher_problems(target, _WITH_PLUGIN, _WITH_PLUGIN) +
+        difference("missing files", [name for name in wanted if name not in files], []) +
+        difference("what is compiled for it", [name for name in files if name.endswith(".xla")], []) +
+        difference("folder", script.count(' autotune --root "${BUILD_WORKSPACE_DIRECTORY:-.}" "$@" "$workspace"/'), 1),
+    )
+
+autotuning_test = analysis_test(_autotuning_test_impl)
+
 def _plugin_reproducibility_test_impl(ctx):
     target = ctx.attr.target
     (lines,) = [
@@ -162,14 +181,18 @@ def _plugins_test_impl(ctx):
             "%s: got %s" % (name, plugin)
             for name, plugin in ctx.attr.plugins.items()
             if not plugin.endswith(wanted[name.split(".")[-1]])
-        ],
+        ] +
+        difference("executables whose kernels are timed", ctx.attr.tuned, [":platforms.f.tuned"]),
     )
 
 plugins_test = rule(
     implementation = _plugins_test_impl,
     doc = "Passes if executables for each platform name its plugin.",
     test = True,
-    attrs = {"plugins": attr.string_dict(doc = "Names of executables and the plugins that they name.")},
+    attrs = {
+        "plugins": attr.string_dict(doc = "Names of executables and the plugins that they name."),
+        "tuned": attr.string_list(doc = "The executables of the program that times kernels."),
+    },
 )
 
 def _bundle_test_impl(ctx):

@@ -99,7 +99,8 @@ def target(name: str, others: tuple[str, ...] = ()) -> TargetSpec:
     if name in devices():
         return CudaTarget(name, name, "1x1x1", asdict(device(name)), {})
     # With "_" for the colon, which libtpu takes as well, it may be a name like any other.
-    if re.match(TOPOLOGY, name) and ("_" not in name or name.split("_", maxsplit=1)[0].lower() in generations()):
+    plain = name.removesuffix("_untwisted").removesuffix("_twisted")
+    if re.match(TOPOLOGY, name) and ("_" not in plain or plain.split("_", maxsplit=1)[0].lower() in generations()):
         topology = parse_topology(name, generations())
         figures = asdict(topology.generation)
         return TpuTarget(str(topology).replace(":", "-"), str(topology), "", 1, figures, {})

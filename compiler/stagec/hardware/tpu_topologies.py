@@ -39,8 +39,8 @@ _HINTS = {
     "v5litepod": "v5e",
 }
 """Names that others use; libtpu refuses them."""
-TOPOLOGY = r"^[A-Za-z0-9 ]+[:=_][1-9][0-9]*(x[1-9][0-9]*)*$"
-"""A generation and chips along each axis, in all ways in which libtpu takes it."""
+TOPOLOGY = r"^[A-Za-z0-9 ]+[:=_][1-9][0-9]*(x[1-9][0-9]*)*(_twisted|_untwisted)?$"
+"""A generation, chips along each axis and whether the torus is twisted, in all ways in which libtpu takes it."""
 _SHAPE = re.compile(r"[1-9]\d*(?:x[1-9]\d*)*")
 _HOST = (2, 2, 1)
 """Chips of a host along each axis, where a topology does not say otherwise."""
@@ -51,15 +51,18 @@ class Topology:
     """A slice of a pod, or several that a data-center network connects.
 
     shape: chips along each axis. host: chips of one host along x, y and z. slices: how many such slices there are.
+    twisted: whether it is a torus whose links around one axis come back shifted along another
+        (https://docs.cloud.google.com/tpu/docs/v4#twisted-tori).
     """
 
     generation: Generation
     shape: tuple[int, ...]
     host: tuple[int, int, int]
     slices: int = 1
+    twisted: bool = False
 
     def __str__(self) -> str:
-        return f"{self.generation.name}:{'x'.join(map(str, self.shape))}"
+        return f"{self.generation.name}:{'x'.join(map(str, self.shape))}{'_twisted' if self.twisted else ''}"
 
     @property
     def num_devices(self) -> int:
@@ -73,11 +76,13 @@ class Topology:
             options["chip_config_name"] = "megacore"  # one device a chip, as JAX runs it
         if self.slices > 1:
             options["num_slices"] = self.slices
+        if self.twisted:
+            options["wrap"] = [True] * 3  # libtpu takes a twisted torus only where links go around every axis
         return options
 
 
 def parse_topology(text: str, generations: Mapping[str, Generation], host: str = "", slices: int = 1) -> Topology:
-    """Read a topology: a generation and chips along each axis, such as "v5e:2x4" or "v5p:4x4x8".
+    """Read a topology: a generation and chips along each axis, such as "v5e:2x4", "v5p:4x4x8" or "v5p:4x4x8_twisted".
 
     generations: those that there are, by name.
     host: chips of one host, such as "2x4"; "" is 2x2, and 1x1 for a single chip. It changes the code.
@@ -87,7 +92,9 @@ def parse_topology(text: str, generations: Mapping[str, Generation], host: str =
     if not re.match(TOPOLOGY, text):
         write = "write a generation and the chips along each axis, for example v5e:2x2 or v5p:2x2x1"
         raise _fault("topology", f'"{text}" is not a TPU topology', write)
-    name, chips_along = re.split("[:=_]", text)
+    # Slices are untwisted unless they say so: _untwisted makes the same bytes.
+    twisted, plain = text.endswith("_twisted"), text.removesuffix("_untwisted").removesuffix("_twisted")
+    name, chips_along = re.split("[:=_]", plain)
     generation = _generation(name.lower().removeprefix("tpu "), generations)
     shape = _numbers(chips_along)
     # libtpu takes v5e:2x2x1 for v5e:2x2 and v5p:2x2 for v5p:2x2x1; one topology has one name here.
@@ -111,7 +118,17 @@ def parse_topology(text: str, generations: Mapping[str, Generation], host: str =
         raise _fault("chips_per_host" if host else "topology", what, _near(generation, shape))
     if slices < 1:
         raise _fault("slices", f"{slices} slices", "write 1 or more")
-    return Topology(generation, shape, (bounds[0], bounds[1], bounds[2]), slices)
+    if twisted and not _can_be_twisted(shape):
+        what = f"{text}: libtpu twists a torus of three axes, multiples of the shortest, of which one is twice as long"
+        write = "write for example v5p:4x4x8_twisted or v5p:4x8x8_twisted, or leave out _twisted"
+        raise _fault("topology", what, write)
+    return Topology(generation, shape, (bounds[0], bounds[1], bounds[2]), slices, twisted)
+
+
+def _can_be_twisted(shape: Sequence[int]) -> bool:
+    """Whether libtpu takes such a torus; for any other one it ends the process. It was asked for thirty of them."""
+    shortest = min(shape)
+    return len(shape) == 3 and shortest > 1 and 2 * shortest in shape and all(size % shortest == 0 for size in shape)
 
 
 def topologies(generation: Generation) -> list[str]:
