@@ -87,8 +87,12 @@ def compile_again(
     autotuning: str = "",
     env: Mapping[str, str] | None = None,
     cores: frozenset[int] | None = None,
+    under: Sequence[str] = (),
 ) -> Made:
-    """Compile `module` in a process whose working directory is `out`; `env` and `cores` are the process's own."""
+    """Compile `module` in a process whose working directory is `out`; `env` and `cores` are the process's own.
+
+    under: the command that starts it, for example unshare with its options.
+    """
     changed: dict[str, Any] = {"compiler_options": dict(compiler_options or {})}
     if platform == "tpu":
         changed |= {"chips_per_host": host, "slices": slices}
@@ -100,7 +104,7 @@ def compile_again(
         "mesh": list(mesh),
         "output": str(out / "executable"),
     }
-    done = run(_COMPILE, json.dumps(given), cwd=out, env=env, cores=cores)
+    done = run(_COMPILE, json.dumps(given), cwd=out, env=env, cores=cores, under=under)
     assert done.returncode == 0, done.stderr
     # jaxlib tells on stderr which plugin it found, whatever its log level.
     result = json.loads(done.stdout)
@@ -115,6 +119,7 @@ def run(
     cwd: Path,
     env: Mapping[str, str] | None = None,
     cores: frozenset[int] | None = None,
+    under: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a fresh process that finds stagec and the packages of this one."""
     environment = {
@@ -127,7 +132,7 @@ def run(
         if cores:
             os.sched_setaffinity(0, cores)
 
-    command = [sys.executable, "-B", "-c", script, *arguments]
+    command = [*under, sys.executable, "-B", "-c", script, *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, preexec_fn=pin)
 
 

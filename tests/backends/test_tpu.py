@@ -3,11 +3,13 @@
 import importlib.metadata
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from stagec.backends import plugins
+from stagec.backends import plugins, tpu
 from stagec.backends.compilation import CannotCompile
 from stagec.runtime import jaxlib_lines
 from tests.backends.deviceless import CUSTOM_CALL, compile_again, installed, layer, run
@@ -260,3 +262,41 @@ def test_a_plugin_that_does_not_run_on_this_machine() -> None:
     found = importlib.metadata.version("numpy")
     with pytest.raises(CannotCompile, match=f"^numpy {found} cannot be used on this machine: "):
         plugins.load(_plugin("numpy", "numpy", found))
+
+
+_WITHOUT_SYSFS = ("unshare", "--mount", "sh", "-c", 'umount --lazy /sys && exec "$@"', "sh")
+NO_SYSFS = (
+    "libtpu does not run on this machine: it needs /sys/devices/system/cpu/possible, which is missing here",
+    "",
+    "mount sysfs, as mount -t sysfs sysfs /sys does; a container or chroot may lack it",
+)
+
+
+@with_libtpu
+def test_a_process_that_has_no_sysfs(tmp_path: Path) -> None:
+    if not shutil.which("unshare") or subprocess.run([*_WITHOUT_SYSFS, "true"], capture_output=True).returncode:
+        pytest.skip("this process may not change its mounts")
+    assert compile_again(tmp_path, "tpu", "v5e:1x1", layer(), under=_WITHOUT_SYSFS).refused == NO_SYSFS
+
+
+@pytest.mark.parametrize("possible", [None, "", "\n"])
+def test_a_machine_without_the_file_that_libtpu_ends_the_process_for(tmp_path: Path, possible: str | None) -> None:
+    file = tmp_path / "sys" / "devices" / "system" / "cpu" / "possible"
+    file.parent.mkdir(parents=True)
+    if possible is not None:
+        file.write_text(possible)
+    with pytest.raises(CannotCompile) as caught:
+        tpu.check_machine(tmp_path)
+    assert (str(caught.value), caught.value.key, caught.value.write) == NO_SYSFS
+    file.write_text("0-1\n")
+    tpu.check_machine(tmp_path)
+
+
+def test_a_cpu_that_libtpu_is_not_compiled_for() -> None:
+    enough = tpu._NEEDED_CPU_FLAGS | {"fpu"}
+    tpu.check_machine(cpu_flags=enough)
+    tpu.check_machine(cpu_flags=frozenset())
+    with pytest.raises(CannotCompile) as caught:
+        tpu.check_machine(cpu_flags=enough - {"avx", "aes"})
+    assert str(caught.value) == "libtpu does not run on this machine: its CPU lacks aes, avx"
+    assert caught.value.write == "build for TPUs on a machine whose CPU has these; the bytes are the same"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.backends import plugins, tpu_mesh
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.errors import StagecError
 from stagec.hardware.tpu_topologies import Generation, Topology, parse_topology
+from stagec.runtime import host
 from stagec.specs import TpuTarget
 
 if TYPE_CHECKING:
@@ -28,6 +30,13 @@ PLUGIN = plugins.Plugin(
     # As jax's extra "tpu" of the same version requires.
     versions={"0.10.1": "0.0.41", "0.12.0": "0.0.50"},
 )
+
+_NEEDED_CPU_FLAGS = frozenset(
+    ("aes", "avx", "cx16", "mmx", "pclmulqdq", "pni", "popcnt", "sse", "sse2", "sse4_1", "sse4_2", "ssse3")
+)
+"""Flags of /proc/cpuinfo for what libtpu is compiled with; it looks for them when it is loaded."""
+_NEEDED_FILE = "sys/devices/system/cpu/possible"
+"""Where libtpu's allocator reads how many cores there are."""
 
 
 def environment(target: TpuTarget) -> dict[str, str]:
@@ -67,6 +76,27 @@ def hardware(target: TpuTarget) -> Hardware:
     )
 
 
+def check_machine(root: Path = Path("/"), cpu_flags: frozenset[str] | None = None) -> None:
+    """Raise CannotCompile where libtpu would end the process instead of raising an error.
+
+    root: where the machine's files are. cpu_flags: those of its CPU; None: as /proc/cpuinfo lists them. Where none are
+    known, libtpu must find out itself.
+    """
+    try:
+        counted = (root / _NEEDED_FILE).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        counted = ""
+    if not counted:
+        what = f"libtpu does not run on this machine: it needs /{_NEEDED_FILE}, which is missing here"
+        write = "mount sysfs, as mount -t sysfs sysfs /sys does; a container or chroot may lack it"
+        raise CannotCompile(what, write=write)
+    flags = host.cpu_flags() if cpu_flags is None else cpu_flags
+    missing = sorted(_NEEDED_CPU_FLAGS - flags) if flags else []
+    if missing:
+        what = f"libtpu does not run on this machine: its CPU lacks {', '.join(missing)}"
+        raise CannotCompile(what, write="build for TPUs on a machine whose CPU has these; the bytes are the same")
+
+
 def _topology(target: TpuTarget) -> Topology:
     generation = Generation(**target.figures)
     try:
@@ -80,9 +110,11 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) ->
 
     mesh: sizes of the axes over which the module's shardings split arrays; empty for one device. Its axes lie on the
         topology as `jax.make_mesh` would lay them.
-    Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing or another than this jaxlib's,
-    when XLA refuses the module or an option, and when the program does not fit into the memory of a chip.
+    Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing, is another than this jaxlib's
+    or does not run here, when XLA refuses the module or an option, and when the program does not fit into the memory of
+    a chip.
     """
+    check_machine()
     count, topology = math.prod(mesh), _topology(target)
     plugins.check_count(count, topology.num_devices, str(topology))
     devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
