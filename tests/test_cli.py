@@ -70,6 +70,17 @@ def test_inspect_a_description(zoo: Path) -> None:
     assert checked("inspect", file).startswith("executable of mlp for cpu (cpu AVX2)\n")
 
 
+def test_a_description_of_a_sharded_function_tells_the_devices(zoo: Path) -> None:
+    file = zoo.parent / "zoo.sharded.cpu.batch4.json"
+    assert json.loads(file.read_text())["device_assignment"] == {
+        "axis_names": ["data", "model"],
+        "axis_sizes": [2, 2],
+        "device_ids": [0, 1, 2, 3],
+        "coords": [],
+    }
+    assert "  devices    4 (data = 2, model = 2), row by row: 0, 1, 2, 3\n" in checked("inspect", file)
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [

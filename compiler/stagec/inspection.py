@@ -13,6 +13,9 @@ from stagec.runtime.refusal import LoadError
 from stagec.stages import mlir
 from stagec.stages.exported import Exported, NotExported
 
+_IDS = 16
+"""How many devices' ids a line tells."""
+
 
 def inspect(path: str, data: bytes) -> dict[str, Any]:
     """Return a report on the file at `path`, whose content is `data`; "kind" says what it is.
@@ -129,10 +132,22 @@ def _executable_text(report: dict[str, Any]) -> str:
         *([f"  bucket     {bucket}"] if bucket else []),
         f"  arguments  {', '.join(report['in_avals'])}",
         f"  results    {', '.join(report['out_avals'])}",
+        *_assignment_lines(report["device_assignment"]),
         *_analysis_lines(report["analysis"]),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
+    """The mesh, and which devices lie along it."""
+    if assignment is None:
+        return []
+    axes = zip(assignment["axis_names"], assignment["axis_sizes"], strict=True)
+    mesh = ", ".join(f"{name} = {size}" for name, size in axes) or "no mesh"
+    ids = list(map(str, assignment["device_ids"]))
+    listed = ", ".join([*ids[:_IDS], *(["..."] if len(ids) > _IDS else [])])
+    return [f"  devices    {len(ids)} ({mesh}), row by row: {listed}"]
 
 
 def _analysis_lines(analysis: dict[str, Any]) -> list[str]:

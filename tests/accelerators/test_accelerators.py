@@ -55,6 +55,18 @@ def test_each_function_is_there_for_each_of_its_targets(index: dict[str, Any]) -
     assert functions["dense"]["platforms"] == ["cpu", "cuda", "tpu"]
 
 
+def test_a_description_tells_which_device_is_where_in_the_mesh(bundle: Path) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        tpu, cuda = (
+            json.loads(archive.read(f"sharded.{target}.json"))["device_assignment"]
+            for target in ("v5e-2x2", "four-h200")
+        )
+    assert (tpu["axis_names"], tpu["axis_sizes"]) == (["data", "model"], [2, 2])
+    # A ring: neighbours in the mesh are neighbours on the torus.
+    assert (tpu["device_ids"], tpu["coords"]) == ([0, 1, 3, 2], ["0,0,0,0", "1,0,0,0", "1,1,0,0", "0,1,0,0"])
+    assert cuda == {**tpu, "device_ids": [0, 1, 2, 3], "coords": []}
+
+
 def test_the_functions_run_where_there_is_only_a_cpu(bundle: Path) -> None:
     rng = np.random.default_rng(0)
     w, b, x = (rng.standard_normal(shape, np.float32) for shape in ((128, 64), (64,), (8, 128)))

@@ -40,7 +40,8 @@ except compilation.CannotCompile as error:
 else:
     open(given["output"], "wb").write(made.executable)
     result = {"cost": made.cost_analysis, "memory": made.memory_analysis, "hlo": made.hlo, "device": device}
-    print(json.dumps({**result, "jax": "jax" in sys.modules}))
+    placed = {"device_ids": list(made.device_ids), "coords": list(made.coords)}
+    print(json.dumps({**result, **placed, "jax": "jax" in sys.modules}))
 """
 
 
@@ -53,6 +54,8 @@ class Made:
     memory: Mapping[str, int] | None = None
     hlo: str = ""
     device: str = ""
+    device_ids: Sequence[int] = ()
+    coords: Sequence[Sequence[int]] = ()
     jax: bool = False
     refused: tuple[str, str, str] = ("", "", "")
 

@@ -172,6 +172,39 @@ def test_a_mesh_lies_on_a_topology_as_jax_lays_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
 
 
+_JAX_ORDERS = """
+import dataclasses, json, sys
+from stagec.backends import plugins, tpu
+from stagec.hardware import catalog
+from stagec.hardware.tpu_topologies import parse_topology
+tpu.prepare_process(catalog.target("v5e:2x2"))
+from jax.experimental import mesh_utils
+found = []
+for text, slices, mesh in json.loads(sys.argv[1]):
+    topology = parse_topology(text, catalog.generations(), slices=slices)
+    devices = plugins.topology_devices(tpu.PLUGIN, str(topology), topology.options())
+    if slices == 1:
+        order = mesh_utils.create_device_mesh(mesh, devices)
+    else:
+        inner, outer = (mesh[0] // slices, *mesh[1:]), (slices, *(1 for _ in mesh[1:]))
+        order = mesh_utils.create_hybrid_device_mesh(inner, outer, devices)
+    found.append([[d.id for d in order.flat], [[*d.coords, d.core_on_chip] for d in order.flat]])
+print(json.dumps(found))
+"""
+
+
+@with_libtpu
+def test_the_devices_that_are_told_are_in_the_order_of_jax(tmp_path: Path) -> None:
+    cases = [("v5e:2x4", 1, (2, 4)), ("tpu7x:2x2x1", 1, (4, 2)), ("v6e:4x4", 2, (2, 16))]
+    done = run(_JAX_ORDERS, json.dumps(cases), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for (topology, slices, mesh), (ids, coords) in zip(cases, json.loads(done.stdout), strict=True):
+        module = layer(dict(zip(("data", "model"), mesh, strict=True)))
+        made = compile_again(tmp_path, "tpu", topology, module, mesh, slices=slices)
+        assert (made.device_ids, made.coords) == (ids, coords)
+        assert ids != sorted(ids)
+
+
 @with_libtpu
 def test_a_program_that_does_not_fit_is_refused_with_the_largest_buffers(tmp_path: Path) -> None:
     module = layer().replace("256x512", "65536x65536").replace("512x512", "65536x65536")

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 import stagec
 from stagec.avals import parse_aval
 from stagec.runtime import device
+from stagec.runtime.description import DeviceAssignment
 from stagec.specs import CpuTarget
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
@@ -277,6 +278,7 @@ def test_four_devices() -> None:
     np.testing.assert_array_equal(parts, ROWS * np.repeat(np.arange(4, dtype=np.float32), 2)[:, None])
     compiled = lower_exported(exported, "cpu", {}).compile()
     assert (compiled.nr_devices, compiled.mesh and compiled.mesh.shape) == (4, {"d": 4})
+    assert compiled.description.device_assignment == DeviceAssignment(("d",), (4,), (0, 1, 2, 3))
     ((x, s), _), (all_of_it, split) = compiled.input_shardings, compiled.output_shardings
     assert [str(sharding.spec) for sharding in (x, s, all_of_it, split)] == ["P(d)", "P()", "P()", "P(d)"]
     again = Compiled.deserialize(compiled.serialize())

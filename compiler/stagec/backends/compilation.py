@@ -46,12 +46,16 @@ class CompiledModule:
         estimate of the whole.
     memory_analysis: bytes by use, such as "argument_size_in_bytes" and "peak_memory_in_bytes".
     hlo: the optimized HLO, as text.
+    device_ids: for each partition, the id of the device that it was assigned to.
+    coords: for each partition, x, y, z and core of that device; empty where the platform has no coordinates.
     """
 
     executable: bytes
     cost_analysis: Mapping[str, float]
     memory_analysis: Mapping[str, int]
     hlo: str
+    device_ids: Sequence[int]
+    coords: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)

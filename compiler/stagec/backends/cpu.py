@@ -113,6 +113,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
         cost_analysis=cost(executable.cost_analysis()),
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
+        device_ids=range(num_devices),
     )
 
 

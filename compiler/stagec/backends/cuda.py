@@ -160,6 +160,7 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -
         cost_analysis=_cost(executable),
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
+        device_ids=[device.id for device in devices],
     )
 
 

@@ -154,20 +154,20 @@ def compile_for(
     devices: Sequence[Any],
     module: ir.Module,
     compiler_options: Mapping[str, Scalar],
-    order: Sequence[int] = (),
+    partitions: Sequence[Any] = (),
     load: bool = False,
 ) -> _jax.Executable | _jax.LoadedExecutable:
     """Compile a StableHLO module.
 
     devices: of a topology of the plugin's; the module runs in as many partitions.
+    partitions: for each partition, its device; empty: `devices` in their own order.
     load: whether they are here, and XLA is to load what it makes.
-    order: for each partition, the index of its device in `devices`; empty: in their own order.
     Raises CannotCompile when XLA refuses the module or an option.
     """
     from jaxlib import _jax, xla_client
 
-    ids = [devices[index].id for index in order or range(len(devices))]
-    flat = memoryview(array.array("i", ids)).cast("B")
+    ids = array.array("i", (device.id for device in partitions or devices))
+    flat = memoryview(ids).cast("B")
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
     options.device_assignment = xla_client.DeviceAssignment.create(flat.cast("i", (1, len(ids))))

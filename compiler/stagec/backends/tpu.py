@@ -118,13 +118,15 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) ->
     count, topology = math.prod(mesh), _topology(target)
     plugins.check_count(count, topology.num_devices, str(topology))
     devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
-    order = tpu_mesh.order(devices, mesh) if count > 1 else (0,)
-    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, order)
+    partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
+    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, partitions)
     return CompiledModule(
         executable=executable.serialize(),
         cost_analysis=cost(executable.cost_analysis()),
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
+        device_ids=[device.id for device in partitions],
+        coords=[(*device.coords, device.core_on_chip) for device in partitions],
     )
 
 

@@ -48,6 +48,36 @@ class Target:
 
 
 @dataclass(frozen=True)
+class DeviceAssignment:
+    """Which device runs which partition of a program for several devices, as XLA was told when it compiled.
+
+    The number of a partition, its logical id, is its position in the mesh, counted row by row: the last axis runs
+    fastest. Where a target has several slices, each has as many logical ids, one slice after the other.
+
+    axis_names, axis_sizes: of the mesh; empty where the program declares none.
+    device_ids: for each logical id the device, in XLA's numbers for the target's topology.
+    coords: for each logical id where its device is: x, y and z of the chip in its slice, and the core on the chip.
+        TPUs only; empty for others.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    device_ids: tuple[int, ...]
+    coords: tuple[tuple[int, ...], ...] = ()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the JSON form; coordinates are texts such as "0,1,0,0", a line for each."""
+        values = {field.name: list(getattr(self, field.name)) for field in fields(self)}
+        return {**values, "coords": [",".join(map(str, place)) for place in self.coords]}
+
+    @staticmethod
+    def from_plain(data: Mapping[str, Any]) -> DeviceAssignment:
+        """Read what `to_plain` wrote. Raises KeyError or ValueError where it is something else."""
+        values = {field.name: tuple(data[field.name]) for field in fields(DeviceAssignment)}
+        return DeviceAssignment(**{**values, "coords": tuple(tuple(map(int, c.split(","))) for c in values["coords"])})
+
+
+@dataclass(frozen=True)
 class Description:
     """One executable: what it computes, how to call it, what it needs, what it costs.
 
@@ -58,6 +88,7 @@ class Description:
     in_tree: structure of `(args, kwargs)`; out_tree: of the result.
     in_avals, out_avals: flat and static, in the order of the trees' leaves.
     nr_devices: on how many devices of the platform it runs; the executable itself knows how arrays are split.
+    device_assignment: which of the target's devices runs which partition; None where there is one device.
     kept_var_idx: sorted indices of the `in_avals` that the executable takes; the others are not passed.
     donated: for each of `in_avals`, whether its buffer is consumed by the call.
     custom_calls: name of each custom call in the optimized program -> who provides it ("guaranteed", "same toolchain",
@@ -81,6 +112,7 @@ class Description:
     out_tree: Tree
     out_avals: tuple[Aval, ...]
     nr_devices: int
+    device_assignment: DeviceAssignment | None
     kept_var_idx: tuple[int, ...]
     donated: tuple[bool, ...]
     custom_calls: Mapping[str, str]
@@ -102,6 +134,7 @@ class Description:
         """Return the JSON form: indented, keys in the order of the fields, with a newline at the end."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         values["target"] = self.target.to_plain()
+        values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
         return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
@@ -117,6 +150,8 @@ class Description:
                 raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
             values = {field.name: data[field.name] for field in fields(Description)}
             values["target"] = Target.from_plain(data["target"])
+            assigned = values["device_assignment"]
+            values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)
             values |= {name: Tree.from_json(values[name]) for name in ("in_tree", "out_tree")}
             values |= {name: tuple(map(parse_aval, values[name])) for name in ("in_avals", "out_avals")}
             values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}

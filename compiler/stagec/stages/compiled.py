@@ -26,7 +26,7 @@ from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFi
 from stagec.errors import Problem, StagecError
 from stagec.runtime import archive, device, host, jaxlib_lines, locations
 from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
-from stagec.runtime.description import Description, Target
+from stagec.runtime.description import Description, DeviceAssignment, Target
 from stagec.runtime.loader import Signature
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.specs import ExecutableSpec, Scalar, TargetSpec
@@ -273,6 +273,7 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
         ),
         module,
         hardware,
+        mesh,
     )
     versions = {**description.versions, **(hardware.versions or {})}
     description = dataclasses.replace(description, versions=dict(sorted(versions.items())))
@@ -310,8 +311,9 @@ def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compil
         settings={"isa": "", "parallelism": os.cpu_count() or 1},
     )
     figures = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
-    description = _describe(lowered, target, CompiledModule(raw, *figures, hlo), Hardware(target.device_kind))
-    compiled = Compiled(raw, description, hlo, _mesh(lowered))
+    module, mesh = CompiledModule(raw, *figures, hlo, range(lowered.nr_devices)), _mesh(lowered)
+    description = _describe(lowered, target, module, Hardware(target.device_kind), mesh)
+    compiled = Compiled(raw, description, hlo, mesh)
     signature = Signature(lowered.fun_name, description)
     signature.executable = loaded
     compiled.__dict__["_signature"] = signature
@@ -361,6 +363,7 @@ def _describe(
     target: Target,
     module: CompiledModule,
     hardware: Hardware,
+    mesh: Mesh | None,
 ) -> Description:
     """Describe an executable that comes from no manifest."""
     return Description(
@@ -374,6 +377,7 @@ def _describe(
         out_tree=lowered.out_tree,
         out_avals=lowered.out_avals,
         nr_devices=lowered.nr_devices,
+        device_assignment=_assignment(module, mesh),
         kept_var_idx=lowered.kept_var_idx,
         donated=lowered.donated,
         # XLA adds calls of its own and drops dead ones: the optimized program is what runs.
@@ -387,6 +391,13 @@ def _describe(
         executable_bytes=len(module.executable),
         components={},
     )
+
+
+def _assignment(module: CompiledModule, mesh: Mesh | None) -> DeviceAssignment | None:
+    if len(module.device_ids) == 1:
+        return None
+    axes = (mesh.axis_names, mesh.axis_sizes) if mesh else ((), ())
+    return DeviceAssignment(*axes, tuple(module.device_ids), tuple(map(tuple, module.coords)))
 
 
 def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
