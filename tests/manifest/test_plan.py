@@ -477,6 +477,33 @@ mesh = "grid"
 """
 
 
+SLICES = """
+[targets.two]
+platform = "tpu"
+topology = "v6e:2x2"
+slices = 2
+[meshes.grid]
+axes = { AXES }
+[functions.f]
+entry = "a:b"
+args = ["f32[8]"]
+mesh = "grid"
+targets = ["two"]
+"""
+
+
+def test_a_mesh_whose_first_axis_does_not_go_over_slices(tmp_path: Path) -> None:
+    with pytest.raises(StagecError) as caught:
+        plan_of(HEAD + SLICES.replace("AXES", "model = 1, data = 8"), tmp_path)
+    assert str(caught.value) == dedent(
+        """\
+        m.toml: functions.f.mesh: mesh "grid" begins with model = 1, and target "two" has 2 slices
+          write the axis that goes over slices first in meshes.grid.axes, with a multiple of 2"""
+    )
+    plan_of(HEAD + SLICES.replace("AXES", "data = 2, model = 4"), tmp_path)
+    plan_of(HEAD + SLICES.replace("AXES", "data = 1"), tmp_path)
+
+
 def test_a_mesh_that_has_other_devices_than_a_target(tmp_path: Path) -> None:
     with pytest.raises(StagecError) as caught:
         plan_of(HEAD + MESH + 'targets = ["cpu", "v5e:2x4", "box", "h200", "v5e:4x4", "tpu7x:2x2x2"]', tmp_path)

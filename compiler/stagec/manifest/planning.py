@@ -14,7 +14,7 @@ from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function
 from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
 from stagec.partitions import Partition, parse
-from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
+from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, TpuTarget, to_json
 
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
@@ -222,6 +222,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         yield from _check_axes(key, shardings, mesh, problem)
     for target in function.targets:
         yield from _check_count(manifest.targets[target], function.mesh, mesh or {}, problem)
+        yield from _check_slices(manifest.targets[target], function.mesh, mesh or {}, problem)
     if function.in_shardings is not None and function.kwargs:
         what = "JAX takes in_shardings for positional arguments only, and there are kwargs"
         yield problem(("in_shardings",), what, "move the kwargs into args")
@@ -313,6 +314,17 @@ def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], 
     fit = catalog.topologies_with(count, target)
     larger = f", or a target of {count}: topology = {' or '.join(map(show, fit))}" if fit else ""
     yield problem(("mesh",), what, f"write a mesh of {available}{larger}")
+
+
+def _check_slices(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
+    """A mesh whose first axis cannot go over the slices of the target: they are joined along that one."""
+    if not isinstance(target, TpuTarget) or math.prod(mesh.values()) != catalog.num_devices(target):
+        return
+    axis, size = next(iter(mesh.items()), ("", 1))
+    if size % target.slices:
+        what = f'mesh "{name}" begins with {axis} = {size}, and target "{target.name}" has {target.slices} slices'
+        write = f"write the axis that goes over slices first in meshes.{name}.axes, with a multiple of {target.slices}"
+        yield problem(("mesh",), what, write)
 
 
 def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, problem: _Report) -> Iterator[Problem]:
