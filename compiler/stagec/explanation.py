@@ -59,17 +59,17 @@ def describe_export(spec: FunctionSpec, serialized: bytes, versions: Mapping[str
     return json.dumps(values, indent=1) + "\n"
 
 
-def explain(first: str, second: str, roots: Sequence[str] = (".",)) -> dict[str, Any]:
+def explain(first: str, second: str, roots: Sequence[str], packages: Sequence[str]) -> dict[str, Any]:
     """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
 
     A file is a bundle (.aot), an executable (.xla) or portable artifact (.exported) with its description beside it, or
     such a description (.json). A portable artifact without one is compared by what it holds itself. Or it stands for
     the current inputs: a manifest (.toml), or what an explain target of Bazel's writes; one artifact is compared with
     the one of the same function, variant, target and bucket.
-    roots: import roots of a manifest's functions.
+    roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
     Raises StagecError for a file that is none of them, and where the current inputs cannot be traced.
     """
-    sides: list[_Artifacts | Inputs] = [_read(path, roots) for path in (first, second)]
+    sides: list[_Artifacts | Inputs] = [_read(path, roots, packages) for path in (first, second)]
     single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
     wanted = single[0] if len(single) == 1 else None
     left, right = (_of(side, wanted, path) for side, path in zip(sides, (first, second), strict=True))
@@ -125,7 +125,7 @@ _Artifacts = Mapping[str, _Artifact]
 """The artifacts of a bundle by name, or the one of a file under the name ""."""
 
 
-def _read(path: str, roots: Sequence[str]) -> _Artifacts | Inputs:
+def _read(path: str, roots: Sequence[str], packages: Sequence[str]) -> _Artifacts | Inputs:
     try:
         if path.endswith(".aot"):
             return _bundle(Archive(path))
@@ -137,7 +137,7 @@ def _read(path: str, roots: Sequence[str]) -> _Artifacts | Inputs:
                 return {"": dataclasses.replace(_description(beside.read_bytes()), serialized=serialized)}
             Exported.deserialize(serialized)
             return {"": _Artifact(None, None, serialized, path)}
-        return inputs.read(path, roots) or {"": _description(Path(path).read_bytes())}
+        return inputs.read(path, roots, packages) or {"": _description(Path(path).read_bytes())}
     except OSError as error:
         raise StagecError(Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}")) from error
     except (LoadError, NotExported, ValueError, KeyError, TypeError) as error:

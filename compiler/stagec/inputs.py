@@ -38,14 +38,15 @@ class Inputs:
     portable: Callable[[str], tuple[bytes, bytes]]
 
 
-def read(path: str, roots: Sequence[str]) -> Inputs | None:
+def read(path: str, roots: Sequence[str], packages: Sequence[str] = ()) -> Inputs | None:
     """Return the inputs that a file stands for: a manifest (.toml), or the JSON of an explain target of Bazel's.
 
-    roots: import roots of a manifest's functions. Returns None for a JSON file of another kind.
+    roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports, stagec
+    among them; empty: those of this process. Returns None for a JSON file of another kind.
     Raises StagecError for mistakes in the manifest; what is wrong with sources is raised where they are traced.
     """
     if path.endswith(".toml"):
-        return _planned(path, roots)
+        return _planned(path, roots, packages)
     data = json.loads(Path(path).read_bytes())
     if not isinstance(data, dict) or data.get("kind") != "inputs":
         return None
@@ -69,19 +70,19 @@ def read(path: str, roots: Sequence[str]) -> Inputs | None:
     )
 
 
-def _planned(path: str, roots: Sequence[str]) -> Inputs:
+def _planned(path: str, roots: Sequence[str], packages: Sequence[str]) -> Inputs:
     planned = plan(load_manifest(path))
     exports = {export.name: export.spec for export in planned.exports}
 
     @functools.cache
     def traced(name: str) -> tuple[bytes, bytes]:
-        return _trace(exports[name], roots)
+        return _trace(exports[name], roots, packages)
 
     executables = {executable.name: (executable.export, executable.spec) for executable in planned.executables}
     return Inputs(planned.name, planned.version, exports, executables, traced)
 
 
-def _trace(spec: FunctionSpec, roots: Sequence[str]) -> tuple[bytes, bytes]:
+def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes]:
     """Export in a process of its own, as the build does: what one function imports must not be told of another."""
     flags = ["-B", *(["-s"] if sys.flags.no_user_site else []), *(["-S"] if sys.flags.no_site else [])]
     entry = Path(__file__).with_name("__main__.py")
@@ -90,7 +91,7 @@ def _trace(spec: FunctionSpec, roots: Sequence[str]) -> tuple[bytes, bytes]:
         "JAX_PLATFORMS": "cpu",
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, packages or sys.path)),
     }
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         slice_, out, description = (Path(scratch, name) for name in ("spec", "exported", "description"))

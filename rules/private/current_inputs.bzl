@@ -19,7 +19,8 @@ def current_inputs_program(ctx, command):
     Args:
       ctx: the rule's context; the rule has the attributes CURRENT_INPUTS and asks for TOOLCHAIN_TYPE.
       command: bash; `{stagec}` in it starts the compiler, `{inputs}` is the JSON that names the current inputs. It runs
-        in the folder where the user is: there, paths on the command line are relative to that.
+        in the folder where the user is: there, paths on the command line are relative to that. Where it has `{plugins}`,
+        options that say where plugins are, these are not on the path of the program, which does not compile.
 
     Returns:
       list of providers.
@@ -47,10 +48,15 @@ def current_inputs_program(ctx, command):
     }) + "\n")
 
     # What is installed of a plugin is a component of its executables.
-    plugins = plugins_of(executables).values()
+    plugins = plugins_of(executables)
+    options = [
+        "--plugin %s=\"$workspace\"/%s" % (platform, shell_quote(plugin.site_packages.short_path))
+        for platform, plugin in plugins.items()
+    ]
     named = "\"$workspace\"/" + shell_quote(inputs.short_path)
-    body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec " + command.replace("{inputs}", named) + "\n"
-    script = write_stagec_launcher(ctx, stagec, body, plugins)
+    line = command.replace("{inputs}", named).replace("{plugins}", " ".join(options))
+    body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec " + line + "\n"
+    script = write_stagec_launcher(ctx, stagec, body, [] if "{plugins}" in command else plugins.values())
     files = [inputs] + [one.spec for one in executables]
     for one in exports:
         files += [one.spec, one.exported, one.description]
@@ -58,7 +64,7 @@ def current_inputs_program(ctx, command):
         executable = script,
         files = depset([script]),
         runfiles = ctx.runfiles(files = files, transitive_files = depset(
-            environment_files(plugins),
+            environment_files(plugins.values()),
             transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources],
         )),
     )]

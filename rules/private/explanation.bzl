@@ -4,7 +4,7 @@ load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:current_inputs.bzl", "CURRENT_INPUTS", "current_inputs_program")
 
 def _aot_explanation_impl(ctx):
-    return current_inputs_program(ctx, "{stagec} explain \"$@\" {inputs}")
+    return current_inputs_program(ctx, "{stagec} explain {plugins} \"$@\" {inputs}")
 
 aot_explanation = rule(
     implementation = _aot_explanation_impl,

@@ -84,6 +84,28 @@ def test_a_target_and_an_option(small: Path, tmp_path: Path) -> None:
     assert lines[-1] == "compiler option xla_cpu_enable_fast_math: (none) -> true"
 
 
+PLUGIN = """
+import importlib.util
+
+
+def f(x):
+    assert importlib.util.find_spec("brought_by_the_plugin") is None
+    return x * 2
+"""
+
+
+def test_tracing_does_not_see_what_compiling_for_a_platform_takes(tmp_path: Path) -> None:
+    head = MANIFEST.partition("[functions")[0]
+    function = '[functions.f]\nentry = "pkg.model:f"\nargs = ["f32[8]"]\ntargets = ["v5e:1x1"]\n'
+    write(tmp_path / "source", PLUGIN, head + function)
+    folder = tmp_path / "plugin"
+    (folder / "libtpu-1.2.3.dist-info").mkdir(parents=True)
+    (folder / "libtpu-1.2.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 1.2.3\n")
+    (folder / "brought_by_the_plugin.py").touch()
+    status, text = explain(Path("m.toml"), Path("m.toml"), "--plugin", f"tpu={folder}", cwd=tmp_path / "source")
+    assert (status, text) == (0, "m.toml and m.toml are made from the same components\n")
+
+
 def test_bundles(small: Path, tmp_path: Path) -> None:
     manifest = MANIFEST.replace('version = "1"', 'version = "2"').replace("batch = [3]", "batch = [5]")
     other = again(tmp_path / "b", MODEL.replace("<< 3", "<< 2"), manifest) / "m.aot"

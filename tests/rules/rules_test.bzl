@@ -131,7 +131,22 @@ plugin_executable_test = analysis_test(_plugin_executable_test_impl)
 _WITH_PLUGIN = ["stagec_python", "stagec_planning"]
 
 def _plugin_explanation_test_impl(ctx):
-    return verdict(ctx, _launcher_problems(ctx.attr.target, _WITH_PLUGIN, _WITH_PLUGIN))
+    target = ctx.attr.target
+    (command,) = [
+        line
+        for action in target[ActionsInfo].actions
+        for line in (action.content or "").splitlines()
+        if line.startswith("exec ")
+    ]
+    words = command.replace("'", "").replace("\"", "").split(" ")
+    plugins = [words[i + 1].split("=") for i in range(len(words)) if words[i] == "--plugin"]
+    return verdict(
+        ctx,
+        # What is traced does not see the plugin.
+        _launcher_problems(target, ["stagec_python"], _WITH_PLUGIN) +
+        difference("platforms", [platform for platform, _ in plugins], ["tpu"]) +
+        difference("plugins", _repositories([path for _, path in plugins], "site-packages"), ["stagec_planning"]),
+    )
 
 plugin_explanation_test = analysis_test(_plugin_explanation_test_impl)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, split
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +19,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="of a manifest: folder below which modules and files are found; may be repeated (default: this folder)",
     )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="PLATFORM=FOLDER",
+        help="packages that only compiling for the platform may import; may be repeated",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from stagec import explanation
 
-    report = explanation.explain(options.first, options.second, options.import_root or ["."])
+    # What a plugin's executables are made from is its version too; but tracing would import it, and tell that.
+    packages = list(sys.path)
+    sys.path += [str(Path(folder).absolute()) for _, folder in (split(text, 2) for text in options.plugin)]
+    report = explanation.explain(options.first, options.second, options.import_root or ["."], packages)
     if options.json:
         print_json(report)
     else:
