@@ -4,9 +4,11 @@ A phase (loading a manifest, planning, exporting, ...) collects every problem it
 `StagecError`. The command line prints it to stderr, without a traceback, and exits with status 2.
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,21 @@ class Problem:
     """What is wrong: one sentence, without a full stop."""
     write: str = ""
     """What to write or do instead; may have several lines; "" where `what` already says it."""
+    about: str = ""
+    """Which of several artifacts that the key stands for it is about; "" where there is one."""
+    label: str = ""
+    """Bazel's label of what was to be built; "" outside of such an action."""
 
     def __str__(self) -> str:
-        """`FILE: KEY: WHAT`, then `write` indented on the following lines. Empty parts are left out."""
-        lines = [": ".join(part for part in (self.file, self.key, self.what) if part)]
+        """`FILE: KEY: ABOUT: WHAT`, then `write` indented on the following lines. Empty parts are left out.
+
+        With a label, which says what it is about, `LABEL: WHAT (FILE: KEY)`.
+        """
+        place = ": ".join(part for part in (self.file, self.key) if part)
+        if self.label:
+            lines = [f"{self.label}: {self.what}{f' ({place})' if place else ''}"]
+        else:
+            lines = [": ".join(part for part in (place, self.about, self.what) if part)]
         lines += [f"  {line}" if line else "" for line in self.write.splitlines()]
         return "\n".join(lines)
 
@@ -42,6 +55,10 @@ class StagecError(Exception):
             raise ValueError("StagecError needs at least one Problem")
         super().__init__(*problems)
         self.problems = problems
+
+    def of(self, label: str) -> StagecError:
+        """Return the same error of a target of Bazel's; "" is none."""
+        return StagecError(*(replace(problem, label=label) for problem in self.problems))
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)

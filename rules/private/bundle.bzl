@@ -3,6 +3,14 @@
 load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
+# What is written for a reader, of exports and of executables; see aot_export and aot_executable.
+_TEXTS = ["debug", "description", "hlo_after", "hlo_before", "jaxpr", "stablehlo"]
+
+def _gathered(targets, group):
+    """One output group of all targets that have it."""
+    groups = [target[OutputGroupInfo] for target in targets]
+    return depset(transitive = [getattr(one, group) for one in groups if hasattr(one, group)])
+
 def _aot_bundle_impl(ctx):
     name = ctx.label.name
     exports = [target[AotExportInfo] for target in ctx.attr.exports]
@@ -36,6 +44,7 @@ def _aot_bundle_impl(ctx):
     )
     return [
         DefaultInfo(files = depset([bundle]), runfiles = ctx.runfiles([bundle])),
+        OutputGroupInfo(**{group: _gathered(ctx.attr.exports + ctx.attr.executables, group) for group in _TEXTS}),
         AotBundleInfo(
             name = name,
             version = ctx.attr.version,
@@ -47,7 +56,8 @@ def _aot_bundle_impl(ctx):
 
 aot_bundle = rule(
     implementation = _aot_bundle_impl,
-    doc = "Packs exported functions and executables into `<name>.aot`. The macro of a manifest declares it.",
+    doc = "Packs exported functions and executables into `<name>.aot`. The macro of a manifest declares it. It has the " +
+          "output groups of all of them.",
     attrs = {
         "version": attr.string(doc = "The manifest's version.", mandatory = True),
         "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),

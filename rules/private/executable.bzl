@@ -35,6 +35,11 @@ def has_autotuning(spec):
     """
     return bool(json.decode(spec)["target"].get("autotuning"))
 
+def _label_of(target):
+    """The label as its user writes it: without the marks of the main repository, which are another's in each Bazel."""
+    text = str(target)
+    return text.lstrip("@") if text.startswith("@//") or text.startswith("@@//") else text
+
 def _aot_executable_impl(ctx):
     name = ctx.label.name
     platform = platform_of(ctx.attr.spec)
@@ -46,25 +51,41 @@ def _aot_executable_impl(ctx):
     spec = ctx.actions.declare_file(name + ".spec.json")
     executable = ctx.actions.declare_file(name + ".xla")
     description = ctx.actions.declare_file(name + ".json")
+    stablehlo = ctx.actions.declare_file(name + ".stablehlo.mlir")
+    hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
+    hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
     ctx.actions.write(spec, ctx.attr.spec)
 
-    arguments = ctx.actions.args()
-    arguments.add("--spec", spec)
-    arguments.add("--exported", exported)
-    arguments.add("--output", executable)
-    arguments.add("--description", description)
-    compiler_action(
-        ctx,
-        mnemonic = _MNEMONICS[platform],
-        progress_message = "Compiling %s for %s" % (name, platform),
-        command = "compile",
-        arguments = arguments,
-        inputs = depset([spec, exported]),
-        outputs = [executable, description],
-        plugin = plugin,
-    )
+    # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
+    # an input.
+    for mnemonic, progress, outputs, packages in [
+        (_MNEMONICS[platform], "Compiling", {"--output": executable, "--description": description}, plugin),
+        ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
+        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after}, plugin),
+    ]:
+        arguments = ctx.actions.args()
+        arguments.add("--label", _label_of(ctx.label))
+        arguments.add("--spec", spec)
+        arguments.add("--exported", exported)
+        for option, file in outputs.items():
+            arguments.add(option, file)
+        compiler_action(
+            ctx,
+            mnemonic = mnemonic,
+            progress_message = "%s %s for %s" % (progress, name, platform),
+            command = "compile",
+            arguments = arguments,
+            inputs = depset([spec, exported]),
+            outputs = outputs.values(),
+            plugin = packages,
+        )
     return [
         DefaultInfo(files = depset([executable, description])),
+        OutputGroupInfo(
+            hlo_after = depset([hlo_after]),
+            hlo_before = depset([hlo_before]),
+            stablehlo = depset([stablehlo]),
+        ),
         AotExecutableInfo(
             name = name,
             export = ctx.attr.export[AotExportInfo].name,
@@ -79,7 +100,10 @@ def _aot_executable_impl(ctx):
 aot_executable = rule(
     implementation = _aot_executable_impl,
     doc = "Compiles an exported function for one target: `<name>.xla`, described by `<name>.json`. The macro of a " +
-          "manifest declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or StagecCompileTpu.",
+          "manifest declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or StagecCompileTpu. " +
+          "The output group `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and bucket; " +
+          "`hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, the same as HLO before " +
+          "and after XLA optimized it.",
     attrs = {
         "spec": attr.string(doc = "The executable's slice of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),

@@ -20,6 +20,7 @@ def _aot_export_impl(ctx):
     exported = ctx.actions.declare_file(name + ".exported")
     description = ctx.actions.declare_file(name + ".exported.json")
     debug = ctx.actions.declare_file(name + ".debug.mlir")
+    groups = {"debug": depset([debug]), "description": depset([description])}
     ctx.actions.write(spec, ctx.attr.spec)
 
     sources = depset(transitive = [sources_of(ctx.attr.deps), sources_of(ctx.attr.data)])
@@ -33,11 +34,17 @@ def _aot_export_impl(ctx):
 
     folders = _execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
 
-    # The second runs only when the output group is asked for. Nothing has its output as an input.
-    for mnemonic, progress, outputs in [
+    # The first runs in a build. The others run when their output group is asked for, and nothing has what they write as
+    # an input.
+    runs = [
         ("StagecExport", "Exporting", {"--output": exported, "--description": description}),
         ("StagecDebug", "Locating", {"--debug-output": debug}),
-    ]:
+    ]
+    if ":" in json.decode(ctx.attr.spec).get("entry", ""):  # a function, and no StableHLO module
+        jaxpr = ctx.actions.declare_file(name + ".jaxpr.txt")
+        runs.append(("StagecJaxpr", "Tracing", {"--jaxpr": jaxpr}))
+        groups["jaxpr"] = depset([jaxpr])
+    for mnemonic, progress, outputs in runs:
         arguments = ctx.actions.args()
         for option, file in outputs.items():
             arguments.add(option, file)
@@ -54,7 +61,7 @@ def _aot_export_impl(ctx):
         )
     return [
         DefaultInfo(files = depset([exported])),
-        OutputGroupInfo(debug = depset([debug]), description = depset([description])),
+        OutputGroupInfo(**groups),
         AotExportInfo(
             name = name,
             exported = exported,
@@ -69,7 +76,7 @@ aot_export = rule(
     implementation = _aot_export_impl,
     doc = "Traces one function and writes it as `<name>.exported`. The macro of a manifest declares these. The output " +
           "group `description` is `<name>.exported.json`, what it was made from; `debug` is `<name>.debug.mlir`, its " +
-          "StableHLO with the place in the sources of every operation.",
+          "StableHLO with the place in the sources of every operation; `jaxpr` is `<name>.jaxpr.txt`, what JAX traced.",
     attrs = {
         "spec": attr.string(doc = "The function's slice of the plan, as canonical JSON.", mandatory = True),
         "deps": attr.label_list(

@@ -68,11 +68,13 @@ def _export_test_impl(ctx):
         difference("files", names(target.files), ["sample.f.exported"]) +
         difference("exported", target[AotExportInfo].exported.basename, "sample.f.exported") +
         difference("name", target[AotExportInfo].name, "sample.f") +
-        difference("spec", write.content, '{"name":"f"}') +
+        difference("spec", write.content, '{"entry":"model:f","name":"f"}') +
         difference("inputs", _own_inputs(action), ["data.txt", "library.py", "model.py", "only_f.py", "sample.f.spec.json"]) +
         difference("outputs", names(action.outputs), ["sample.f.exported", "sample.f.exported.json"]) +
         difference("debug", names(target[OutputGroupInfo].debug), ["sample.f.debug.mlir"]) +
         difference("debug inputs", _own_inputs(only_action(target, "StagecDebug")), _own_inputs(action)) +
+        difference("jaxpr", names(target[OutputGroupInfo].jaxpr), ["sample.f.jaxpr.txt"]) +
+        difference("jaxpr inputs", _own_inputs(only_action(target, "StagecJaxpr")), _own_inputs(action)) +
         difference(
             "import roots",
             _option(action, "--import-root"),
@@ -99,6 +101,15 @@ def _own_dependencies_test_impl(ctx):
 
 own_dependencies_test = analysis_test(_own_dependencies_test_impl)
 
+def _text_problems(target, group, mnemonic, file):
+    """How an output group is not one file, made by an action that has what compiling has as its inputs."""
+    action = only_action(target, mnemonic)
+    return (
+        difference(group, names(target[OutputGroupInfo][group]), [file]) +
+        difference("who writes it", [name for name in names(action.outputs) if name == file], [file]) +
+        difference("inputs of " + mnemonic, _own_inputs(action), ["sample.f.cpu.batch8.spec.json", "sample.f.exported"])
+    )
+
 def _executable_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecCompile")
@@ -109,6 +120,10 @@ def _executable_test_impl(ctx):
         difference("description", target[AotExecutableInfo].description.basename, "sample.f.cpu.batch8.json") +
         difference("inputs", _own_inputs(action), ["sample.f.cpu.batch8.spec.json", "sample.f.exported"]) +
         difference("outputs", names(action.outputs), ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.xla"]) +
+        difference("label", _option(action, "--label"), ["//tests/rules:sample.f.cpu.batch8"]) +
+        _text_problems(target, "stablehlo", "StagecLower", "sample.f.cpu.batch8.stablehlo.mlir") +
+        _text_problems(target, "hlo_before", "StagecLower", "sample.f.cpu.batch8.hlo_before.txt") +
+        _text_problems(target, "hlo_after", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.txt") +
         _command_problems(action, "compile"),
     )
 
@@ -123,7 +138,9 @@ def _plugin_executable_test_impl(ctx):
         difference("platform", info.platform, "tpu") +
         difference("plugin", _repositories([info.plugin.site_packages.short_path], "site-packages"), ["stagec_planning"]) +
         difference("inputs", _own_inputs(action), ["sample.f.exported", "sample.f.v5e.spec.json"]) +
-        _command_problems(action, "compile", ["stagec_python", "stagec_planning"]),
+        _command_problems(action, "compile", _WITH_PLUGIN) +
+        _command_problems(only_action(target, "StagecOptimize"), "compile", _WITH_PLUGIN) +
+        _command_problems(only_action(target, "StagecLower"), "compile"),
     )
 
 plugin_executable_test = analysis_test(_plugin_executable_test_impl)
@@ -224,6 +241,8 @@ def _bundle_test_impl(ctx):
         "sample.g.spec.json",
     ]
     info = target[AotBundleInfo]
+    groups = target[OutputGroupInfo]
+    executable = "sample.f.cpu.batch8."
     return verdict(
         ctx,
         difference("files", names(target.files), ["sample.aot"]) +
@@ -232,6 +251,11 @@ def _bundle_test_impl(ctx):
         difference("executables", [one.name for one in info.executables.to_list()], ["sample.f.cpu.batch8"]) +
         difference("inputs", [name for name in _own_inputs(action) if ".params" not in name], artifacts) +
         difference("outputs", names(action.outputs), ["sample.aot"]) +
+        difference("jaxpr", names(groups.jaxpr), ["sample.f.jaxpr.txt"]) +  # sample.g is a StableHLO module
+        difference("debug", names(groups.debug), ["sample.f.debug.mlir", "sample.g.debug.mlir"]) +
+        difference("stablehlo", names(groups.stablehlo), [executable + "stablehlo.mlir"]) +
+        difference("hlo_before", names(groups.hlo_before), [executable + "hlo_before.txt"]) +
+        difference("hlo_after", names(groups.hlo_after), [executable + "hlo_after.txt"]) +
         _command_problems(action, "bundle"),
     )
 

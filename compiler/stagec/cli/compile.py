@@ -3,34 +3,64 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 
 from stagec.cli.files import read, read_text, write_whole
+from stagec.errors import StagecError
+from stagec.specs import ExecutableSpec, executable_spec
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", required=True, help="the executable's slice of the plan, a JSON file")
     parser.add_argument("--exported", required=True, help="the portable artifact to compile")
-    parser.add_argument("--output", required=True, help="where to write the executable")
-    parser.add_argument("--description", required=True, help="where to write its description, a JSON file")
+    parser.add_argument("--output", help="where to write the executable")
+    parser.add_argument("--description", help="where to write its description, a JSON file")
+    parser.add_argument("--stablehlo", help="where to write the module for this target and bucket, as StableHLO text")
+    parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
+    parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
+    parser.add_argument("--label", default="", help="what messages call it: the label of a target of Bazel's")
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import specs
     from stagec.backends.compilation import backend
 
-    spec = specs.executable_spec(read_text(options.spec))
+    spec = executable_spec(read_text(options.spec))
+    serialized = read(options.exported)
     backend(spec.target.platform).prepare_process(spec.target)  # before anything of jaxlib's is imported
+    try:
+        _write_texts(options, spec, serialized)
+        if options.output or options.description:
+            _write_executable(options, spec, serialized)
+    except StagecError as error:
+        raise error.of(options.label) from error
+
+
+def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
+    from stagec.stages import compiled
+
+    if options.stablehlo or options.hlo_before:
+        _, lowered = compiled.lower(serialized, spec)
+        for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
+            if path:
+                write_whole(path, lowered.as_text(dialect).encode())
+    if options.hlo_after:
+        write_whole(options.hlo_after, compiled.optimized_hlo(serialized, spec).encode())
+
+
+def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
     from stagec.stages.compiled import compile_exported
     from stagec.stages.limits import advice
 
     started = time.monotonic()
-    compiled = compile_exported(read(options.exported), spec)
+    compiled = compile_exported(serialized, spec)
     late = advice(spec, time.monotonic() - started)
     if late:
-        print(late, file=sys.stderr)
-    write_whole(options.output, compiled.executable)
-    write_whole(options.description, compiled.description.to_json().encode())
+        print(dataclasses.replace(late, label=options.label), file=sys.stderr)
+    if options.output:
+        write_whole(options.output, compiled.executable)
+    if options.description:
+        write_whole(options.description, compiled.description.to_json().encode())
     if options.json:
         sys.stdout.write(compiled.description.to_json())

@@ -13,6 +13,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="where to write the portable artifact")
     parser.add_argument("--description", help="where to write what it was made from, a JSON file")
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
+    parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
     parser.add_argument(
         "--import-root",
         action="append",
@@ -29,6 +30,8 @@ def run(options: argparse.Namespace) -> None:
     frontend = importlib.import_module(f"stagec.frontends.{'stablehlo' if spec.is_module else 'jax'}")
     if options.debug_output:
         write_whole(options.debug_output, frontend.export_with_locations(spec, options.import_root).encode())
+    if options.jaxpr:
+        write_whole(options.jaxpr, frontend.jaxpr(spec, options.import_root).encode())
     if not options.output:
         return
     serialized: bytes = frontend.export(spec, options.import_root)

@@ -96,6 +96,11 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
     return text.replace('loc("-":', f'loc("{(Path(spec.manifest).parent / spec.entry).as_posix()}":')
 
 
+def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+    """Raise StagecError: JAX did not trace the module."""
+    raise spec.problem("entry", f"{spec.entry} is a StableHLO module, and has no jaxpr")
+
+
 def versions() -> dict[str, str]:
     """Return what a portable artifact was made with: name -> version."""
     return {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, "python": platform.python_version()}

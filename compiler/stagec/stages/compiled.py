@@ -407,12 +407,7 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     compiled, or is over a limit.
     """
     exported, lowered = lower(serialized, spec)
-    try:
-        compiled = lowered.compile(target=spec.target)
-    except DoesNotFit as error:
-        raise StagecError(limits.does_not_fit(error, exported, lowered, spec)) from error
-    except CannotCompile as error:
-        raise problem(error, spec, _how_to_locate(error, lowered)) from error
+    compiled = _compile(exported, lowered, spec)
     description = dataclasses.replace(
         compiled.description,
         manifest=spec.manifest,
@@ -427,6 +422,24 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     if problems:
         raise StagecError(*problems)
     return dataclasses.replace(compiled, description=description)
+
+
+def optimized_hlo(serialized: bytes, spec: ExecutableSpec) -> str:
+    """Return what XLA makes of the program of `compile_exported`, as HLO text; also where that is over a limit.
+
+    The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
+    compiled.
+    """
+    return _compile(*lower(serialized, spec), spec).as_text()
+
+
+def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Compiled:
+    try:
+        return lowered.compile(target=spec.target)
+    except DoesNotFit as error:
+        raise StagecError(limits.does_not_fit(error, exported, lowered, spec)) from error
+    except CannotCompile as error:
+        raise problem(error, spec, _how_to_locate(error, lowered)) from error
 
 
 def made_from(serialized: bytes, spec: ExecutableSpec) -> components.Table:

@@ -38,7 +38,7 @@ def exceeded(
     peak = analysis["peak_bytes"]
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
         what = f"peak memory {told(peak)} is over the {told(hardware.memory)} that one {hardware.device_kind} has"
-        yield Problem(spec.manifest, spec.key, _named(spec, what), _table(description, program, exported))
+        yield Problem(spec.manifest, spec.key, what, _table(description, program, exported), _about(spec))
     counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
     figures: dict[str, tuple[Any, float | None]] = {
         "peak_memory": (peak, limits.peak_memory),
@@ -64,7 +64,7 @@ def exceeded(
             write = _moved(description) if key.startswith("collectives") else write
         else:
             continue
-        yield Problem(spec.manifest, at, _named(spec, what), write)
+        yield Problem(spec.manifest, at, what, write, _about(spec))
 
 
 def _pair(key: str, figure: float, limit: float) -> tuple[str, str]:
@@ -74,13 +74,13 @@ def _pair(key: str, figure: float, limit: float) -> tuple[str, str]:
     return short if key in _BYTES and short[0] != short[1] else in_full
 
 
-def advice(spec: ExecutableSpec, seconds: float) -> str:
-    """Return what to say of the time that compiling took; "" when it is within the limit. It is no mistake."""
+def advice(spec: ExecutableSpec, seconds: float) -> Problem | None:
+    """Return what to say of the time that compiling took; None when it is within the limit. It is no mistake."""
     limit = spec.limits.compile_time
     if limit is None or seconds <= limit:
-        return ""
+        return None
     what = f"warning: compiling took {seconds:.1f} s, the limit is {limit:g} s"
-    return str(Problem(spec.manifest, f"{spec.limits.key}.compile_time", what))
+    return Problem(spec.manifest, f"{spec.limits.key}.compile_time", what)
 
 
 def does_not_fit(error: DoesNotFit, exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Problem:
@@ -102,7 +102,7 @@ def does_not_fit(error: DoesNotFit, exported: Exported, lowered: Lowered, spec: 
         rows = [(told(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
         head = "largest, on all devices together:" if lowered.nr_devices > 1 else "largest:"
         write = "\n".join([head, *_rows(rows)])
-    return Problem(spec.manifest, spec.key, _named(spec, str(error)), write)
+    return Problem(spec.manifest, spec.key, str(error), write, _about(spec))
 
 
 def told(size: float) -> str:
@@ -121,11 +121,11 @@ _NAMES = {
 }
 
 
-def _named(spec: ExecutableSpec, what: str) -> str:
+def _about(spec: ExecutableSpec) -> str:
     """Say which executable it is about: limits hold for all buckets and variants."""
     name = f"{spec.function}-{spec.variant}" if spec.variant else spec.function
     bucket = "".join(f", {dim} = {size}" for dim, size in sorted(spec.bucket.items()))
-    return f"{name} for {spec.target.name}{bucket}: {what}"
+    return f"{name} for {spec.target.name}{bucket}"
 
 
 def _table(description: Description, program: str, exported: Exported) -> str:
