@@ -219,6 +219,28 @@ def test_an_operation_has_its_place(built: Workspace) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"  models/layers.py:{line} in gelu")
 
 
+def test_programs_as_text(built: Workspace) -> None:
+    groups = {
+        "jaxpr": ("models.gelu.jaxpr.txt", "{ lambda ; a:f32[32]. let"),
+        "stablehlo": ("models.gelu.cpu.stablehlo.mlir", "module @jit_gelu "),
+        "hlo_before": ("models.gelu.cpu.hlo_before.txt", "HloModule jit_gelu, "),
+        "hlo_after": ("models.gelu.cpu.hlo_after.txt", "HloModule jit_gelu, is_scheduled=true, "),
+    }
+    targets = ("//models:models.gelu", "//models:models.gelu.cpu")
+    assert built.run("build", *targets, f"--output_groups={','.join(groups)}").returncode == 0
+    for file, start in groups.values():
+        assert built.output(file).read_text().startswith(start)
+
+
+def test_an_executable_over_its_limit_is_named(built: Workspace) -> None:
+    limit = "[functions.gelu.limits.cpu]\nexecutable_size = 1\n\n[functions.cosine]"
+    with built.broken("models/models.toml", "[functions.cosine]", limit):
+        said = built.refusal("//models:models.gelu.cpu")
+    line = next(line for line in said.splitlines() if "is over the limit" in line)
+    assert line.startswith("//models:models.gelu.cpu: size of the executable ")
+    assert line.endswith(" is over the limit of 1 (models/models.toml: functions.gelu.limits.cpu.executable_size)")
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [

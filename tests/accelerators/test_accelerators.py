@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_the_bundle_is_made_from_the_current_inputs(bundle: Path) -> None:
         done = subprocess.run([os.environ["ACCELERATORS_EXPLAIN"], *given], cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         assert "are made from the same components" in done.stdout
+
+
+@pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a target of Bazel's")
+def test_programs_as_text(bundle: Path) -> None:
+    for target in ("v5e-2x2", "four-h200"):
+        stem = f"{bundle.stem}.sharded.{target}"
+        before, after = ((bundle.parent / f"{stem}.hlo_{when}.txt").read_text() for when in ("before", "after"))
+        assert "all-reduce" not in before
+        assert "sdy.mesh" in before
+        assert re.search("all-reduce|reduce-scatter", after)
+    for function in ("dense", "sharded"):
+        assert (bundle.parent / f"{bundle.stem}.{function}.jaxpr.txt").read_text().startswith("{ lambda ; ")
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,38 @@ def test_bytes_depend_on_the_function_alone(workspace: Path, tmp_path: Path) -> 
     assert (tmp_path / "f.exported").read_bytes() == first
 
 
+CHECKPOINTED = """
+import jax
+
+
+def f(x):
+    policy = jax.checkpoint_policies.dots_saveable
+    return jax.checkpoint(lambda y: (y @ y.T).sum(), policy=policy)(x)
+"""
+
+
+def test_a_jaxpr_depends_on_the_function_alone(tmp_path: Path) -> None:
+    texts = []
+    for folder, model, seed in (("a", CHECKPOINTED, "0"), ("b", "# A comment.\n" + CHECKPOINTED, "7")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.py").write_text(model)
+        (tmp_path / folder / "f.spec").write_text(to_json(spec(entry="model:f")))
+        arguments = ("export", "--spec", "f.spec", "--jaxpr", "f.jaxpr.txt", "--import-root", ".")
+        done = stagec(*arguments, cwd=tmp_path / folder, env={"PYTHONHASHSEED": seed})
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        texts.append((tmp_path / folder / "f.jaxpr.txt").read_text())
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("{ lambda ; a:f32[2,3]. let\n")
+    assert "policy=<function dots_saveable>\n" in texts[0]
+
+
+def test_a_module_has_no_jaxpr(tmp_path: Path) -> None:
+    (tmp_path / "f.spec").write_text(to_json(spec(entry="f.mlir")))
+    done = stagec("export", "--spec", "f.spec", "--jaxpr", "f.jaxpr.txt", cwd=tmp_path)
+    assert done.stderr == "pkg/m.toml: functions.f.entry: f.mlir is a StableHLO module, and has no jaxpr\n"
+    assert done.returncode == 2
+
+
 def test_json_says_what_was_written(workspace: Path) -> None:
     (workspace / "f.spec").write_text(to_json(spec()))
     arguments = ("export", "--json", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", ".")

@@ -1,6 +1,7 @@
 """Figures and limits of executables, through the commands: what is over a limit, and what that changes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def compiled(built: Path, name: str, output: Path, **limits: Any) -> tuple[int, str]:
-    """Compile an executable with limits; return the exit status and what the command says."""
+def compiled(built: Path, name: str, output: Path, *more: str, **limits: Any) -> tuple[int, str]:
+    """Compile an executable with limits and `more` options; return the exit status and what the command says."""
     slice_ = json.loads((built / f"{name}.spec").read_text())
     assert slice_["limits"] == Limits().__dict__
     slice_["limits"] |= {"key": "functions.f.limits.t" if limits else "", **limits}
@@ -73,7 +74,7 @@ def compiled(built: Path, name: str, output: Path, **limits: Any) -> tuple[int, 
     done = stagec(
         *("compile", "--spec", output.parent / "limited.spec"),
         *("--exported", built / f"{'.'.join(name.split('.')[:2])}.exported"),
-        *("--output", output, "--description", output.with_suffix(".json")),
+        *("--output", output, "--description", output.with_suffix(".json"), *more),
     )
     return done.returncode, done.stderr
 
@@ -156,6 +157,28 @@ def test_too_much_memory_is_explained_by_the_largest_buffers(built: Path, tmp_pa
     assert "    8.0 KiB  argument   x f32[32,64]" in rows
     assert any("  temporary  jit(step)/" in row for row in rows)
     assert len(rows) <= 8
+
+
+def test_a_target_of_bazels_is_named(built: Path, tmp_path: Path) -> None:
+    limits = {"flops": 1, "peak_memory": 20_000, "compile_time": 0.001}
+    status, message = compiled(built, STEP, tmp_path / "f.xla", "--label", "//models:m.step", **limits)
+    assert status == 2
+    peak, arguments, *_, flops = message.splitlines()
+    assert re.sub("memory .* is over", "memory PEAK is over", peak) == (
+        "//models:m.step: peak memory PEAK is over the limit of 19.5 KiB (m.toml: functions.f.limits.t.peak_memory)"
+    )
+    assert arguments.startswith("  arguments 24.2 KiB, ")
+    assert flops.startswith("//models:m.step: flops ")
+    assert flops.endswith(" is over the limit of 1 (m.toml: functions.f.limits.t.flops)")
+
+
+def test_the_name_of_a_target_changes_no_byte(built: Path, tmp_path: Path) -> None:
+    given = {"compile_time": 0.001}
+    status, message = compiled(built, STEP, tmp_path / "f.xla", "--label", "//models:m.step", **given)
+    assert status == 0
+    assert message.startswith("//models:m.step: warning: compiling took ")
+    for ending in ("xla", "json"):
+        assert (tmp_path / f"f.{ending}").read_bytes() == (built / f"{STEP}.{ending}").read_bytes()
 
 
 def test_all_that_is_over_a_limit_is_reported_together(built: Path, tmp_path: Path) -> None:
