@@ -238,7 +238,9 @@ def test_an_executable_over_its_limit_is_named(built: Workspace) -> None:
         said = built.refusal("//models:models.gelu.cpu")
     line = next(line for line in said.splitlines() if "is over the limit" in line)
     assert line.startswith("//models:models.gelu.cpu: size of the executable ")
-    assert line.endswith(" is over the limit of 1 (models/models.toml: functions.gelu.limits.cpu.executable_size)")
+    assert line.endswith(
+        " is over the limit of 1 bytes (models/models.toml: functions.gelu.limits.cpu.executable_size)"
+    )
 
 
 @pytest.mark.parametrize(

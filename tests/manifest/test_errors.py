@@ -15,6 +15,9 @@ from stagec.errors import Problem, StagecError
         (Problem("m.toml", "", "is wrong"), "m.toml: is wrong"),
         (Problem("", "", "is wrong"), "is wrong"),
         (Problem("m.toml", "k", "is wrong", "first\n\nsecond"), "m.toml: k: is wrong\n  first\n\n  second"),
+        (Problem("m.toml", "k", "is wrong", "do", about="f for cpu"), "m.toml: k: f for cpu: is wrong\n  do"),
+        (Problem("m.toml", "k", "is wrong", "do", "f for cpu", "//m:f"), "//m:f: is wrong (m.toml: k)\n  do"),
+        (Problem("", "", "is wrong", label="//m:f"), "//m:f: is wrong"),
     ],
 )
 def test_text_of_a_problem(problem: Problem, text: str) -> None:
@@ -25,6 +28,12 @@ def test_an_error_shows_all_its_problems() -> None:
     error = StagecError(Problem("a", "", "one", "do"), Problem("b", "k", "two"))
     assert str(error) == "a: one\n  do\nb: k: two"
     assert [problem.what for problem in error.problems] == ["one", "two"]
+
+
+def test_an_error_of_a_target_names_it() -> None:
+    error = StagecError(Problem("a", "", "one", "do"), Problem("b", "k", "two"))
+    assert str(error.of("//m:f")) == "//m:f: one (a)\n  do\n//m:f: two (b: k)"
+    assert str(error.of("")) == str(error)
 
 
 def test_an_error_without_problems_is_a_bug() -> None:

@@ -77,7 +77,7 @@ def test_a_program_over_a_limit_is_written_all_the_same(zoo: Path, tmp_path: Pat
     assert done.returncode == 2
     assert done.stderr.startswith("//zoo:zoo.mlp.cpu: size of the executable ")
     assert done.stderr.endswith(
-        " is over the limit of 1 (tests/zoo/zoo.toml: functions.mlp.limits.cpu.executable_size)\n"
+        " is over the limit of 1 bytes (tests/zoo/zoo.toml: functions.mlp.limits.cpu.executable_size)\n"
     )
     assert not (tmp_path / "xla").exists()
     assert "is_scheduled=true" in (tmp_path / "hlo").read_text()
