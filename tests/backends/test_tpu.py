@@ -297,6 +297,14 @@ def test_a_plugin_that_does_not_run_on_this_machine() -> None:
         plugins.load(_plugin("numpy", "numpy", found))
 
 
+def test_a_plugin_on_another_kind_of_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.metadata.version("numpy")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(CannotCompile) as caught:
+        plugins.load(_plugin("numpy", "numpy", found))
+    assert str(caught.value) == "numpy runs on x86-64 machines only; this one is aarch64"
+
+
 _WITHOUT_SYSFS = ("unshare", "--mount", "sh", "-c", 'umount --lazy /sys && exec "$@"', "sh")
 NO_SYSFS = (
     "libtpu does not run on this machine: it needs /sys/devices/system/cpu/possible, which is missing here",
