@@ -120,14 +120,16 @@ def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
     return CannotCompile(f"XLA refuses the module: {first}")
 
 
-def cost(figures: Mapping[str, float]) -> dict[str, float]:
+def cost(figures: Mapping[str, float], idle: int = 0) -> dict[str, float]:
     """Return XLA's estimates by name, without those that it does not know.
 
     Entries such as "bytes accessed0{}" are per operand of each instruction: noise for a reader. XLA counts a custom
     call as -1 seconds and -1 operations: where there is one that it does not know, sums say nothing.
+    idle: number of custom calls that are known to compute nothing.
     """
     named = {key.replace(" ", "_"): figures[key] for key in sorted(figures)}
     whole = {key: value for key, value in named.items() if key.isidentifier()}
+    whole |= {key: whole[key] + idle for key in ("optimal_seconds", "flops") if key in whole}
     opaque = whole.get("optimal_seconds", 0) < 0 or whole.get("flops", 0) < 0
     return {} if opaque else whole
 

@@ -295,6 +295,9 @@ class Executable:
         outputs = self.loaded.execute_sharded([a._buffer for a in arguments]).consume_with_handlers(self._handlers)
         if self.num_devices == 1:
             return [Array(buffer, *result) for buffer, result in zip(outputs, self._results, strict=True)]
+        # The devices of one CPU share its threads: two calls at a time, each waiting for its own, would wait for ever.
+        for output in outputs:
+            output.block_until_ready()
         results = zip(outputs, self._results, self._outputs, strict=True)
         return [Array(buffer, *result, parts) for buffer, result, parts in results]
 
