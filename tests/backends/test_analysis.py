@@ -4,7 +4,7 @@ import pytest
 
 from stagec.backends import hlo
 from stagec.backends.analysis import Buffer, analyze, buffers, collectives, roofline
-from stagec.backends.compilation import Hardware
+from stagec.backends.compilation import Hardware, cost
 
 PROGRAM = """
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8,4]{1,0}, f32[4]{0})->(f32[8,4]{1,0}, f32[4]{0})}
@@ -177,3 +177,11 @@ def test_nothing_is_told_from_unknown() -> None:
     assert (found["code_bytes"], found["peak_bytes"]) == ("unknown", "unknown")
     # XLA leaves out what it has counted as 0.
     assert (found["flops"], found["bytes_accessed"], found["roofline"]["seconds"]) == (0.0, 2e9, 2.0)
+
+
+def test_custom_calls_that_compute_nothing_leave_the_sums_known() -> None:
+    # XLA counts each custom call as -1 seconds and -1 operations.
+    figures = {"flops": 98.0, "optimal_seconds": -1.5, "bytes accessed": 7.0}
+    assert cost(figures) == {}
+    assert cost(figures, idle=2) == {"bytes_accessed": 7.0, "flops": 100.0, "optimal_seconds": 0.5}
+    assert cost(figures, idle=1) == {}
