@@ -85,7 +85,7 @@ def test_a_description_of_a_sharded_function_tells_the_devices(zoo: Path) -> Non
     ("content", "what"),
     [
         (b"hello", "not a serialized jax.export.Exported ("),
-        (b"PK\3\4rest", "not a bundle: File is not a zip file"),
+        (b"PK\3\4rest", "not a bundle: it does not end as a zip file does"),
         (b"{}", "it does not describe an executable"),
         (b'{"kind": "executable", "format": 7}', "its format is 7, this version reads 1"),
         (b"{", "Expecting property name enclosed in double quotes"),

@@ -208,7 +208,8 @@ def _bundle(archive: Archive) -> _Artifacts:
         serialized = archive[function["exported"]]
         artifacts[f"{name} (portable)"] = dataclasses.replace(portable, serialized=serialized)
         for executable in function["executables"]:
-            stem = executable["executable"].removesuffix(".xla")
+            # An executable may be one member with others, a description never is.
+            stem = executable["description"].removesuffix(".json")
             artifacts[stem] = _description(archive[executable["description"]])
     return artifacts
 

@@ -24,7 +24,7 @@ def inspect(path: str, data: bytes) -> dict[str, Any]:
     """
     try:
         if data.startswith(b"PK"):
-            return _bundle(Archive(path))
+            return _bundle(Archive(path, data))
         if data.lstrip().startswith(b"{"):
             return dict(json.loads(Description.from_json(data).to_json()))
         return _exported(Exported.deserialize(data), data)
@@ -45,7 +45,8 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def _bundle(archive: Archive) -> dict[str, Any]:
-    return {"kind": "bundle", **archive.index}
+    archive.check_all()
+    return archive.index
 
 
 def _exported(exported: Exported, data: bytes) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from stagec.bundle.writing import Inconsistent, Member, write_bundle
+from stagec.runtime import jaxlib_lines
 from stagec.runtime.archive import Archive
 from stagec.specs import FunctionSpec, function_spec
+from stagec.version import VERSION
 from tests.building import stagec
 
 FUNCTIONS = ("loop", "mlp")
@@ -39,13 +41,17 @@ def test_the_index(zoo: Path, tmp_path: Path) -> None:
     path = tmp_path / "zoo.aot"
     path.write_bytes(write_bundle("zoo", "1", exports, specs_of(zoo), members))
     index = Archive(path).index
-    assert list(index) == ["format", "name", "version", "targets", "functions", "members"]
+    keys = ("format", "kind", "name", "version", "versions", "targets", "functions", "weights", "members")
+    assert tuple(index) == keys
     assert list(index["targets"]) == ["cpu"]
     assert index["targets"]["cpu"]["isa"] == "AVX2"
     assert index["functions"]["mlp"]["executables"] == [
         {
             "target": "cpu",
             "bucket": {"batch": size},
+            "nr_devices": 1,
+            "custom_calls": {},
+            "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
             "executable": f"mlp.cpu.batch{size}.xla",
             "description": f"mlp.cpu.batch{size}.json",
         }

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec import components
-from stagec.runtime.archive import FORMAT, INDEX, encode
-from stagec.runtime.description import Description
+from stagec.bundle.expiry import readable_until
+from stagec.runtime import index, shapes, strict_json
+from stagec.runtime.archive import FORMAT, INDEX, encode, encode_index, members_table
+from stagec.runtime.description import LARGEST, Description
 from stagec.specs import FunctionSpec
+from stagec.stages import mlir
 from stagec.stages.exported import Exported
+from stagec.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -42,67 +46,100 @@ def write_bundle(
     specs: the slice of each of `exports`. descriptions: what each of `exports` was made from; may be left out.
     Raises Inconsistent when an executable was not compiled from the export given, or is not the one described.
     """
-    members: dict[str, bytes] = {}
+    members = _Members()
     functions: dict[str, Any] = {}
     targets: dict[str, Any] = {}
     for full_name, serialized in sorted(exports.items()):
         exported = Exported.deserialize(serialized)
         artifact, spec = full_name.removeprefix(f"{name}."), specs[full_name]
-        members[f"{artifact}.exported"] = serialized
+        given = (descriptions or {}).get(full_name)
+        made_from = _made_from(full_name, given, serialized) if given else None
+        versions = _versions(made_from) if made_from else {}
         functions[artifact] = {
             "function": spec.name,
             "variant": spec.variant,
             "static": dict(sorted(spec.static.items())),
-            "exported": f"{artifact}.exported",
-            "platforms": list(exported.platforms),
             "in_tree": exported.in_tree.to_json(),
             "in_avals": [str(aval) for aval in exported.in_avals],
             "out_tree": exported.out_tree.to_json(),
             "out_avals": [str(aval) for aval in exported.out_avals],
+            "exported": members.add(f"{artifact}.exported", serialized),
+            "platforms": list(exported.platforms),
+            "nr_devices": exported.nr_devices,
+            "custom_calls": mlir.inventory(exported.mlir_module_serialized),
+            "calling_convention_version": exported.calling_convention_version,
+            "versions": versions,
+            "readable_until": readable_until(versions.get("jax")),
             "executables": [],
         }
-        if descriptions and full_name in descriptions:
-            functions[artifact]["description"] = f"{artifact}.exported.json"
-            members[f"{artifact}.exported.json"] = _made_from(full_name, descriptions[full_name], serialized)
+        if made_from:
+            text = (json.dumps(made_from, indent=1) + "\n").encode()
+            functions[artifact]["description"] = members.add(f"{artifact}.exported.json", text)
     described = [(member, Description.from_json(member.description)) for member in executables]
     for member, description in sorted(described, key=lambda pair: _order(pair[1])):
         _check(name, member, description, exports)
-        target = description.target
-        hardware = {key: value for key, value in target.to_plain().items() if key not in ("name", "compiler_options")}
-        targets[target.name] = {**hardware, "requires": list(target.requires)}
+        target = index.target_entry(description)
+        if targets.setdefault(description.target.name, target) != target:
+            raise Inconsistent(f"{member.name}: other executables have another target {description.target.name!r}")
         stem = member.name.removeprefix(f"{name}.")
-        members[f"{stem}.json"] = member.description
-        members[f"{stem}.xla"] = member.executable
-        functions[description.artifact]["executables"].append(
-            {
-                "target": target.name,
-                "bucket": dict(description.bucket),
-                "executable": f"{stem}.xla",
-                "description": f"{stem}.json",
-            }
-        )
-    index = {
+        names = members.add(f"{stem}.xla", member.executable), members.add(f"{stem}.json", member.description)
+        functions[description.artifact]["executables"].append(index.executable_entry(description, *names))
+    found = {
         "format": FORMAT,
+        "kind": "bundle",
         "name": name,
         "version": version,
+        "versions": {"stagec": VERSION},
         # From the least demanding to the most: a loader takes the last that its machine can run.
         "targets": dict(sorted(targets.items(), key=lambda item: (len(item[1]["requires"]), item[0]))),
         "functions": functions,
-        "members": {
-            path: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-            for path, data in sorted(members.items())
-        },
+        "weights": {},
+        "members": members_table(members.data),
     }
-    return encode({INDEX: (json.dumps(index, indent=1) + "\n").encode(), **dict(sorted(members.items()))})
+    index.check(found)
+    return encode({INDEX: encode_index(found), **dict(sorted(members.data.items()))})
 
 
-def _made_from(name: str, description: bytes, exported: bytes) -> bytes:
+class _Members:
+    """The members of a bundle, each content once. data: name -> content."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self._names: dict[bytes, str] = {}
+
+    def add(self, name: str, content: bytes) -> str:
+        """Add a member, unless one has the same content; return the name of the one that has it."""
+        found = self._names.setdefault(hashlib.sha256(content).digest(), name)
+        self.data[found] = content
+        return found
+
+
+_MADE_FROM = shapes.record(
+    {
+        "exported_sha256": shapes.sha256,
+        "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.sha256})),
+    },
+    rest=shapes.anything,
+)
+
+
+def _made_from(name: str, description: bytes, exported: bytes) -> dict[str, Any]:
     """Return the description of a portable artifact as a bundle holds it; `components.INTERPRETER` says why."""
-    data = json.loads(description)
+    try:
+        data: dict[str, Any] = strict_json.parse(description, LARGEST)
+        _MADE_FROM("", data)
+    except ValueError as error:
+        raise Inconsistent(f"{name}: not the description of a portable artifact: {error}") from error
     if hashlib.sha256(exported).hexdigest() != data["exported_sha256"]:
         raise Inconsistent(f"{name}: the description is of another export")
     data["components"].pop(components.INTERPRETER, None)
-    return (json.dumps(data, indent=1) + "\n").encode()
+    return data
+
+
+def _versions(made_from: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of what made a portable artifact; one of a StableHLO module has no jax."""
+    rows = made_from["components"]
+    return {name: rows[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in rows}
 
 
 def _order(description: Description) -> tuple[Any, ...]:

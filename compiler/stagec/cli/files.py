@@ -13,18 +13,25 @@ from stagec.errors import Problem, StagecError
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Write a file under a temporary name beside it, then renames it: readers never see half a file."""
+    """Write a file under a temporary name beside it, then rename it: readers never see half a file.
+
+    Raises StagecError, naming the file, where that is not possible: a full disk, a folder that is read-only.
+    """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        temporary = None
+    except OSError as error:
+        raise StagecError(Problem(path, "", f"cannot be written: {error.strerror}")) from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str) -> bytes:

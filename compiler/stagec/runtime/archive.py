@@ -1,101 +1,306 @@
-"""The container of a bundle: a stored zip whose `index.json` has the digest of every other member.
+"""The container of a bundle: a stored zip of page-aligned members, whose `index.json` has the digest of every other.
 
-A bundle has one encoding (`encode`). A reader checks that the file is that encoding and that every member has its
-digest before it hands out a byte, so that nothing parses what was not checked. Standard library only.
+docs/bundle-format.md describes it. A bundle has one encoding (`encode`): all that a zip stores besides names, sizes,
+checksums and data is a constant, so a reader writes it again and compares. Standard library only.
+
+Members are read with `pread` when they are asked for, checked, and handed out: the bytes that were checked are those
+that the caller gets, whatever happens to the file, and a file that is cut off is a refusal and not a SIGBUS.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import zipfile
-from collections.abc import Mapping
+import mmap
+import os
+import re
+import stat
+import struct
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
 
-FORMAT = 1
-"""Version of the bundle format. 1 (November 2026): the first."""
+FORMAT = 2
+"""Version of the bundle format.
+
+1 (November 2026): the first.
+2 (November 2026): members are page-aligned, and equal ones stored once; the index says what selection needs of each
+executable, and until when exports are readable.
+"""
 
 INDEX = "index.json"
+PAGE = 4096
+"""The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
+LARGEST_FILE = 2**32 - 2
+"""Bytes of a bundle: sizes and offsets of a zip have 32 bits, and the last value means that zip64 has it elsewhere."""
+LARGEST_INDEX = 2**24
+"""Bytes of the index (16 MiB): that of some 20,000 executables, and parsed in well under a second."""
+MOST_MEMBERS = 2**16 - 2
+"""The number of a zip's members has 16 bits, and the last value means zip64."""
+LONGEST_NAME = 255
+"""Characters of a name: what file systems take, so that `unzip` can write every member."""
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+"""A relative path in ASCII whose parts do not start with a dot or a dash: never outside of the folder it is put in."""
+
+# The records of a zip (APPNOTE.TXT of PKWARE, 4.3.7, 4.3.12, 4.3.16), with the constants that ours have.
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_END = struct.Struct("<4sHHHHIIH")
+_VERSION, _UNIX = 20, 3 << 8
+_MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
+_REGULAR_FILE = (stat.S_IFREG | 0o644) << 16
+# The extra field with which Android's tools align what is mapped: ALIGNMENT_ZIP_EXTRA_DATA_FIELD_HEADER_ID of apksig.
+_ALIGNMENT = struct.Struct("<HHH")
+_ALIGNMENT_ID = 0xD935
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A member: its name, CRC-32 and size, and where its data starts."""
+
+    name: str
+    crc: int
+    size: int
+    start: int = 0
+
+
+def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], bytes]:
+    """Return each entry with its start and its local header, and the records after the last member's data."""
+    placed, directory, offset = [], [], 0
+    for entry in entries:
+        name = entry.name.encode("ascii")
+        fixed = _VERSION, 0, 0, _MIDNIGHT, _NEW_YEAR_1980, entry.crc, entry.size, entry.size, len(name)
+        padding = -(offset + _LOCAL.size + len(name) + _ALIGNMENT.size) % PAGE
+        extra = _ALIGNMENT.pack(_ALIGNMENT_ID, 2 + padding, PAGE) + bytes(padding)
+        local = _LOCAL.pack(b"PK\3\4", *fixed, len(extra)) + name + extra
+        directory.append(_CENTRAL.pack(b"PK\1\2", _UNIX | _VERSION, *fixed, 0, 0, 0, 0, _REGULAR_FILE, offset) + name)
+        start = offset + len(local)
+        placed.append((_Entry(entry.name, entry.crc, entry.size, start), local))
+        offset = start + entry.size
+    records = b"".join(directory)
+    return placed, records + _END.pack(b"PK\5\6", 0, 0, len(placed), len(placed), len(records), offset, 0)
 
 
 def encode(members: Mapping[str, bytes]) -> bytes:
-    """Return the zip of `members`, in their order: nothing compressed, and all that a zip stores besides fixed."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3
-            entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, data)
-    return buffer.getvalue()
+    """Return the zip of `members`, in their order.
+
+    Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS.
+    """
+    for name in members:
+        _check_name(name)
+    if len(members) > MOST_MEMBERS:
+        raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
+    total = sum(len(data) + _LOCAL.size + _CENTRAL.size + 2 * LONGEST_NAME + 2 * PAGE for data in members.values())
+    if total > LARGEST_FILE:
+        raise ValueError(f"the members have {total:,} bytes, over the limit of {LARGEST_FILE:,} of one bundle")
+    placed, directory = _layout(_Entry(name, zlib.crc32(data), len(data)) for name, data in members.items())
+    pieces = [piece for (_, local), data in zip(placed, members.values(), strict=True) for piece in (local, data)]
+    return b"".join([*pieces, directory])
+
+
+def members_table(members: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Return the key "members" of an index: size and digest of each member, by name in sorted order."""
+    return {
+        name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in sorted(members.items())
+    }
+
+
+def encode_index(index: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an index; it has one encoding."""
+    return (json.dumps(index, separators=(",", ":")) + "\n").encode()
 
 
 class Archive:
-    """A bundle file that was read and checked whole.
+    """A bundle file whose structure and index were checked; a member is checked whenever it is read.
 
-    path: where it was read from.
-    index: the content of `index.json`.
+    path: where it was read from. index: the content of `index.json`.
+
+    The file stays open, so a file that is replaced by another one of the same name is still read as it was. Threads may
+    read members at the same time.
     """
 
-    def __init__(self, path: str | Path, data: bytes | None = None) -> None:
-        """Read and check the file at `path`. Raises LoadError, naming the file and the member at fault.
+    def __init__(self, path: str | Path, data: bytes | None = None, check: Callable[[Any], None] = index.check) -> None:
+        """Read and check the file at `path`, as far as it is no member's data.
 
         data: the bytes, where they are known already; `path` is then what to call them in messages.
+        check: raises ValueError for an index that is not of the wanted kind; by default, for one that is no bundle's.
+        Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest".
         """
         self.path = str(path)
-        try:
-            data = Path(path).read_bytes() if data is None else data
-        except FileNotFoundError:
-            raise LoadError("not-found", f"{path}: no such file") from None
-        except OSError as error:
-            raise LoadError("not-found", f"{path}: cannot be read: {error.strerror}") from error
-        self._members = _decode(self.path, data)
-        self.index = _read_index(self.path, self._members)
-        self._check()
+        self._descriptor: int | None = None
+        self._read, size = self._open() if data is None else (_slices(data), len(data))
+        self._entries = {entry.name: entry for entry in self._decode(size)}
+        self.index = self._read_index(check)
 
     def __getitem__(self, name: str) -> bytes:
-        """Return the bytes of the member `name`. Raises LoadError when the bundle has none."""
-        if name not in self._members:
+        """Return the bytes of the member `name`, after comparing them with size and digest in the index.
+
+        Raises LoadError when the bundle has no such member, or the bytes are not those.
+        """
+        entry, listed = self._entry(name)
+        data = self._read(entry.start, entry.size)
+        self._compare(entry, listed, data)
+        return data
+
+    def map(self, name: str) -> memoryview:
+        """Return the bytes of the member `name`, checked like those of `[name]`, but mapped and not copied.
+
+        For weights. The pages are read again from the file when memory is short: nobody may write into the file while
+        it is mapped (replacing it by renaming is fine, and what stagec itself does).
+        """
+        if self._descriptor is None:
+            return memoryview(self[name])
+        entry, listed = self._entry(name)
+        if not entry.size:
+            return memoryview(b"")
+        if os.fstat(self._descriptor).st_size < entry.start + entry.size:
+            raise LoadError("digest", f"{self.path}: it was cut off while it was open")
+        whole = mmap.mmap(self._descriptor, entry.size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=entry.start)
+        view = memoryview(whole)
+        self._compare(entry, listed, view)
+        return view
+
+    def check_all(self) -> None:
+        """Check every member. Raises LoadError, naming the first that is not what the index says."""
+        for name in self._entries:
+            if name != INDEX:
+                self[name]
+
+    def _entry(self, name: str) -> tuple[_Entry, Mapping[str, Any]]:
+        listed = self.index["members"].get(name)
+        if listed is None:
             raise LoadError("format", f"{self.path}: there is no member {name!r}")
-        return self._members[name]
+        return self._entries[name], listed
 
-    def _check(self) -> None:
-        listed = self.index.get("members")
-        if not isinstance(listed, dict) or set(listed) != set(self._members) - {INDEX}:
+    def _compare(self, entry: _Entry, listed: Mapping[str, Any], data: bytes | memoryview) -> None:
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != listed["sha256"]:
+            what = f"{entry.name} is not what the index says: its sha256 is {digest}"
+            raise LoadError("digest", f"{self.path}: {what}")
+        if zlib.crc32(data) != entry.crc:
+            raise LoadError("digest", f"{self.path}: {entry.name} has another CRC-32 than the zip says")
+
+    def _open(self) -> tuple[Callable[[int, int], bytes], int]:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise LoadError("not-found", f"{self.path}: no such file") from None
+        except (OSError, ValueError) as error:
+            what = error.strerror if isinstance(error, OSError) else error
+            raise LoadError("not-found", f"{self.path}: cannot be read: {what}") from error
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise LoadError("not-a-bundle", f"{self.path}: not a bundle: it is no file")
+
+        def read(start: int, size: int) -> bytes:
+            pieces, left = [], size
+            while left:  # one call reads 2 GiB at most
+                try:
+                    piece = os.pread(descriptor, left, start + size - left)
+                except OSError as error:
+                    raise LoadError("not-found", f"{self.path}: cannot be read: {error.strerror}") from error
+                if not piece:
+                    raise LoadError("digest", f"{self.path}: it was cut off while it was open")
+                pieces.append(piece)
+                left -= len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+        return read, status.st_size
+
+    def _decode(self, size: int) -> list[_Entry]:
+        """Return the members in their order, after comparing all that is between their data with `encode`'s."""
+        if size > LARGEST_FILE:
+            raise self._not_a_bundle(f"its {size:,} bytes are over the limit of {LARGEST_FILE:,}")
+        end = self._read(max(0, size - _END.size), min(size, _END.size)).ljust(_END.size, b"\0")
+        signature, _, _, _, count, length, start, _ = _END.unpack(end)
+        if signature != b"PK\5\6":
+            raise self._not_a_bundle("it does not end as a zip file does")
+        if (
+            count > MOST_MEMBERS
+            or length > count * (_CENTRAL.size + LONGEST_NAME)
+            or start + length + _END.size != size
+        ):
+            raise self._not_a_bundle("the zip's directory is not where its end says")
+        directory = self._read(start, size - start)
+        entries = list(self._read_directory(directory, count))
+        placed, expected = _layout(entries)
+        if directory != expected or any(self._read(e.start - len(local), len(local)) != local for e, local in placed):
+            raise self._not_a_bundle("the file is not as this version of stagec writes it")
+        return [entry for entry, _ in placed]
+
+    def _read_directory(self, directory: bytes, count: int) -> Iterator[_Entry]:
+        at, names = 0, set()
+        for _ in range(count):
+            if at + _CENTRAL.size > len(directory):
+                raise self._not_a_bundle("the zip's directory is cut off")
+            record = _CENTRAL.unpack_from(directory, at)
+            flags, method, crc, size, length = record[3], record[4], record[7], record[9], record[10]
+            name = directory[at + _CENTRAL.size : at + _CENTRAL.size + length].decode("latin-1")
+            try:
+                _check_name(name)
+            except ValueError as error:
+                raise self._not_a_bundle(str(error)) from None
+            if name in names:
+                raise self._not_a_bundle(f"{name} is there twice")
+            if flags & 1 or method:
+                raise self._not_a_bundle(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
+            names.add(name)
+            at += _CENTRAL.size + length
+            yield _Entry(name, crc, size)
+
+    def _read_index(self, check: Callable[[Any], None]) -> dict[str, Any]:
+        entry = next(iter(self._entries.values()), None)
+        if entry is None or entry.name != INDEX:
+            raise self._not_a_bundle(f"its first member is not {INDEX}")
+        if entry.size > LARGEST_INDEX:
+            raise self._not_a_bundle(f"{INDEX} has {entry.size:,} bytes, over the limit of {LARGEST_INDEX:,}")
+        data = self._read(entry.start, entry.size)
+        if zlib.crc32(data) != entry.crc:
+            raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
+        try:
+            found = strict_json.parse(data, LARGEST_INDEX)
+            if isinstance(found, dict) and found.get("format") != FORMAT:
+                what = f"its format is {found.get('format')!r}, this version of stagec reads {FORMAT}"
+                raise LoadError("format", f"{self.path}: {what}")
+            check(found)
+            if encode_index(found) != data:
+                raise ValueError("it is not spelled as stagec writes it")
+        except ValueError as error:
+            raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
+        self._check_members(found["members"])
+        return dict(found)
+
+    def _check_members(self, listed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Compare the index's list of members with those of the file: the same, in the same order, each once."""
+        here = {name: entry.size for name, entry in self._entries.items() if name != INDEX}
+        if list(listed) != list(here) or list(here) != sorted(here):
             raise LoadError("digest", f"{self.path}: the index does not list the members that the file has")
+        digests: dict[str, str] = {}
         for name, entry in listed.items():
-            digest = hashlib.sha256(self._members[name]).hexdigest()
-            if not isinstance(entry, dict) or digest != entry.get("sha256"):
-                raise LoadError("digest", f"{self.path}: {name} is not what the index says: its sha256 is {digest}")
+            if entry["bytes"] != here[name]:
+                raise LoadError(
+                    "digest", f"{self.path}: {name} is not what the index says: it has {here[name]:,} bytes"
+                )
+            other = digests.setdefault(entry["sha256"], name)
+            if other != name:
+                raise LoadError("format", f"{self.path}: {INDEX}: {other} and {name} are the same, and stored twice")
+
+    def _not_a_bundle(self, what: str) -> LoadError:
+        return LoadError("not-a-bundle", f"{self.path}: not a bundle: {what}")
 
 
-def _decode(path: str, data: bytes) -> dict[str, bytes]:
-    members: dict[str, bytes] = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for entry in archive.infolist():
-                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(data):
-                    raise ValueError(f"{entry.filename} is compressed")
-                members[entry.filename] = archive.read(entry)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError, ValueError) as error:
-        raise LoadError("not-a-bundle", f"{path}: not a bundle: {error}") from error
-    if INDEX not in members:
-        raise LoadError("not-a-bundle", f"{path}: not a bundle: it has no {INDEX}")
-    if encode(members) != data:
-        raise LoadError("not-a-bundle", f"{path}: not a bundle: the file is not as stagec writes it")
-    return members
+def _check_name(name: str) -> None:
+    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+        raise ValueError(f"{name[:LONGEST_NAME]!r} is no name for a member")
 
 
-def _read_index(path: str, members: Mapping[str, bytes]) -> dict[str, Any]:
-    try:
-        index = json.loads(members[INDEX])
-    except ValueError as error:
-        raise LoadError("format", f"{path}: {INDEX} is not JSON: {error}") from error
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        found = index.get("format") if isinstance(index, dict) else None
-        raise LoadError("format", f"{path}: its format is {found!r}, this version of stagec reads {FORMAT}")
-    return index
+def _slices(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda start, size: data[start : start + size]

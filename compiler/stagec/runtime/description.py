@@ -8,11 +8,14 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from stagec.avals import Aval, parse_aval
+from stagec.runtime import shapes, strict_json
 from stagec.trees import Tree
 
 Scalar: TypeAlias = str | bool | int | float
 FORMAT = 1
 """Version of the JSON form. 1 (November 2026): the first."""
+LARGEST = 2**24
+"""Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Target:
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form: one flat object."""
         fixed = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
-        return {**fixed, **self.settings}
+        return {**fixed, "requires": list(self.requires), **self.settings}
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Target:
@@ -141,20 +144,97 @@ class Description:
 
     @staticmethod
     def from_json(text: str | bytes) -> Description:
-        """Read what `to_json` wrote. Raises ValueError when it is something else or of another format version."""
-        try:
-            data = json.loads(text)
-            if data.get("kind") != "executable":
-                raise ValueError("it does not describe an executable")
-            if data.get("format") != FORMAT:
-                raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
-            values = {field.name: data[field.name] for field in fields(Description)}
-            values["target"] = Target.from_plain(data["target"])
-            assigned = values["device_assignment"]
-            values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)
-            values |= {name: Tree.from_json(values[name]) for name in ("in_tree", "out_tree")}
-            values |= {name: tuple(map(parse_aval, values[name])) for name in ("in_avals", "out_avals")}
-            values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a description of an executable: {error!r}") from error
-        return Description(**values)
+        """Read what `to_json` wrote.
+
+        Raises ValueError, naming the key at fault, when it is something else or of another format version.
+        """
+        data = strict_json.parse(text, LARGEST)
+        if not isinstance(data, dict) or data.get("kind") != "executable":
+            raise ValueError("it does not describe an executable")
+        if data.get("format") != FORMAT:
+            raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+        _DESCRIPTION("", data)
+        values = {field.name: data[field.name] for field in fields(Description)}
+        values["target"] = Target.from_plain(data["target"])
+        assigned = values["device_assignment"]
+        values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)
+        values |= {name: Tree.from_json(values[name]) for name in ("in_tree", "out_tree")}
+        values |= {name: tuple(map(parse_aval, values[name])) for name in ("in_avals", "out_avals")}
+        values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
+        description = Description(**values)
+        description._check()
+        return description
+
+    def _check(self) -> None:
+        """Raise ValueError where fields do not belong together."""
+        count = len(self.in_avals)
+        if self.in_tree.num_leaves != count or self.out_tree.num_leaves != len(self.out_avals):
+            raise ValueError("trees and avals do not agree")
+        if len(self.donated) != count:
+            raise ValueError(f"donated: {len(self.donated)} arguments, there are {count}")
+        if list(self.kept_var_idx) != sorted({index for index in self.kept_var_idx if index < count}):
+            raise ValueError(f"kept_var_idx: sorted indices of {count} arguments are wanted")
+        if not self.nr_devices:
+            raise ValueError("nr_devices: at least one is wanted")
+
+
+_HARDWARE = {"platform": shapes.text, "device_kind": shapes.text, "requires": shapes.array(shapes.text)}
+TARGET = shapes.record(_HARDWARE, rest=shapes.anything)
+"""Shape of a target without its name: the hardware, and settings as in the manifest."""
+_FIGURE = shapes.either('a number, or "unknown",', shapes.number, shapes.constant("unknown"))
+_ROOFLINE = shapes.record(
+    {
+        "compute_seconds": shapes.number,
+        "memory_seconds": shapes.number,
+        "seconds": shapes.number,
+        "bound": shapes.constant("compute", "memory"),
+    }
+)
+_FIGURES = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes")
+_ANALYSIS = shapes.record(
+    {
+        **dict.fromkeys((*_FIGURES, "flops", "bytes_accessed"), _FIGURE),
+        "collectives": shapes.table(shapes.record({"count": shapes.count, "bytes": shapes.count})),
+        "roofline": shapes.either('a roofline, or "unknown",', _ROOFLINE, shapes.constant("unknown")),
+    }
+)
+_ASSIGNMENT = shapes.record(
+    {
+        "axis_names": shapes.array(shapes.text),
+        "axis_sizes": shapes.array(shapes.count),
+        "device_ids": shapes.array(shapes.count),
+        "coords": shapes.array(shapes.matching("[0-9]{1,9}(,[0-9]{1,9})*", 'coordinates such as "0,1,0,0"')),
+    }
+)
+_DIGEST = shapes.either("a SHA-256 in lower-case hex, or nothing,", shapes.sha256, shapes.constant(""))
+_DESCRIPTION = shapes.record(
+    {
+        "format": shapes.count,
+        "kind": shapes.text,
+        "manifest": shapes.text,
+        "function": shapes.text,
+        "variant": shapes.text,
+        "target": shapes.record(
+            {"name": shapes.text, **_HARDWARE, "compiler_options": shapes.table(shapes.scalar)}, rest=shapes.anything
+        ),
+        "bucket": shapes.table(shapes.count),
+        "in_tree": shapes.tree,
+        "in_avals": shapes.array(shapes.static_aval),
+        "out_tree": shapes.tree,
+        "out_avals": shapes.array(shapes.static_aval),
+        "nr_devices": shapes.count,
+        "device_assignment": shapes.either("a device assignment, or nothing,", _ASSIGNMENT, shapes.constant(None)),
+        "kept_var_idx": shapes.array(shapes.count),
+        "donated": shapes.array(shapes.flag),
+        "custom_calls": shapes.table(shapes.text),
+        "cost_analysis": shapes.table(shapes.number),
+        "memory_analysis": shapes.table(shapes.number),
+        "analysis": _ANALYSIS,
+        "versions": shapes.table(shapes.text),
+        # Of an executable that comes from no manifest, the export is not known.
+        "exported_sha256": _DIGEST,
+        "executable_sha256": shapes.sha256,
+        "executable_bytes": shapes.count,
+        "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.sha256})),
+    }
+)

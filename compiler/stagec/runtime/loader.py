@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.avals import Aval
-from stagec.runtime import device, host, jaxlib_lines
+from stagec.runtime import device, host, index, jaxlib_lines
 from stagec.runtime.archive import Archive
 from stagec.runtime.description import Description
 from stagec.runtime.node_types import NodeTypes, Types, children_by_jax
@@ -30,8 +30,9 @@ def load(path: str | Path, target: str | None = None, types: Types | None = None
         None: those that this process has, because it has imported their module or has registered them with JAX. The
         loader itself imports neither a module of the model nor JAX.
     Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine.
-    Every digest is checked here; executables are handed to XLA at their first call. What XLA raises then, or in a call,
-    has a note with the lines of the model, where `<manifest>.<function>.debug.mlir` is beside the bundle.
+    The digest of what is read is checked before anything parses it; executables are read and handed to XLA at their
+    first call. What XLA raises then, or in a call, has a note with the lines of the model, where
+    `<manifest>.<function>.debug.mlir` is beside the bundle.
     """
     archive = Archive(path)
     refusal = jaxlib_lines.refusal()
@@ -50,12 +51,11 @@ class Bundle(Mapping[str, "Function"]):
     """
 
     def __init__(self, archive: Archive, target: str | None, types: NodeTypes) -> None:
-        index = archive.index
-        self.name: str = index["name"]
-        self.version: str = index["version"]
-        self.target = _choose_target(archive.path, index["targets"], target)
+        self.name: str = archive.index["name"]
+        self.version: str = archive.index["version"]
+        self.target = _choose_target(archive.path, archive.index["targets"], target)
         self._functions: dict[str, Function] = {}
-        for name, entry in index["functions"].items():
+        for name, entry in archive.index["functions"].items():
             executables = [e for e in entry["executables"] if e["target"] == self.target]
             function = Function(name, archive, executables, _tupled(entry["static"]), types)
             if entry["variant"]:
@@ -108,7 +108,7 @@ class Function:
         self.variants: dict[str, Function] = {}
         self._archive = archive
         self._members = {_bucket_name(entry["bucket"]): entry for entry in executables}
-        self._descriptions = [_describe(archive, entry["description"]) for entry in executables]
+        self._descriptions = [_describe(archive, name, entry) for entry in executables]
         here = jaxlib_lines.version()
         made_with = sorted({description.versions["jaxlib"] for description in self._descriptions} - {here})
         if made_with:
@@ -338,11 +338,11 @@ def _choose_target(path: str, targets: dict[str, dict[str, Any]], wanted: str | 
     raise LoadError("no-target", f"{path}: the bundle has no executables")
 
 
-def _describe(archive: Archive, member: str) -> Description:
+def _describe(archive: Archive, artifact: str, entry: Mapping[str, Any]) -> Description:
     try:
-        return Description.from_json(archive[member])
+        return index.describe(archive.index, artifact, entry, archive[entry["description"]])
     except ValueError as error:
-        raise LoadError("format", f"{archive.path}: {member}: {error}") from error
+        raise LoadError("format", f"{archive.path}: {entry['description']}: {error}") from error
 
 
 def _shapes(avals: Sequence[Aval]) -> Shapes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -24,7 +23,7 @@ from stagec.avals import Aval
 from stagec.backends import analysis, compilation, cpu, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
 from stagec.errors import Problem, StagecError
-from stagec.runtime import archive, device, host, jaxlib_lines, locations
+from stagec.runtime import archive, device, host, index, jaxlib_lines, locations, shapes
 from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
 from stagec.runtime.description import Description, DeviceAssignment, Target
 from stagec.runtime.loader import Signature
@@ -34,6 +33,7 @@ from stagec.stages import limits, mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.stages.lowered import CannotLower, Lowered, args_info, lower_exported
 from stagec.stages.shardings import (
+    AXIS_TYPES,
     Format,
     GSPMDSharding,
     Layout,
@@ -46,9 +46,24 @@ from stagec.stages.shardings import (
 from stagec.trees import Tree, argument_path
 from stagec.version import VERSION
 
-_FORMAT = 1
-"""Version of what `serialize` writes. 1 (November 2026): the first."""
 _EXECUTABLE, _DESCRIPTION = "executable.xla", "description.json"
+_AXES = shapes.record(
+    {
+        "axis_sizes": shapes.array(shapes.count),
+        "axis_names": shapes.array(shapes.text),
+        "axis_types": shapes.array(shapes.constant(*AXIS_TYPES)),
+    },
+    rest=shapes.anything,
+)
+_INDEX = shapes.record(
+    {
+        "format": shapes.count,
+        "kind": shapes.constant("compiled"),
+        "mesh": shapes.either("a mesh, or nothing,", _AXES, shapes.constant(None)),
+        "members": index.MEMBERS,
+    }
+)
+"""Shape of the index of what `serialize` writes; its format is that of bundles."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,14 +215,13 @@ class Compiled:
         machine's CPU where no target was named.
         """
         members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
-        index = {
-            "format": _FORMAT,
+        found = {
+            "format": archive.FORMAT,
             "kind": "compiled",
             "mesh": dataclasses.asdict(self.mesh) if self.mesh else None,
-            "members": {name: {"sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()},
+            "members": archive.members_table(members),
         }
-        text = json.dumps(index, indent=1) + "\n"
-        return archive.encode({archive.INDEX: text.encode(), **members})
+        return archive.encode({archive.INDEX: archive.encode_index(found), **dict(sorted(members.items()))})
 
     @staticmethod
     def deserialize(serialized: bytes) -> Compiled:
@@ -217,9 +231,7 @@ class Compiled:
         the executable at the first use.
         """
         name = "a serialized Compiled"
-        found = archive.Archive(name, serialized)
-        if found.index.get("kind") != "compiled":
-            raise LoadError("format", f"{name}: it is a {found.index.get('kind')}")
+        found = archive.Archive(name, bytes(serialized), lambda value: _INDEX("", value))
         try:
             description = Description.from_json(found[_DESCRIPTION])
             axes = found.index["mesh"]

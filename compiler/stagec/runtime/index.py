@@ -1,0 +1,149 @@
+"""The index of a bundle: what `index.json` says, checked key by key. docs/bundle-format.md describes every key.
+
+It is enough to choose an executable: no description of one has to be opened. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stagec.runtime import shapes
+from stagec.runtime.description import TARGET, Description
+from stagec.trees import Tree
+
+UNKNOWN = "unknown"
+"""Where a version, or a date that follows from one, is not known."""
+
+_DATE = shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown",')
+_VERSIONS = shapes.table(shapes.text)
+_SIZES = shapes.table(shapes.count)
+
+MEMBERS = shapes.table(shapes.record({"sha256": shapes.sha256, "bytes": shapes.count}))
+"""Shape of the key "members" of the index of every kind of archive."""
+
+_EXECUTABLE = shapes.record(
+    {
+        "target": shapes.text,
+        "bucket": _SIZES,
+        "nr_devices": shapes.count,
+        "custom_calls": shapes.table(shapes.text),
+        "versions": _VERSIONS,
+        "executable": shapes.text,
+        "description": shapes.text,
+    }
+)
+_FUNCTION = shapes.record(
+    {
+        "function": shapes.text,
+        "variant": shapes.text,
+        "static": shapes.table(shapes.anything),
+        "in_tree": shapes.tree,
+        "in_avals": shapes.array(shapes.aval),
+        "out_tree": shapes.tree,
+        "out_avals": shapes.array(shapes.aval),
+        "exported": shapes.text,
+        "platforms": shapes.array(shapes.text),
+        "nr_devices": shapes.count,
+        "custom_calls": shapes.table(shapes.text),
+        "calling_convention_version": shapes.count,
+        "versions": _VERSIONS,
+        "readable_until": _DATE,
+        "executables": shapes.array(_EXECUTABLE),
+    },
+    optional={"description": shapes.text},
+)
+_BUNDLE = shapes.record(
+    {
+        "format": shapes.count,
+        "kind": shapes.constant("bundle"),
+        "name": shapes.text,
+        "version": shapes.text,
+        "versions": _VERSIONS,
+        "targets": shapes.table(TARGET),
+        "functions": shapes.table(_FUNCTION),
+        # Bound to arguments in a later version of the format.
+        "weights": shapes.record({}),
+        "members": MEMBERS,
+    }
+)
+
+
+def check(found: Any) -> None:
+    """Check the index of a bundle: keys, types, and that what one entry names is there.
+
+    Raises ValueError, naming the key at fault.
+    """
+    _BUNDLE("", found)
+    for name, function in found["functions"].items():
+        where = f"functions.{name}"
+        artifact = "-".join(filter(None, (function["function"], function["variant"])))
+        if artifact != name:
+            raise ValueError(f"{where}: it is of {artifact}")
+        for which in ("in", "out"):
+            if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
+                raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
+        _check_named(f"{where}.exported", function["exported"], found["members"], "member")
+        if "description" in function:
+            _check_named(f"{where}.description", function["description"], found["members"], "member")
+        seen = set()
+        for i, executable in enumerate(function["executables"]):
+            at = f"{where}.executables[{i}]"
+            _check_named(f"{at}.target", executable["target"], found["targets"], "target")
+            for key in ("executable", "description"):
+                _check_named(f"{at}.{key}", executable[key], found["members"], "member")
+            which_one = executable["target"], tuple(sorted(executable["bucket"].items()))
+            if which_one in seen:
+                raise ValueError(f"{at}: there is another one for this target and bucket")
+            seen.add(which_one)
+
+
+def executable_entry(description: Description, executable: str, member: str) -> dict[str, Any]:
+    """Return what the index says of an executable: all that decides whether a process can run it.
+
+    executable, member: names of the members with the executable and with its description.
+    """
+    return {
+        "target": description.target.name,
+        "bucket": dict(description.bucket),
+        "nr_devices": description.nr_devices,
+        "custom_calls": dict(description.custom_calls),
+        "versions": dict(description.versions),
+        "executable": executable,
+        "description": member,
+    }
+
+
+def target_entry(description: Description) -> dict[str, Any]:
+    """Return what the index says of the target of an executable: hardware, not how it was compiled."""
+    plain = description.target.to_plain()
+    return {key: value for key, value in plain.items() if key not in ("name", "compiler_options")}
+
+
+def describe(found: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], text: bytes) -> Description:
+    """Return the description `text` of the executable that `entry` of signature `artifact` names.
+
+    Raises ValueError when it is none, or says something else than the index, by which the executable was chosen.
+    """
+    description = Description.from_json(text)
+    members = found["members"]
+    pairs = (
+        ("the function", artifact, description.artifact),
+        ("the entry", entry, executable_entry(description, entry["executable"], entry["description"])),
+        ("the target", found["targets"][entry["target"]], target_entry(description)),
+        ("the executable", members[entry["executable"]]["sha256"], description.executable_sha256),
+        (
+            "the portable artifact",
+            members[found["functions"][artifact]["exported"]]["sha256"],
+            description.exported_sha256,
+        ),
+    )
+    for what, listed, described in pairs:
+        if listed != described:
+            raise ValueError(f"it is not of {what} that the index has")
+    return description
+
+
+def _check_named(where: str, name: str, table: Mapping[str, Any], what: str) -> None:
+    if name not in table:
+        raise ValueError(f"{where}: there is no {what} {name!r}")
