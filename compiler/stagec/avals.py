@@ -62,6 +62,8 @@ DTYPES: Mapping[str, DType] = {
 """Every dtype of JAX arrays, by JAX's short name. `f0` is float0, the type of the derivative of an integer."""
 
 _LONG_NAMES = {dtype.numpy_name: short for short, dtype in DTYPES.items() if not short.startswith("key<")}
+_LONGEST = 10_000
+"""Characters of an aval: far beyond any that a model has, and read at once."""
 _HOW_TO_WRITE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)'
 
 
@@ -100,6 +102,8 @@ class Aval:
 
 def parse_aval(text: str) -> Aval:
     """Reads the short notation of an aval. Raises AvalError."""
+    if len(text) > _LONGEST:
+        raise AvalError(f'"{text[:40]}...": over {_LONGEST:,} characters', _HOW_TO_WRITE)
     weak_type = text.strip().startswith("~")
     name, bracket, rest = text.strip().removeprefix("~").partition("[")
     if "]" in name:

@@ -23,6 +23,14 @@ _Polynomial: TypeAlias = dict[tuple[str, ...], int]
 """Sum of terms: sorted factors (names and calls, as text) -> coefficient, never 0. The constant term has no factors."""
 
 _HIGHEST_POWER = 8
+_MOST_TERMS = 1000
+"""Terms of one expression, and a bound on the work of multiplying two: far beyond what a model's shapes have."""
+_HIGHEST_DEGREE = 64
+"""Factors of one term: two nested powers."""
+_LARGEST = 2**63
+"""Numbers are below it: no dimension is larger."""
+_DEEPEST = 100
+"""Levels of parentheses, signs and calls: each takes a few of Python's own."""
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
 
@@ -142,9 +150,19 @@ def _parse(text: str) -> ast.expr:
     if not _CHARACTERS.fullmatch(re.sub("[=<>]=|[<>]", "", text)):
         raise DimensionError(f'bad dimension expression "{text}"')
     try:
-        return ast.parse(text.strip().replace("^", "**"), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError):
-        raise DimensionError(f'bad dimension expression "{text}"') from None
+        body = ast.parse(text.strip().replace("^", "**"), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        raise DimensionError(f'bad dimension expression "{text[:80]}"') from None
+    _check_depth(body)
+    return body
+
+
+def _check_depth(node: ast.AST) -> None:
+    level: list[ast.AST] = [node]
+    for _ in range(_DEEPEST):
+        level = [child for one in level for child in ast.iter_child_nodes(one)]
+    if level:
+        raise DimensionError(f"dimension expression nested deeper than {_DEEPEST} levels")
 
 
 def _sides(node: ast.expr) -> tuple[ast.expr, str, ast.expr]:
@@ -191,12 +209,17 @@ def _sum(*polynomials: _Polynomial) -> _Polynomial:
     for polynomial in polynomials:
         for factors, coefficient in polynomial.items():
             total[factors] = total.get(factors, 0) + coefficient
+    if len(total) > _MOST_TERMS or any(abs(coefficient) >= _LARGEST for coefficient in total.values()):
+        raise DimensionError(f"a dimension of more than {_MOST_TERMS} terms, or of 64 bits")
     return {factors: coefficient for factors, coefficient in total.items() if coefficient}
 
 
 def _product(*polynomials: _Polynomial) -> _Polynomial:
     result: _Polynomial = {(): 1}
     for polynomial in polynomials:
+        degree = sum(max(map(len, factor), default=0) for factor in (result, polynomial))
+        if len(result) * len(polynomial) > _MOST_TERMS or degree > _HIGHEST_DEGREE:
+            raise DimensionError(f"a product of more than {_MOST_TERMS} terms, or of a degree over {_HIGHEST_DEGREE}")
         result = _sum(
             *({tuple(sorted(left + right)): a * b} for left, a in result.items() for right, b in polynomial.items())
         )

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-import os
 import re
 import stat
 import struct
-import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from typing import Any
 
 from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
+from stagec.runtime.sources import File, Memory, Source
 
 FORMAT = 2
 """Version of the bundle format.
@@ -71,9 +69,14 @@ class _Entry:
 
 
 def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], bytes]:
-    """Return each entry with its start and its local header, and the records after the last member's data."""
+    """Return each entry with its start and its local header, and the records after the last member's data.
+
+    Raises ValueError when the file would be larger than LARGEST_FILE.
+    """
     placed, directory, offset = [], [], 0
     for entry in entries:
+        if offset + entry.size > LARGEST_FILE:
+            raise ValueError(f"the members take more than the {LARGEST_FILE:,} bytes of one bundle")
         name = entry.name.encode("ascii")
         fixed = _VERSION, 0, 0, _MIDNIGHT, _NEW_YEAR_1980, entry.crc, entry.size, entry.size, len(name)
         padding = -(offset + _LOCAL.size + len(name) + _ALIGNMENT.size) % PAGE
@@ -84,6 +87,8 @@ def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], byte
         placed.append((_Entry(entry.name, entry.crc, entry.size, start), local))
         offset = start + entry.size
     records = b"".join(directory)
+    if offset + len(records) + _END.size > LARGEST_FILE:
+        raise ValueError(f"the members take more than the {LARGEST_FILE:,} bytes of one bundle")
     return placed, records + _END.pack(b"PK\5\6", 0, 0, len(placed), len(placed), len(records), offset, 0)
 
 
@@ -96,9 +101,6 @@ def encode(members: Mapping[str, bytes]) -> bytes:
         _check_name(name)
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
-    total = sum(len(data) + _LOCAL.size + _CENTRAL.size + 2 * LONGEST_NAME + 2 * PAGE for data in members.values())
-    if total > LARGEST_FILE:
-        raise ValueError(f"the members have {total:,} bytes, over the limit of {LARGEST_FILE:,} of one bundle")
     placed, directory = _layout(_Entry(name, zlib.crc32(data), len(data)) for name, data in members.items())
     pieces = [piece for (_, local), data in zip(placed, members.values(), strict=True) for piece in (local, data)]
     return b"".join([*pieces, directory])
@@ -121,8 +123,7 @@ class Archive:
 
     path: where it was read from. index: the content of `index.json`.
 
-    The file stays open, so a file that is replaced by another one of the same name is still read as it was. Threads may
-    read members at the same time.
+    The file stays open as long as this object is there. Threads may read members at the same time.
     """
 
     def __init__(self, path: str | Path, data: bytes | None = None, check: Callable[[Any], None] = index.check) -> None:
@@ -133,9 +134,8 @@ class Archive:
         Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest".
         """
         self.path = str(path)
-        self._descriptor: int | None = None
-        self._read, size = self._open() if data is None else (_slices(data), len(data))
-        self._entries = {entry.name: entry for entry in self._decode(size)}
+        self._source: Source = File(self.path) if data is None else Memory(data)
+        self._entries = {entry.name: entry for entry in self._decode()}
         self.index = self._read_index(check)
 
     def __getitem__(self, name: str) -> bytes:
@@ -144,7 +144,7 @@ class Archive:
         Raises LoadError when the bundle has no such member, or the bytes are not those.
         """
         entry, listed = self._entry(name)
-        data = self._read(entry.start, entry.size)
+        data = self._source.read(entry.start, entry.size)
         self._compare(entry, listed, data)
         return data
 
@@ -154,15 +154,8 @@ class Archive:
         For weights. The pages are read again from the file when memory is short: nobody may write into the file while
         it is mapped (replacing it by renaming is fine, and what stagec itself does).
         """
-        if self._descriptor is None:
-            return memoryview(self[name])
         entry, listed = self._entry(name)
-        if not entry.size:
-            return memoryview(b"")
-        if os.fstat(self._descriptor).st_size < entry.start + entry.size:
-            raise LoadError("digest", f"{self.path}: it was cut off while it was open")
-        whole = mmap.mmap(self._descriptor, entry.size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=entry.start)
-        view = memoryview(whole)
+        view = self._source.map(entry.start, entry.size)
         self._compare(entry, listed, view)
         return view
 
@@ -186,40 +179,12 @@ class Archive:
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {entry.name} has another CRC-32 than the zip says")
 
-    def _open(self) -> tuple[Callable[[int, int], bytes], int]:
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise LoadError("not-found", f"{self.path}: no such file") from None
-        except (OSError, ValueError) as error:
-            what = error.strerror if isinstance(error, OSError) else error
-            raise LoadError("not-found", f"{self.path}: cannot be read: {what}") from error
-        weakref.finalize(self, os.close, descriptor)
-        self._descriptor = descriptor
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise LoadError("not-a-bundle", f"{self.path}: not a bundle: it is no file")
-
-        def read(start: int, size: int) -> bytes:
-            pieces, left = [], size
-            while left:  # one call reads 2 GiB at most
-                try:
-                    piece = os.pread(descriptor, left, start + size - left)
-                except OSError as error:
-                    raise LoadError("not-found", f"{self.path}: cannot be read: {error.strerror}") from error
-                if not piece:
-                    raise LoadError("digest", f"{self.path}: it was cut off while it was open")
-                pieces.append(piece)
-                left -= len(piece)
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-        return read, status.st_size
-
-    def _decode(self, size: int) -> list[_Entry]:
+    def _decode(self) -> list[_Entry]:
         """Return the members in their order, after comparing all that is between their data with `encode`'s."""
+        read, size = self._source.read, self._source.size
         if size > LARGEST_FILE:
             raise self._not_a_bundle(f"its {size:,} bytes are over the limit of {LARGEST_FILE:,}")
-        end = self._read(max(0, size - _END.size), min(size, _END.size)).ljust(_END.size, b"\0")
+        end = read(max(0, size - _END.size), min(size, _END.size)).ljust(_END.size, b"\0")
         signature, _, _, _, count, length, start, _ = _END.unpack(end)
         if signature != b"PK\5\6":
             raise self._not_a_bundle("it does not end as a zip file does")
@@ -229,19 +194,22 @@ class Archive:
             or start + length + _END.size != size
         ):
             raise self._not_a_bundle("the zip's directory is not where its end says")
-        directory = self._read(start, size - start)
+        directory = read(start, size - start)
         entries = list(self._read_directory(directory, count))
-        placed, expected = _layout(entries)
-        if directory != expected or any(self._read(e.start - len(local), len(local)) != local for e, local in placed):
+        try:
+            placed, expected = _layout(entries)
+        except ValueError as error:
+            raise self._not_a_bundle(str(error)) from None
+        if directory != expected or any(read(entry.start - len(local), len(local)) != local for entry, local in placed):
             raise self._not_a_bundle("the file is not as this version of stagec writes it")
         return [entry for entry, _ in placed]
 
     def _read_directory(self, directory: bytes, count: int) -> Iterator[_Entry]:
         at, names = 0, set()
         for _ in range(count):
-            if at + _CENTRAL.size > len(directory):
-                raise self._not_a_bundle("the zip's directory is cut off")
-            record = _CENTRAL.unpack_from(directory, at)
+            record = _CENTRAL.unpack(directory[at : at + _CENTRAL.size].ljust(_CENTRAL.size, b"\0"))
+            if record[0] != b"PK\1\2":
+                raise self._not_a_bundle("the zip's directory is damaged")
             flags, method, crc, size, length = record[3], record[4], record[7], record[9], record[10]
             name = directory[at + _CENTRAL.size : at + _CENTRAL.size + length].decode("latin-1")
             try:
@@ -262,7 +230,7 @@ class Archive:
             raise self._not_a_bundle(f"its first member is not {INDEX}")
         if entry.size > LARGEST_INDEX:
             raise self._not_a_bundle(f"{INDEX} has {entry.size:,} bytes, over the limit of {LARGEST_INDEX:,}")
-        data = self._read(entry.start, entry.size)
+        data = self._source.read(entry.start, entry.size)
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
         try:
@@ -300,7 +268,3 @@ class Archive:
 def _check_name(name: str) -> None:
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise ValueError(f"{name[:LONGEST_NAME]!r} is no name for a member")
-
-
-def _slices(data: bytes) -> Callable[[int, int], bytes]:
-    return lambda start, size: data[start : start + size]

@@ -58,15 +58,36 @@ def write(exported: Exported, vjp_order: int) -> bytes:
     return bytes(builder.Output())
 
 
+class _Budget:
+    """How much may still be read of a buffer.
+
+    Offsets may point to one place from many others, which makes a small file a large value. What writers store is read
+    once, so all that is read has no more bytes than the file.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError("more is to be read than the file has")
+
+
 class _Table:
     """One flatbuffers table; a slot is the position of the field in the schema."""
 
-    def __init__(self, buffer: bytes, position: int) -> None:
+    def __init__(self, buffer: bytes, position: int, budget: _Budget) -> None:
+        budget.take(4)  # its own offset to its vtable
+        if not 0 <= position <= len(buffer):
+            raise ValueError("an offset points outside of the file")
         self._table = flatbuffers.table.Table(buffer, position)
+        self._budget = budget
 
     @staticmethod
     def root(buffer: bytes) -> _Table:
-        return _Table(buffer, flatbuffers.encode.Get(types.UOffsetTFlags.packer_type, buffer, 0))
+        start = flatbuffers.encode.Get(types.UOffsetTFlags.packer_type, buffer, 0)
+        return _Table(buffer, start, _Budget(len(buffer)))
 
     def has(self, slot: int) -> bool:
         return bool(self._table.Offset(4 + 2 * slot))
@@ -77,14 +98,14 @@ class _Table:
 
     def blob(self, slot: int) -> bytes:
         offset = self._table.Offset(4 + 2 * slot)
-        return bytes(self._table.String(self._table.Pos + offset)) if offset else b""
+        return self._blob(self._table.Pos + offset) if offset else b""
 
     def text(self, slot: int) -> str:
         return self.blob(slot).decode("utf-8")
 
     def table(self, slot: int) -> _Table | None:
         offset = self._table.Offset(4 + 2 * slot)
-        return _Table(self._table.Bytes, self._table.Indirect(self._table.Pos + offset)) if offset else None
+        return self._table_at(self._table.Pos + offset) if offset else None
 
     def required(self, slot: int) -> _Table:
         table = self.table(slot)
@@ -93,10 +114,10 @@ class _Table:
         return table
 
     def tables(self, slot: int) -> list[_Table]:
-        return [_Table(self._table.Bytes, self._table.Indirect(at)) for at in self._elements(slot, 4)]
+        return [self._table_at(at) for at in self._elements(slot, 4)]
 
     def texts(self, slot: int) -> list[str]:
-        return [bytes(self._table.String(at)).decode("utf-8") for at in self._elements(slot, 4)]
+        return [self._blob(at).decode("utf-8") for at in self._elements(slot, 4)]
 
     def scalars(self, slot: int, kind: Any) -> list[Any]:
         return [self._table.Get(kind, at) for at in self._elements(slot, kind.bytewidth)]
@@ -108,7 +129,19 @@ class _Table:
         start, length = self._table.Vector(offset), self._table.VectorLen(offset)
         if start + width * length > len(self._table.Bytes):
             raise ValueError("a vector runs over the end")
+        self._budget.take(width * length)
         return iter(range(start, start + width * length, width))
+
+    def _table_at(self, at: int) -> _Table:
+        return _Table(self._table.Bytes, self._table.Indirect(at), self._budget)
+
+    def _blob(self, at: int) -> bytes:
+        start = at + self._table.Get(types.UOffsetTFlags, at)
+        length = self._table.Get(types.UOffsetTFlags, start)
+        if start + 4 + length > len(self._table.Bytes):
+            raise ValueError("a text runs over the end")
+        self._budget.take(length)
+        return bytes(self._table.Bytes[start + 4 : start + 4 + length])
 
 
 def _read_exported(table: _Table) -> Exported:
@@ -133,7 +166,7 @@ def _read_exported(table: _Table) -> Exported:
     in_shardings, out_shardings = shardings(24, 7), shardings(25, 8)
     memory_spaces = tuple(space for _, space in (*in_avals, *out_avals))
     vjp = table.table(17)
-    return Exported(
+    exported = Exported(
         fun_name=table.text(1),
         in_tree=in_tree,
         in_avals=tuple(aval for aval, _ in in_avals),
@@ -154,6 +187,21 @@ def _read_exported(table: _Table) -> Exported:
         _memory_spaces=() if set(memory_spaces) <= {DEVICE_MEMORY} else memory_spaces,
         _vjp=_read_exported(vjp) if vjp else None,
     )
+    _check(exported)
+    return exported
+
+
+def _check(exported: Exported) -> None:
+    """Raise ValueError where fields do not belong together; offsets that were changed often give such values."""
+    count, kept = len(exported.in_avals), exported.module_kept_var_idx
+    if list(kept) != sorted({index for index in kept if index < count}):
+        raise ValueError("the indices of kept arguments are not sorted, or there are fewer arguments")
+    if len(exported._in_shardings) != count or len(exported._out_shardings) != len(exported.out_avals):
+        raise ValueError("shardings and avals do not agree")
+    if not exported.platforms or not exported.nr_devices:
+        raise ValueError("it is for no platform, or for no device")
+    if any(space < 0 for space in exported._memory_spaces):
+        raise ValueError("unknown memory space")
 
 
 def _read_tree(table: _Table) -> Tree:
@@ -177,14 +225,21 @@ def _read_tree(table: _Table) -> Tree:
 
 def _read_aval(table: _Table) -> tuple[Aval, int]:
     """Return the aval and its memory space."""
-    dtype = _DTYPES[table.scalar(2, types.Int8Flags)]
+    dtype = _named(_DTYPES, table.scalar(2, types.Int8Flags))
     # JAX writes a dimension as it prints it; parse_aval brings it to one spelling.
     aval = parse_aval(f"{dtype}[{','.join(table.texts(1))}]")
     return aval, table.scalar(3, types.Int8Flags) or DEVICE_MEMORY
 
 
+def _named(names: Sequence[str], value: int) -> str:
+    """Return the name of a value of an enumeration."""
+    if not 0 <= value < len(names):
+        raise ValueError(f"unknown value {value} of an enumeration")
+    return names[value]
+
+
 def _read_check(table: _Table) -> str:
-    kind, target = _CHECKS[table.scalar(0, types.Int8Flags)], table.text(1)
+    kind, target = _named(_CHECKS, table.scalar(0, types.Int8Flags)), table.text(1)
     return f"{kind}:{target}" if target else kind
 
 
@@ -193,7 +248,7 @@ def _read_mesh(table: _Table) -> Mesh:
     return Mesh(
         tuple(table.scalars(0, types.Uint32Flags)),
         tuple(table.texts(1)),
-        tuple(AXIS_TYPES[kind - 1] for kind in table.scalars(2, types.Int8Flags)),
+        tuple(_named(AXIS_TYPES, kind - 1) for kind in table.scalars(2, types.Int8Flags)),
         AbstractDevice(device.text(0), device.scalar(1, types.Uint32Flags, None), device.text(2)) if device else None,
     )
 
