@@ -8,8 +8,9 @@ the same with fewer. Mutation NUMBER of a seed is always the same one: `--seed S
 What is "harmless", precisely:
 
 - a bundle: every change of a byte must be refused by reading all of it. Where the change was made with digests and
-  checksums computed again, as one who signs nothing can do, there is another bundle, which must be one: all that it hands
-  out has the digests of its index, its descriptions are read or refused, and it is encoded again as the same bytes.
+  checksums computed again, as one who signs nothing can do, there is another bundle, which must be one: all that it
+  hands out has the digests of its index, its descriptions are read or refused, and it is encoded again as the same
+  bytes.
 - a portable artifact and a description have no digest inside. What is read from a changed one must be a whole value: it
   is written and read again as an equal one.
 
@@ -20,10 +21,12 @@ refuses them is no native code. The child may not crash, and take at most LONGES
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import json
 import os
 import random
+import re
 import resource
 import struct
 import subprocess
@@ -31,12 +34,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-LONGEST = 10.0
+LONGEST = 30.0
+CHUNK = 2500
 MEMORY = 4 << 30
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).absolute().parent.parent.parent
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 Mutator = Callable[[random.Random, bytes], bytes]
 
@@ -68,7 +73,11 @@ def move_block(rng: random.Random, data: bytes) -> bytes:
     size = rng.choice((1, 4, 16, 100, 4096))
     start, at = rng.randrange(len(data)), rng.randrange(len(data))
     block = data[start : start + size]
-    return data[:at] + block + data[at + rng.choice((0, len(block))) :] if rng.random() < 0.7 else data[:at] + data[at + size :]
+    return (
+        data[:at] + block + data[at + rng.choice((0, len(block))) :]
+        if rng.random() < 0.7
+        else data[:at] + data[at + size :]
+    )
 
 
 def append(rng: random.Random, data: bytes) -> bytes:
@@ -79,8 +88,8 @@ def append(rng: random.Random, data: bytes) -> bytes:
 def zip_record(rng: random.Random, data: bytes) -> bytes:
     """Set a field of one record of the zip: of a local header, of the directory or of the end."""
     signature, size = rng.choice(((b"PK\3\4", 30), (b"PK\1\2", 46), (b"PK\5\6", 22)))
-    places = [at for at in range(len(data)) if data.startswith(signature, at)]
-    at = rng.choice(places) + rng.randrange(size - 1)
+    places = [found.start() for found in re.finditer(re.escape(signature), data)]
+    at = min(rng.choice(places) + rng.randrange(size - 1), len(data) - 2)
     return data[:at] + struct.pack("<H", rng.choice(INTERESTING) & 0xFFFF) + data[at + 2 :]
 
 
@@ -97,10 +106,11 @@ def edit_json(rng: random.Random, value: Any) -> Any:
     visit(value)
     node, key = rng.choice(places)
     others = rng.choice(places)
-    new = rng.choice(
+    new: Any = rng.choice(
         (
-            None, True, 0, 1, -1, 2**31, 2**63 - 1, 2**64, 1.5, "", "x", "unknown", "../x", "\ud800", "f32[" + "9" * 30 + "]",
-            "f32[(a+b+c+d)^8]", [], {}, [[[[]]]], {"tuple": ["*"]}, others[0][others[1]],
+            None, True, 0, 1, -1, 2**31, 2**63 - 1, 2**64, 1.5, "", "x", "unknown", "../x", "\ud800",
+            "f32[" + "9" * 30 + "]", "f32[(a+b+c+d)^8]", [], {}, [[[[]]]], {"tuple": ["*"]},
+            copy.deepcopy(others[0][others[1]]),
         )
     )  # fmt: skip
     action = rng.random()
@@ -118,7 +128,19 @@ def edit_json(rng: random.Random, value: Any) -> Any:
 def edit_text(rng: random.Random, data: bytes) -> bytes:
     """Change a JSON text where parsers disagree: keys twice, numbers, nesting, spaces."""
     at = rng.choice([at for at, byte in enumerate(data) if byte in b'{}[],:"'])
-    bits = (b" ", b"NaN", b"1e999", b"-0", b"[" * 500, b'"\\ud800"', b'"x":1,', b"9" * 5000, b"\xff", b"\xef\xbb\xbf", b",")
+    bits = (
+        b" ",
+        b"NaN",
+        b"1e999",
+        b"-0",
+        b"[" * 500,
+        b'"\\ud800"',
+        b'"x":1,',
+        b"9" * 5000,
+        b"\xff",
+        b"\xef\xbb\xbf",
+        b",",
+    )
     return data[:at] + rng.choice(bits) + data[at + rng.randrange(2) :]
 
 
@@ -250,12 +272,12 @@ SUBJECTS: Sequence[tuple[type[Bundles | Descriptions | Exports], float]] = (
 
 
 def small_bundle(folder: Path) -> bytes:
-    """Return the bundle of the folder with a few of its functions: most bytes of a large one are alike."""
+    """Return the bundle of the folder with two of its functions: most bytes of a large one are alike."""
     from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
 
     archive = Archive(next(folder.glob("*.aot")))
     index = dict(archive.index)
-    index["functions"] = {name: index["functions"][name] for name in sorted(index["functions"])[:4]}
+    index["functions"] = {name: index["functions"][name] for name in ("loop", "mlp")}
     used = set()
     for function in index["functions"].values():
         used |= {function["exported"], function.get("description", function["exported"])}
@@ -277,11 +299,11 @@ def child(folder: Path, subject: str, seed: int, first: int, count: int, progres
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     kind = next(kind for kind, _ in SUBJECTS if kind.__name__ == subject)
     if kind is not Exports:
-        sys.meta_path.insert(0, _NoNativeCode())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _NoNativeCode())
     subjects = kind(folder)
     ends: Counter[str] = Counter()
     for number in range(first, first + count):
-        os.pwrite(progress, struct.pack("<Q", number), 0)
+        os.pwrite(progress, struct.pack("<q", number), 0)
         rng = random.Random(f"{seed} {subject} {number}")
         original = rng.choice(subjects.whole)
         what, data = subjects.mutate(rng, original)
@@ -295,32 +317,46 @@ def child(folder: Path, subject: str, seed: int, first: int, count: int, progres
     return dict(ends)
 
 
-def fuzz(folder: Path, mutations: int, seed: int = 0, first: int = 0) -> tuple[dict[str, int], list[str]]:
+def fuzz(
+    folder: Path, mutations: int, seed: int = 0, first: int = 0, jobs: int = 2
+) -> tuple[dict[str, int], list[str]]:
     """Return how the mutations ended, and what should not have happened: crashes, hangs and wrong errors."""
+    parts = []
+    for kind, share in SUBJECTS:
+        end = first + max(1, round(mutations * share))
+        parts += [(kind.__name__, start, min(end, start + CHUNK)) for start in range(first, end, CHUNK)]
+    ends: Counter[str] = Counter()
+    faults: list[str] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for found, wrong in pool.map(lambda part: _part(folder, seed, *part), parts):
+            ends.update(found)
+            faults += wrong
+    return dict(ends), faults
+
+
+def _part(folder: Path, seed: int, subject: str, start: int, end: int) -> tuple[Counter[str], list[str]]:
+    """Do some mutations of one subject in a child process, and in another one what is left after a fault."""
     ends: Counter[str] = Counter()
     faults = []
-    for kind, share in SUBJECTS:
-        done, count = first, max(1, round(mutations * share))
-        while done < first + count:
-            size = min(5000, first + count - done)
-            with open(os.memfd_create("progress"), "wb") as progress:  # noqa: PTH123
-                words = [folder, kind.__name__, seed, done, size, progress.fileno()]
-                run = subprocess.run(
-                    [sys.executable, __file__, "--child", *map(str, words)],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "compiler"), *sys.path])},
-                    pass_fds=[progress.fileno()],
-                    capture_output=True,
-                    text=True,
-                    timeout=60 + size,
-                )
-                at = struct.unpack("<Q", os.pread(progress.fileno(), 8, 0).ljust(8, b"\0"))[0]
-            if run.returncode == 0:
-                ends.update(json.loads(run.stdout))
-                done += size
-            else:
-                faults.append(f"{kind.__name__} {at} of seed {seed}: exit status {run.returncode}\n{run.stderr[-2000:]}")
-                done = at + 1
-    return dict(ends), faults
+    while start < end:
+        with open(os.memfd_create("progress"), "wb") as progress:  # noqa: PTH123
+            words = [folder, subject, seed, start, end - start, progress.fileno()]
+            run = subprocess.run(
+                [sys.executable, __file__, "--child", *map(str, words)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "compiler"), *sys.path])},
+                pass_fds=[progress.fileno()],
+                capture_output=True,
+                text=True,
+            )
+            at = struct.unpack("<q", os.pread(progress.fileno(), 8, 0) or struct.pack("<q", -1))[0]
+        if run.returncode == 0:
+            ends.update(json.loads(run.stdout))
+            break
+        if at < start:
+            raise RuntimeError(run.stderr)  # before the first mutation
+        faults.append(f"{subject} {at} of seed {seed}: exit status {run.returncode}\n{run.stderr[-2000:]}")
+        start = at + 1
+    return ends, faults
 
 
 def main() -> int:
@@ -334,9 +370,10 @@ def main() -> int:
     parser.add_argument("--mutations", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     started = time.monotonic()
-    ends, faults = fuzz(options.folder, options.mutations, options.seed, options.first)
+    ends, faults = fuzz(options.folder, options.mutations, options.seed, options.first, options.jobs)
     for how, count in sorted(ends.items()):
         print(f"{count:>8,}  {how}")
     print(f"{sum(ends.values()):>8,}  mutations of seed {options.seed} in {time.monotonic() - started:.0f} s")

@@ -1,16 +1,21 @@
 """Writing bundles."""
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stagec.bundle.expiry import readable_until
 from stagec.bundle.writing import Inconsistent, Member, write_bundle
 from stagec.runtime import jaxlib_lines
-from stagec.runtime.archive import Archive
+from stagec.runtime.archive import Archive, encode, encode_index
+from stagec.runtime.refusal import LoadError
 from stagec.specs import FunctionSpec, function_spec
 from stagec.version import VERSION
-from tests.building import stagec
+from tests.building import checked, stagec
 
 FUNCTIONS = ("loop", "mlp")
 
@@ -61,16 +66,6 @@ def test_the_index(zoo: Path, tmp_path: Path) -> None:
     assert len(index["members"]) == 2 + 2 * 3
 
 
-def test_unzip_and_jq_can_read_it(zoo: Path) -> None:
-    import zipfile
-
-    with zipfile.ZipFile(zoo) as archive:
-        assert archive.testzip() is None
-        assert archive.namelist()[0] == "index.json"
-        assert json.loads(archive.read("index.json"))["name"] == "zoo"
-        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-
-
 def test_an_executable_of_another_export(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     exports["zoo.loop"] = exports["zoo.mlp"]
@@ -103,3 +98,101 @@ def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == f"{output}: zoo.loop.cpu was compiled from another export of 'loop'\n"
     assert not output.exists()
+
+
+def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -> None:
+    """The executable is stored once; each target has a description of it."""
+    stem = zoo.parent / "zoo.loop"
+    spec = json.loads(Path(f"{stem}.cpu.spec").read_text())
+    spec["target"]["name"] = "twin"
+    (tmp_path / "spec").write_text(json.dumps(spec))
+    files = "--output", tmp_path / "x.xla", "--description", tmp_path / "x.json"
+    checked("compile", "--spec", tmp_path / "spec", "--exported", f"{stem}.exported", *files)
+    exports, members = artifacts(zoo)
+    twin = Member("zoo.loop.twin", (tmp_path / "x.xla").read_bytes(), (tmp_path / "x.json").read_bytes())
+    archive = Archive("x", write_bundle("zoo", "1", exports, specs_of(zoo), [*members, twin]))
+    archive.check_all()
+    listed = archive.index["functions"]["loop"]["executables"]
+    assert [entry["target"] for entry in listed] == ["cpu", "twin"]
+    assert {entry["executable"] for entry in listed} == {"loop.cpu.xla"}
+    assert [entry["description"] for entry in listed] == ["loop.cpu.json", "loop.twin.json"]
+    assert len(archive.index["members"]) == 2 + 2 * 3 + 1
+
+
+def test_two_signatures_with_the_same_export(zoo: Path) -> None:
+    exports, _ = artifacts(zoo)
+    loop = specs_of(zoo)["zoo.loop"]
+    specs = {f"zoo.loop-{name}": dataclasses.replace(loop, variant=name, static={"n": name}) for name in ("a", "b")}
+    given = dict.fromkeys(specs, exports["zoo.loop"])
+    archive = Archive("x", write_bundle("zoo", "1", given, specs, []))
+    assert [one["exported"] for one in archive.index["functions"].values()] == ["loop-a.exported"] * 2
+    assert list(archive.index["members"]) == ["loop-a.exported"]
+
+
+def test_what_the_index_says_of_an_export(zoo: Path) -> None:
+    index = Archive(zoo).index
+    entry = index["functions"]["factorize"]
+    assert entry["custom_calls"]["lapack_spotrf_ffi"] == "guaranteed"
+    assert entry["versions"]["stagec"] == VERSION
+    assert entry["readable_until"] == readable_until(entry["versions"]["jax"])
+    assert index["functions"]["from_file"]["readable_until"] == readable_until(
+        index["functions"]["from_file"]["versions"].get("jax")
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (lambda index: index.update(x=1), "x: no such key is known"),
+        (lambda index: index.pop("weights"), "the key 'weights' is missing"),
+        (lambda index: index.update(kind="compiled"), 'kind: "bundle" is wanted, not "compiled"'),
+        (lambda index: index["targets"]["cpu"].pop("requires"), "targets.cpu: the key 'requires' is missing"),
+        (
+            lambda index: loop_entry(index).update(nr_devices="1"),
+            'functions.loop.executables[0].nr_devices: a whole number is wanted, not "1"',
+        ),
+        (
+            lambda index: loop_entry(index).update(bucket={"n": True}),
+            "functions.loop.executables[0].bucket.n: a whole number is wanted, not true",
+        ),
+        (
+            lambda index: loop_entry(index).update(target="h200"),
+            "functions.loop.executables[0].target: there is no target 'h200'",
+        ),
+        (
+            lambda index: loop_entry(index).update(executable="x"),
+            "functions.loop.executables[0].executable: there is no member 'x'",
+        ),
+        (
+            lambda index: index["functions"]["loop"]["executables"].append(loop_entry(index)),
+            "functions.loop.executables[1]: there is another one for this target and bucket",
+        ),
+        (lambda index: index["functions"]["loop"].update(function="x"), "functions.loop: it is of x"),
+        (
+            lambda index: index["functions"]["loop"].update(in_avals=[]),
+            "functions.loop.in_avals: the tree has another number of leaves",
+        ),
+        (
+            lambda index: index["functions"]["loop"].update(readable_until="soon"),
+            'functions.loop.readable_until: a date such as "2026-11-18", or "unknown", is wanted, not "soon"',
+        ),
+        (
+            lambda index: index["functions"]["loop"].update(in_avals=["f32[ 8]"]),
+            'functions.loop.in_avals[0]: an aval as stagec writes it is wanted, not "f32[ 8]"',
+        ),
+    ],
+)
+def test_an_index_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any]], object], what: str) -> None:
+    exports, members = artifacts(zoo)
+    archive = Archive("x", write_bundle("zoo", "1", exports, specs_of(zoo), members))
+    index = json.loads(json.dumps(archive.index))
+    edit(index)
+    contents = {name: archive[name] for name in archive.index["members"]}
+    with pytest.raises(LoadError) as refusal:
+        Archive("x", encode({"index.json": encode_index(index), **contents}))
+    assert (refusal.value.code, str(refusal.value)) == ("format", f"x: index.json: {what}")
+
+
+def loop_entry(index: dict[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = index["functions"]["loop"]["executables"][0]
+    return entry

@@ -62,6 +62,28 @@ def test_parse(text: str, aval: Aval, canonical: str) -> None:
         ("f32[len(a)]", '"f32[len(a)]": bad dimension expression "len(a)"', EXAMPLE),
         ("f32[a^a]", '"f32[a^a]": bad dimension expression "a ^ a"', EXAMPLE),
         ("f32[a^99]", '"f32[a^99]": power 99 is over the limit of 8', EXAMPLE),
+        ("f32[9^8^8]", '"f32[9^8^8]": bad dimension expression "9 ^ 8 ^ 8"', EXAMPLE),
+        (
+            "f32[((a+b+c+d)^8)^8]",
+            '"f32[((a+b+c+d)^8)^8]": a product of more than 1000 terms, or of a degree over 64',
+            EXAMPLE,
+        ),
+        (
+            "f32[(((a^8)^8)^8)^8]",
+            '"f32[(((a^8)^8)^8)^8]": a product of more than 1000 terms, or of a degree over 64',
+            EXAMPLE,
+        ),
+        (
+            "f32[((9^8)^8)^8]",
+            '"f32[((9^8)^8)^8]": a dimension of more than 1000 terms, or of 64 bits',
+            EXAMPLE,
+        ),
+        (
+            f"f32[{'-' * 200}a]",
+            f'"f32[{"-" * 200}a]": dimension expression nested deeper than 100 levels',
+            EXAMPLE,
+        ),
+        (f"f32[{'a' * 10_000}]", f'"f32[{"a" * 36}...": over 10,000 characters', EXAMPLE),
         ("f32[floordiv(a,0)]", '"f32[floordiv(a,0)]": division by zero', EXAMPLE),
         ("f32[max(a,2]", '"f32[max(a,2]": parentheses do not match', EXAMPLE),
         ("f32[a == 2]", '"f32[a == 2]": bad dimension expression "a == 2"', EXAMPLE),

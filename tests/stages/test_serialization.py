@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import flatbuffers
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -170,3 +171,28 @@ def test_trees_that_do_not_fit_the_avals() -> None:
     ours = Exported.deserialize(jax.export.export(jax.jit(jnp.sin))(f32(3)).serialize())
     with pytest.raises(NotExported, match="trees and avals do not agree"):
         Exported.deserialize(dataclasses.replace(ours, in_avals=(), _in_shardings=()).serialize())
+
+
+def test_a_small_file_that_would_be_a_large_value() -> None:
+    """Each node of the tree has the next one twice: 2**40 leaves in some hundred bytes."""
+    builder = flatbuffers.Builder(0)
+
+    def node(kind: int, children: list[int]) -> int:
+        builder.StartVector(4, len(children), 4)
+        for child in children:
+            builder.PrependUOffsetTRelative(child)
+        vector = builder.EndVector()
+        builder.StartObject(5)
+        builder.PrependInt8Slot(0, kind, 0)
+        builder.PrependUOffsetTRelativeSlot(1, vector, 0)
+        return int(builder.EndObject())
+
+    tree = node(0, [])
+    for _ in range(40):
+        tree = node(2, [tree, tree])
+    builder.StartObject(26)
+    builder.PrependUOffsetTRelativeSlot(2, tree, 0)
+    builder.PrependUOffsetTRelativeSlot(4, tree, 0)
+    builder.Finish(builder.EndObject())
+    with pytest.raises(NotExported, match="more is to be read than the file has"):
+        Exported.deserialize(bytes(builder.Output()))

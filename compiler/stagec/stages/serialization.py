@@ -276,7 +276,10 @@ def _read_sharding(table: _Table, meshes: Sequence[Mesh]) -> OneSharding:
         return None
     proto = xla_client.OpSharding()
     proto.ParseFromString(table.blob(1))
-    return xla_client.HloSharding.from_proto(proto)
+    try:
+        return xla_client.HloSharding.from_proto(proto)
+    except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
+        raise ValueError(f"not a sharding of XLA's: {error}") from error
 
 
 class _Writer:
