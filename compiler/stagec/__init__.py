@@ -3,6 +3,7 @@
 Running what was built needs numpy and jaxlib:
 
 - `load(path)` opens a bundle, a mapping of functions; `device_put(tree)` keeps state on the device between calls.
+  `devices(platform)` lists what it can run on, `make_array_from_single_device_arrays` takes an array in its parts.
 - `Exported.deserialize(bytes)` reads a portable artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from stagec.backends.compilation import CannotCompile
     from stagec.errors import StagecError
     from stagec.frontends.wrapped import Traced, Wrapped, jit
-    from stagec.runtime.loader import Bundle, Function, device_put, load
+    from stagec.runtime.arrays import device_put, make_array_from_single_device_arrays
+    from stagec.runtime.clients import devices
+    from stagec.runtime.function import Function
+    from stagec.runtime.loader import Bundle
     from stagec.runtime.refusal import CallError, LoadError
+    from stagec.serving import load
     from stagec.stages.compiled import Compiled
     from stagec.stages.exported import Exported, NotExported
     from stagec.stages.lowered import CannotLower, Lowered
@@ -58,16 +63,22 @@ __all__ = [
     "Wrapped",
     "__version__",
     "device_put",
+    "devices",
     "jit",
     "load",
+    "make_array_from_single_device_arrays",
 ]
 
 _MODULES = {
     "backends.compilation": ("CannotCompile",),
     "errors": ("StagecError",),
     "frontends.wrapped": ("Traced", "Wrapped", "jit"),
-    "runtime.loader": ("Bundle", "Function", "device_put", "load"),
+    "runtime.arrays": ("device_put", "make_array_from_single_device_arrays"),
+    "runtime.clients": ("devices",),
+    "runtime.function": ("Function",),
+    "runtime.loader": ("Bundle",),
     "runtime.refusal": ("CallError", "LoadError"),
+    "serving": ("load",),
     "stages.compiled": ("Compiled",),
     "stages.exported": ("Exported", "NotExported"),
     "stages.lowered": ("CannotLower", "Lowered"),

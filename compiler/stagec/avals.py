@@ -176,3 +176,14 @@ def _evaluate(dim: str, bucket: Mapping[str, int]) -> int:
     if size < 0:
         raise AvalError(f'"{dim}" is {size} for {sizes}', "a dimension is 0 or more")
     return size
+
+
+def holds(dtype: str, number: float) -> bool:
+    """Whether an array of the dtype can have this element, rounded where it is a float."""
+    if dtype[0] in "fc" or dtype == "bf16":
+        return True
+    if dtype == "bool":
+        return number in (0, 1)
+    bits = DTYPES[dtype].bits
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype[0] == "i" else (0, (1 << bits) - 1)
+    return number == int(number) and low <= number <= high

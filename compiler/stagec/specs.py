@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from stagec.errors import Problem, StagecError
@@ -67,6 +67,8 @@ class FunctionSpec:
     """Targets of custom calls that the module may have although stagec does not know them."""
     matmul_precision: str | None = None
     """A value of jax_default_matmul_precision; None: JAX's own default."""
+    padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Dimension -> "fill" and "mask": what a loader fills up. It changes no byte of the artifact."""
 
     @property
     def is_module(self) -> bool:

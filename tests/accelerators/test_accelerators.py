@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 import stagec
 from stagec import components
 from stagec.backends import plugins
-from tests.building import ROOT, build, checked
+from stagec.runtime import accelerators
+from tests.building import COMPILER, ROOT, build, checked
 from tests.building import stagec as explain
 
 
@@ -73,6 +75,43 @@ def test_the_functions_run_where_there_is_only_a_cpu(bundle: Path) -> None:
     w, b, x = (rng.standard_normal(shape, np.float32) for shape in ((128, 64), (64,), (8, 128)))
     result = np.asarray(stagec.load(bundle)["dense"]({"w": w, "b": b}, x))
     np.testing.assert_allclose(result, np.tanh(x @ w + b), rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_machine_without_accelerators_says(bundle: Path) -> None:
+    here = {name: accelerators.refusal(name) for name in ("cuda", "tpu")}
+    if "" in here.values():
+        pytest.skip("this machine has an accelerator")
+    found = {c.offer.target: (c.code, c.reason) for c in stagec.load(bundle).select("dense").candidates}
+    assert found["v5e-2x2"] == ("platform", here["tpu"])
+    assert found["h200"] == ("platform", here["cuda"])
+    assert found["cpu-avx2"] == ("chosen", "runs as it is")
+    with pytest.raises(stagec.LoadError) as refusal:
+        stagec.load(bundle, "four-h200")
+    assert refusal.value.code == "platform"
+
+
+PLUGIN = """
+import pathlib, sys
+from stagec.runtime import accelerators
+import stagec
+accelerators._DEVICES = pathlib.Path(sys.argv[1])
+try:
+    stagec.devices("cuda")
+except stagec.LoadError as error:
+    print(error.code, error)
+"""
+
+
+def test_the_plugin_itself_says_that_there_is_no_device(tmp_path: Path) -> None:
+    """As on a machine whose driver is broken: the device is there, for the kernel."""
+    if plugins.folder("jax_plugins.xla_cuda13") is None or accelerators.refusal("cuda") == "":
+        pytest.skip("no plugin, or a device")
+    (tmp_path / "nvidia0").touch()
+    environment = {"PYTHONPATH": os.pathsep.join([str(COMPILER), *filter(None, sys.path)])}
+    command = [sys.executable, "-c", PLUGIN, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("platform jax-cuda13-pjrt finds no NVIDIA device it can use: ")
 
 
 @pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a target of Bazel's")

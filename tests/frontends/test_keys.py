@@ -67,6 +67,10 @@ def product(x, y):
     return x @ y
 
 
+def twice(x):
+    return jnp.concatenate([x, x])
+
+
 def keyed(key, x, *, scale):
     return jax.random.normal(key, x.shape) * scale + x
 
@@ -258,6 +262,19 @@ def test_classes_of_custom_calls() -> None:
 
 
 NOT_BUILT = {
+    "padding that is not at the end": (
+        {
+            "entry": "pkg.keys:twice",
+            "args": ["f32[n]"],
+            "kwargs": {},
+            "padding": {"n": {"fill": 0, "mask": "valid"}},
+        },
+        "pkg/m.toml: functions.f.padding.n: result is f32[2*n]: "
+        "where n is filled up, its real elements are not its first\n"
+        "  leave it out, or return an array whose size is the name\n"
+        "pkg/m.toml: functions.f.padding.n: no keyword argument 'valid'\n"
+        "  name one that the function takes\n",
+    ),
     "a custom call that nobody provides": (
         {"entry": "pkg.keys:foreign"},
         "pkg/m.toml: functions.f: custom calls that neither JAX nor jaxlib provides: their_kernel\n"

@@ -519,6 +519,14 @@ def test_matmul_precision(tmp_path: Path) -> None:
     assert problems_of(HEAD + FUNCTION + 'matmul_precision = "best"', tmp_path) == message
 
 
+def test_padding(tmp_path: Path) -> None:
+    text = HEAD + FUNCTION + 'padding = { n = { fill = "x", masks = "m" } }'
+    assert problems_of(text, tmp_path) == (
+        'm.toml: functions.f.padding.n.fill: "x" is not a number\n  write for example 0\n'
+        'm.toml: functions.f.padding.n.masks: unknown key\n  did you mean "mask"?'
+    )
+
+
 def test_meshes(tmp_path: Path) -> None:
     tables = '[meshes.dp]\naxes = {}\n[meshes.wrong]\naxes = { "a b" = 2, x = 0 }\nshape = [2]\n'
     assert problems_of(HEAD + FUNCTION + 'mesh = "dpp"\n' + tables, tmp_path) == dedent(

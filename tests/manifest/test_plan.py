@@ -79,6 +79,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "disabled_checks": [],
         "allow_custom_calls": [],
         "matmul_precision": None,
+        "padding": {},
     }
     assert planned == {
         "format": 1,
@@ -301,6 +302,22 @@ isa = "AVX2"
             id="variants",
         ),
         pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["u8[n]", "f32[m,n]"]\nkwargs = { mask = "f32[n]" }\n'
+            'platforms = ["cpu"]\n'
+            "buckets = { n = [8], m = [2] }\n[functions.f.padding]\nk = {}\n"
+            'n = { fill = -1, mask = "mask" }\nm = { mask = "vlaid" }',
+            """\
+            m.toml: functions.f.padding.k: buckets have no dimension "k"
+              write one of m, n
+            m.toml: functions.f.padding.n.mask: "mask" is f32[n], which tells no size
+              write "bool[n]" or "i32[]"
+            m.toml: functions.f.padding.n.fill: args[0] is u8[n], which cannot hold -1
+              write a number that it can, such as 0
+            m.toml: functions.f.padding.m.mask: no keyword argument "vlaid"
+              write kwargs.vlaid = "bool[m]" or "i32[]\"""",
+            id="padding",
+        ),
+        pytest.param(
             '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nout_shardings = "P()"',
             """\
             m.toml: functions.f.out_shardings: there is no mesh to split over
@@ -394,6 +411,15 @@ def test_variants_have_artifacts_of_their_own(tmp_path: Path) -> None:
     first = planned.executables[0]
     assert (first.export, first.spec.function, first.spec.variant) == ("m.f-half", "f", "half")
     assert first.spec.key == planned.exports[0].spec.key == "functions.f.variants.half"
+
+
+def test_what_a_slice_holds_of_padding(tmp_path: Path) -> None:
+    text = (
+        '[functions.f]\nentry = "a:b"\nargs = ["f32[n]"]\nkwargs = { size = "i32[]" }\nplatforms = ["cpu"]\n'
+        'buckets = { n = [8] }\npadding = { n = { fill = 2, mask = "size" } }\n'
+    )
+    (export,) = plan_of(HEAD + text, tmp_path).exports
+    assert export.spec.padding == {"n": {"fill": 2, "mask": "size"}}
 
 
 def test_what_a_slice_holds_of_meshes_and_checks(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import stagec
 from stagec.avals import parse_aval
-from stagec.runtime import device
 from stagec.runtime.description import DeviceAssignment
 from stagec.specs import CpuTarget
 from stagec.stages.compiled import Compiled
@@ -434,4 +433,4 @@ def test_sizes_that_do_not_divide() -> None:
         np.testing.assert_array_equal(result, expected)
     uneven = compiled._loaded.parameter_shardings[0]
     with pytest.raises(ValueError, match=r"shape \(6,\) does not divide into 4 parts"):
-        device.placement(uneven, (6,), 4)
+        uneven.parts((6,))

@@ -56,5 +56,7 @@ def cases() -> dict[str, Case]:
         "sharded": ("sharded", ({"w": normal(6, 4), "b": normal(4)}, normal(8, 6)), {}),
         "scale": ("scale", (normal(4, 3), normal(3)), {}),
         "precise": ("precise", (normal(8, 8),), {}),
+        "pooled": ("pooled", (normal(8, 3),), {"valid": np.arange(8) < 5}),
+        "halves": ("halves", (normal(4, 3),), {}),
         "from_file": ("from_file", (weights, normal(2)), {}),
     }

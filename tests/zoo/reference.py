@@ -42,6 +42,9 @@ def expected(function: str, given: Any, kwargs: Any) -> Any:
         with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
             shardings = ({"w": jax.P(None, "model"), "b": jax.P("model")}, jax.P("data"))
             return jax.jit(zoo.sharded, in_shardings=shardings)(*given)
+    if function == "halves":
+        with jax.set_mesh(jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))):
+            return jax.jit(zoo.halves, in_shardings=jax.P("d"))(*given)
     static = ["power"] if "power" in kwargs else []
     module = next(module for module in (zoo, nodes, effects) if hasattr(module, function))
     return plain(jax.jit(getattr(module, function), static_argnames=static)(*args, **kwargs))

@@ -84,7 +84,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     """
     from jaxlib import _jax, xla_client
 
-    from stagec.runtime import device
+    from stagec.runtime import clients
 
     unsuitable = jaxlib_lines.refusal()
     if unsuitable:
@@ -92,7 +92,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     isa, num_devices = ISA[target.isa], math.prod(mesh)
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, num_devices
-    options.device_assignment = device.assignment(num_devices)
+    options.device_assignment = clients.assignment(range(num_devices))
     options.executable_build_options.use_spmd_partitioning = True
     options.executable_build_options.use_shardy_partitioner = True
     options.env_option_overrides = sorted(target.compiler_options.items())

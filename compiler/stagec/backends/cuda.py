@@ -252,9 +252,9 @@ def _cost(executable: _jax.Executable) -> dict[str, float]:
     """Return XLA's estimates for the optimized program; the plugin has none, so they are made as for a CPU."""
     from jaxlib import _jax
 
-    from stagec.runtime import device
+    from stagec.runtime import clients
 
-    return cost(_jax.hlo_module_cost_analysis(device.client(1), executable.hlo_modules()[0]))
+    return cost(_jax.hlo_module_cost_analysis(clients.cpu_client(1), executable.hlo_modules()[0]))
 
 
 def canonicalize(serialized: bytes) -> bytes:

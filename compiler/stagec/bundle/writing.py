@@ -63,6 +63,7 @@ def write_bundle(
             "in_avals": [str(aval) for aval in exported.in_avals],
             "out_tree": exported.out_tree.to_json(),
             "out_avals": [str(aval) for aval in exported.out_avals],
+            "padding": {dim: dict(table) for dim, table in sorted(spec.padding.items())},
             "exported": members.add(f"{artifact}.exported", serialized),
             "platforms": list(exported.platforms),
             "nr_devices": exported.nr_devices,

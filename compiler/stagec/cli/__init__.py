@@ -19,6 +19,7 @@ COMMANDS = (
     "compile",
     "describe-device",
     "explain",
+    "explain-load",
     "export",
     "inspect",
     "locate",

@@ -35,6 +35,10 @@ def run(options: argparse.Namespace) -> None:
     if not options.output:
         return
     serialized: bytes = frontend.export(spec, options.import_root)
+    if spec.padding:
+        from stagec.frontends import padding
+
+        padding.check(spec, serialized)
     write_whole(options.output, serialized)
     if options.description:
         from stagec import explanation

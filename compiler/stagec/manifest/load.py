@@ -34,6 +34,7 @@ from stagec.manifest.models import (
     Header,
     Limits,
     Mesh,
+    Padding,
     TpuTarget,
     Variant,
 )
@@ -322,6 +323,8 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
         return Variant, str(location[_VARIANT])
     if table == "functions" and location[depth] == "limits" and len(location) > _VARIANT:
         return Limits, str(location[_VARIANT])
+    if table == "functions" and location[depth] == "padding" and len(location) > _VARIANT:
+        return Padding, str(location[_VARIANT])
     if table == "targets" and len(location) > _PLATFORM + 1:
         return _TARGETS[str(location[_PLATFORM])], str(location[_PLATFORM + 1])
     return _TABLES[table][0], str(location[depth])
@@ -337,7 +340,7 @@ def _example(location: tuple[str | int, ...]) -> str:
         if key == "manifest":
             return 'write a table [manifest] with name = "digits" and version = "1.0.0"'
         return _table_example(key, examples[0])
-    if model is Function and key in ("variants", "limits"):
+    if model is Function and key in ("variants", "limits", "padding"):
         return _table_example(f"functions.NAME.{key}", examples[0])
     return f"write for example {key} = {show(examples[0])}"
 

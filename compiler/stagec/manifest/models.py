@@ -25,6 +25,7 @@ from stagec.manifest.values import (
     read_constraint,
     read_count,
     read_distinct,
+    read_fill,
     read_scalar,
     read_seconds,
     read_shardings,
@@ -281,6 +282,25 @@ class Limits(_Table):
     ] = False
 
 
+class Padding(_Table):
+    """How calls of other sizes run in the next larger bucket of a dimension: filled up, and the results cut back."""
+
+    fill: Annotated[
+        int | float | bool,
+        PlainValidator(read_fill),
+        WithJsonSchema({"type": ["integer", "number", "boolean"]}),
+        Field(description="What the elements that are filled up hold.", examples=[-1]),
+    ] = 0
+    mask: Annotated[
+        Identifier,
+        Field(
+            description="A keyword argument that tells the function which elements are real, and that the caller may "
+            "leave out: booleans along the dimension, or an integer, the real size.",
+            examples=["valid"],
+        ),
+    ] = ""
+
+
 class Function(_Table):
     """A function to build: where it is, what it takes, and what is made of it."""
 
@@ -337,6 +357,15 @@ class Function(_Table):
         Field(
             description="Sizes of the symbolic dimensions to compile for: one executable for each combination.",
             examples=[{"batch": [1, 8, 64]}],
+        ),
+    ] = {}
+    padding: Annotated[
+        dict[Identifier, Padding],
+        Field(
+            description="Dimensions along which a call of another size is filled up to the next larger bucket. Only "
+            "for functions whose results for real elements do not depend on the others, or that take a mask. Of "
+            "all other dimensions the sizes in buckets are the only ones.",
+            examples=[{"length": {"fill": 0, "mask": "valid"}}],
         ),
     ] = {}
     constraints: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from stagec.avals import Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
+from stagec.avals import Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.dimensions import DimensionError, constraint_holds, names_in
 from stagec.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
@@ -148,6 +148,7 @@ def _function_spec(
         disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
         matmul_precision=function.matmul_precision,
+        padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
     )
 
 
@@ -255,6 +256,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         yield problem(("buckets",), what, f"write for example buckets = {{ {example} }}")
     for dim in sorted(function.buckets.keys() - set(dims)):
         yield problem(("buckets", dim), f'no aval has a dimension "{dim}"', nearest(dim, dims) or "leave it out")
+    yield from _check_padding(function, avals, problem)
     unknown = False
     for index, constraint in enumerate(function.constraints):
         for dim in sorted(names_in(constraint) - set(dims)):
@@ -284,6 +286,28 @@ def _check_buckets(
             except AvalError as error:
                 yield problem(location, error.what, error.write)
                 break
+
+
+def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem: _Report) -> Iterator[Problem]:
+    """Padding along dimensions without buckets, with numbers that a dtype has not, or with masks of other kinds."""
+    for dim, table in function.padding.items():
+        where = ("padding", dim)
+        if dim not in function.buckets:
+            write = nearest(dim, sorted(function.buckets)) or "leave it out"
+            yield problem(where, f'buckets have no dimension "{dim}"', write)
+            continue
+        mask = avals.get(("kwargs", table.mask))
+        kinds = f'"bool[{dim}]" or "i32[]"'
+        if table.mask and mask is None:
+            yield problem(
+                (*where, "mask"), f'no keyword argument "{table.mask}"', f"write kwargs.{table.mask} = {kinds}"
+            )
+        elif mask is not None and str(mask) != f"bool[{dim}]" and (mask.shape or mask.dtype[0] not in "iu"):
+            yield problem((*where, "mask"), f'"{table.mask}" is {mask}, which tells no size', f"write {kinds}")
+        for location, aval in avals.items():
+            if dim in aval.shape and location != ("kwargs", table.mask) and not holds(aval.dtype, table.fill):
+                what = f"{key_path(location)} is {aval}, which cannot hold {table.fill}"
+                yield problem((*where, "fill"), what, "write a number that it can, such as 0")
 
 
 def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:

@@ -169,6 +169,13 @@ def read_scalar(value: object) -> Scalar:
     raise refuse(Refusal((), f"{abbreviate(value)} is not a number, a string or a boolean", "write for example 1.0"))
 
 
+def read_fill(value: object) -> int | float | bool:
+    """Reads the number that padding consists of."""
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return value
+    raise refuse(Refusal((), f"{abbreviate(value)} is not a number", "write for example 0"))
+
+
 def read_static(value: object) -> Static:
     """Reads a scalar, or nested arrays of them, which become tuples."""
     static: Static = _collect(value, _static_leaf, tables=False)

@@ -1,9 +1,83 @@
-"""What the machine in front of us can run."""
+"""What the machine and the process in front of us can run."""
 
 from __future__ import annotations
 
+import datetime
 import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What is known of one platform.
+
+    refusal: why nothing for it runs here; "" when it does.
+    device_kinds: the name of each device's kind; None for CPUs, which are as many as are asked for.
+    versions: of its plugin, by the name of the wheel.
+    """
+
+    refusal: str = ""
+    device_kinds: Sequence[str] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What selection looks at.
+
+    jaxlib: its version. cpu_flags: of /proc/cpuinfo.
+    platforms: by name. today: the day, in UTC.
+    """
+
+    jaxlib: str
+    cpu_flags: frozenset[str]
+    platforms: Mapping[str, Platform]
+    today: datetime.date
+
+
+class _Platforms(dict[str, Platform]):
+    """Platforms by name, looked at when they are asked for: a client takes most of an accelerator's memory."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        super().__init__()
+        self._devices = devices
+
+    def __missing__(self, name: str) -> Platform:
+        self[name] = found = _platform(name, self._devices)
+        return found
+
+
+def describe(devices: Sequence[Any] = ()) -> Host:
+    """Return what is known of this process; a client is made for an accelerator that is here and is asked about.
+
+    devices: those that the caller names; then no others count.
+    """
+    from stagec.runtime import jaxlib_lines
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    return Host(jaxlib_lines.version(), cpu_flags(), _Platforms(devices), today)
+
+
+def _platform(name: str, devices: Sequence[Any]) -> Platform:
+    from stagec.runtime import accelerators, clients
+    from stagec.runtime.refusal import LoadError
+
+    named = {clients.platform_of(device) for device in devices}
+    if named and name not in named:
+        return Platform(f"the devices that were named are for {', '.join(sorted(named))}, not for {name}")
+    if name == "cpu":
+        return Platform()
+    refusal = accelerators.refusal(name)
+    if refusal:
+        return Platform(refusal)
+    try:
+        kinds = [device.device_kind for device in devices or clients.devices(name)]
+    except LoadError as error:
+        return Platform(str(error))
+    return Platform(device_kinds=kinds, versions=accelerators.versions(name))
 
 
 @functools.cache

@@ -42,6 +42,7 @@ _FUNCTION = shapes.record(
         "in_avals": shapes.array(shapes.aval),
         "out_tree": shapes.tree,
         "out_avals": shapes.array(shapes.aval),
+        "padding": shapes.table(shapes.record({"fill": shapes.number, "mask": shapes.text})),
         "exported": shapes.text,
         "platforms": shapes.array(shapes.text),
         "nr_devices": shapes.count,

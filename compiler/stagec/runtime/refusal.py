@@ -14,13 +14,14 @@ class Refusal(Exception):
 class LoadError(Refusal):
     """A bundle, or an executable in it, is not loaded.
 
-    Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "platform", "cpu-feature",
-    "jaxlib-version", "custom-call", "executable".
+    Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
+    "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
+    "executable", "compile". docs/loading.md says what to do about each.
     """
 
 
 class CallError(Refusal):
     """A call is not made because its arguments do not fit.
 
-    Codes: "static", "structure", "dtype", "shape", "deleted".
+    Codes: "static", "structure", "dtype", "shape", "deleted", "closed". docs/loading.md says what to do about each.
     """

@@ -23,11 +23,12 @@ from stagec.avals import Aval
 from stagec.backends import analysis, compilation, cpu, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
 from stagec.errors import Problem, StagecError
-from stagec.runtime import archive, device, host, index, jaxlib_lines, locations, shapes
+from stagec.runtime import archive, arrays, clients, host, index, jaxlib_lines, locations, shapes
 from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
 from stagec.runtime.description import Description, DeviceAssignment, Target
-from stagec.runtime.loader import Signature
+from stagec.runtime.executable import Executable
 from stagec.runtime.refusal import CallError, LoadError
+from stagec.runtime.signature import Signature
 from stagec.specs import ExecutableSpec, Scalar, TargetSpec
 from stagec.stages import limits, mlir
 from stagec.stages.exported import Exported, NotExported
@@ -139,11 +140,11 @@ class Compiled:
         if target.platform != "cpu":
             raise LoadError("platform", f"it is for {target.device_kind}; this process runs executables for CPUs only")
         signature = Signature(self.description.function, self.description)
-        signature.load(self.executable, self.nr_devices)
+        signature.load(self.executable, tuple(self.description.custom_calls), clients.devices("cpu", self.nr_devices))
         return signature
 
     @property
-    def _loaded(self) -> device.Executable:
+    def _loaded(self) -> Executable:
         assert self._signature.executable is not None
         return self._signature.executable
 
@@ -197,11 +198,12 @@ class Compiled:
         by_index = dict(zip(self.description.kept_var_idx, values, strict=True))
         return [by_index.get(i) for i in range(len(self.description.in_avals))]
 
-    def _shardings(self, found: Sequence[xla_client.HloSharding], avals: Sequence[Aval]) -> list[Sharding]:
-        if self.nr_devices == 1:
-            return [SingleDeviceSharding()] * len(avals)
+    def _shardings(self, found: Sequence[arrays.Sharding], avals: Sequence[Aval]) -> list[Sharding]:
         result: list[Sharding] = []
-        for sharding, aval in zip(found, avals, strict=True):
+        for sharding, aval in zip((one.spec for one in found), avals, strict=True):
+            if sharding is None:
+                result.append(SingleDeviceSharding())
+                continue
             try:
                 result.append(named_sharding(sharding, len(aval.shape), self.mesh or Mesh((), ())))
             except ValueError:
@@ -258,10 +260,10 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
             f"{lowered.fun_name} is lowered for {lowered.platform}; "
             f"{f'target {target.name} is for' if target else 'without a target, it is compiled for'} {platform}"
         )
-    if platform == "cpu":
-        register_custom_calls(lowered.custom_calls)
     if target is None:
         return _compile_for_host(lowered, options)
+    if platform == "cpu":
+        register_custom_calls(lowered.custom_calls)
     backend = compilation.backend(platform)
     if any(os.environ.get(name) != value for name, value in backend.environment(target).items()):
         raise CannotCompile(
@@ -307,7 +309,7 @@ def _fields(target: TargetSpec) -> dict[str, Any]:
 
 
 def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compiled:
-    loaded = _load(lowered, options)
+    loaded = load_lowered(lowered, options, clients.devices("cpu", lowered.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
     features = cpu.stored_features(serialized)
@@ -343,8 +345,13 @@ def _mesh(lowered: Lowered) -> Mesh | None:
     return next((mesh for mesh in (*named, declared) if mesh.size == lowered.nr_devices), None)
 
 
-def _load(lowered: Lowered, options: Mapping[str, Scalar]) -> device.Executable:
-    """Compile for the devices of this process with JAX's own settings: XLA chooses shardings where none is given."""
+def load_lowered(lowered: Lowered, options: Mapping[str, Scalar], devices: Sequence[_jax.Device]) -> Executable:
+    """Compile for devices of this process with JAX's own settings: XLA chooses shardings where none is given.
+
+    devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.
+    """
+    if lowered.platform == "cpu":
+        register_custom_calls(lowered.custom_calls)
     count = lowered.nr_devices
     settings = xla_client.CompileOptions()
     settings.num_replicas, settings.num_partitions = 1, count
@@ -358,16 +365,16 @@ def _load(lowered: Lowered, options: Mapping[str, Scalar]) -> device.Executable:
         module = ir.Module.parse(lowered.module)
         # Exports from before Shardy have no mesh, and shardings in the older form.
         build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
-        settings.device_assignment = device.assignment(count)
+        settings.device_assignment = clients.assignment([device.id for device in devices])
         try:
-            loaded = device.client(count).compile_and_load(module, device.devices(count), settings)
+            loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
         except _jax.JaxRuntimeError as error:
             raise compilation.refusal(str(error), options) from error
     parameters, results = (
-        [(tuple(map(int, aval.shape)), device.dtype_of(aval)) for aval in avals]
+        [(tuple(map(int, aval.shape)), arrays.dtype_of(aval)) for aval in avals]
         for avals in ([lowered.in_avals[i] for i in lowered.kept_var_idx], lowered.out_avals)
     )
-    return device.Executable(loaded, parameters, results, count)
+    return Executable(loaded, parameters, results, devices)
 
 
 def _describe(

@@ -172,9 +172,15 @@ class Exported:
         except TreeMismatch as error:
             where = argument_path(error.path) if error.path else "the call"
             raise CallError("structure", f"{self.fun_name}: {where}: {error.what}") from None
+        return self.sizes([tuple(getattr(leaf, "shape", ())) for leaf in leaves])
+
+    def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """Return the size of each dimension variable for arguments of these shapes, flat.
+
+        Raises CallError ("shape") when they do not fit.
+        """
         equations: list[tuple[int | str, int]] = []
-        for aval, leaf, path in zip(self.in_avals, leaves, self.in_tree.paths(), strict=True):
-            shape = tuple(getattr(leaf, "shape", ()))
+        for aval, shape, path in zip(self.in_avals, shapes, self.in_tree.paths(), strict=True):
             given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
             if len(given) != len(aval.shape):
                 what = f"{argument_path(path)} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"

@@ -15,7 +15,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from stagec.avals import DTYPES, Aval, evaluate_shape
-from stagec.runtime import device, jaxlib_lines
+from stagec.runtime import clients, jaxlib_lines
+from stagec.runtime.arrays import dtype_of
 from stagec.specs import Scalar, TargetSpec
 from stagec.stages import mlir
 from stagec.stages.branches import inline_known_branches
@@ -49,7 +50,7 @@ def args_info(in_tree: Tree, in_avals: Sequence[Aval], donated: Sequence[bool]) 
     """Return an `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
     return in_tree.unflatten(
         [
-            ArgInfo(tuple(map(int, aval.shape)), device.dtype_of(aval), given_away)
+            ArgInfo(tuple(map(int, aval.shape)), dtype_of(aval), given_away)
             for aval, given_away in zip(in_avals, donated, strict=True)
         ]
     )
@@ -123,7 +124,7 @@ class Lowered:
     def cost_analysis(self) -> dict[str, float]:
         """Return XLA's estimate before optimization, by XLA's names: "flops", "bytes accessed" and others."""
         module = self.compiler_ir("hlo").as_hlo_module()
-        return dict(_jax.hlo_module_cost_analysis(device.client(1), module))
+        return dict(_jax.hlo_module_cost_analysis(clients.cpu_client(1), module))
 
     def compile(
         self, compiler_options: Mapping[str, Scalar] | None = None, target: TargetSpec | None = None

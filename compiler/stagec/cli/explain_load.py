@@ -1,0 +1,41 @@
+"""Tell what of a bundle runs on this machine, and why the rest does not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stagec.cli.files import print_json
+from stagec.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="a bundle (.aot)")
+    parser.add_argument("--function", action="append", metavar="NAME", help="one signature; may be repeated")
+    parser.add_argument("--target", metavar="NAME", help="the target to run, as for stagec.load")
+    parser.add_argument(
+        "--executable-only", action="store_true", help="as policy='executable_only' of stagec.load: compile nothing"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec import serving
+    from stagec.runtime.refusal import LoadError
+    from stagec.runtime.selection import Policy
+
+    policy: Policy = "executable_only" if options.executable_only else "allow_compile"
+    try:
+        found = serving.explain(options.bundle, options.target, policy).selections()
+    except LoadError as error:
+        what = str(error).removeprefix(f"{options.bundle}: ")
+        raise StagecError(Problem(options.bundle, "", f"{what} ({error.code})")) from error
+    known = [selection.function for selection in found]
+    for name in options.function or ():
+        if name not in known:
+            raise StagecError(Problem(options.bundle, "", f"no function {name!r}", f"write one of {', '.join(known)}"))
+    found = [selection for selection in found if not options.function or selection.function in options.function]
+    if options.json:
+        print_json({"bundle": options.bundle, "functions": [selection.to_plain() for selection in found]})
+    else:
+        sys.stdout.write("".join(selection.as_text() for selection in found))
+    return 0 if all(selection.chosen for selection in found) else 1

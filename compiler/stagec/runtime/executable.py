@@ -1,0 +1,118 @@
+"""Executables that XLA has loaded: device arrays in, device arrays out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxlib import _jax, xla_client
+from numpy.typing import NDArray
+
+from stagec.runtime import clients, jaxlib_lines
+from stagec.runtime.arrays import AbstractArray, Array, Sharding, put, single_device
+from stagec.runtime.custom_calls import register_custom_calls
+from stagec.runtime.refusal import LoadError
+
+ArraySpecs: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and dtype of each array, whole."""
+
+_COLLECTIVES = threading.Lock()
+"""Held by a call on several devices of one CPU until it is done: they share the CPU's threads, so that parts of two
+such calls, each waiting until its other parts have a thread, would wait for ever (XLA ends the process after 40 s)."""
+
+
+class Executable:
+    """A loaded executable: device arrays in, device arrays out, flat and in the order of its own parameters.
+
+    loaded: jaxlib's executable.
+    devices: on which it runs, in the order of its partitions; arrays are split over them as the executable says.
+    parameter_shardings, output_shardings: how each array lies on them.
+    """
+
+    def __init__(
+        self,
+        loaded: _jax.LoadedExecutable,
+        parameters: ArraySpecs,
+        results: ArraySpecs,
+        devices: Sequence[_jax.Device],
+    ) -> None:
+        """Raises ValueError when XLA split an array into parts of different sizes."""
+        self.loaded = loaded
+        self.devices = tuple(devices)
+        self._alone = _COLLECTIVES if len(devices) > 1 and clients.platform_of(devices[0]) == "cpu" else None
+        if len(self.devices) == 1:
+            whole = single_device(self.devices[0])
+            self.parameter_shardings: list[Sharding] = [whole] * len(parameters)
+            self.output_shardings: list[Sharding] = [whole] * len(results)
+        else:
+            self.parameter_shardings = self._shardings(loaded.get_parameter_shardings(), parameters)
+            self.output_shardings = self._shardings(loaded.get_output_shardings(), results)
+        self._results = [(*result, s) for result, s in zip(results, self.output_shardings, strict=True)]
+        self._handlers = [
+            jaxlib_lines.result_handler(AbstractArray(shape, dtype), sharding.xla)
+            for shape, dtype, sharding in self._results
+        ]
+
+    def _shardings(self, protos: Sequence[xla_client.OpSharding] | None, arrays: ArraySpecs) -> list[Sharding]:
+        found = [Sharding(self.devices, xla_client.HloSharding.from_proto(proto)) for proto in protos or ()]
+        for sharding, (shape, _) in zip(found, arrays, strict=True):
+            sharding.parts(shape)
+        return found
+
+    @staticmethod
+    def load(
+        serialized: bytes | memoryview,
+        parameters: ArraySpecs,
+        results: ArraySpecs,
+        custom_calls: Sequence[str],
+        devices: Sequence[_jax.Device],
+    ) -> Executable:
+        """Load an executable that takes arrays `parameters` and gives arrays `results`, for as many devices as given.
+
+        The devices may be others than it was compiled for, of the same kind, in any order.
+        Raises LoadError ("custom-call", "executable").
+        """
+        # An accelerator's plugin brings its own handlers.
+        if clients.platform_of(devices[0]) == "cpu" and (unknown := register_custom_calls(custom_calls)):
+            what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"
+            raise LoadError("custom-call", what)
+        options = xla_client.CompileOptions()
+        options.num_replicas, options.num_partitions = 1, len(devices)
+        # XLA takes the stored assignment otherwise, that of the first devices.
+        options.device_assignment = clients.assignment([device.id for device in devices])
+        try:
+            where = _jax.DeviceList(tuple(devices))
+            loaded = devices[0].client.deserialize_executable(bytes(serialized), where, options)
+        except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
+            raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
+        return Executable(loaded, parameters, results, devices)
+
+    def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> Array:
+        """Return parameter `number` as the executable wants it: an array that lies so already stays where it is.
+
+        donated: the call will overwrite it.
+        """
+        sharding = self.parameter_shardings[number]
+        if isinstance(values, Array):
+            if values.sharding is sharding or values.sharding.same(sharding, values.shape):
+                return values
+            values = values.numpy()
+        return put(values, sharding, donated)
+
+    def __call__(self, arguments: Sequence[Array]) -> list[Array]:
+        """Run on `arguments`, which must be of the executable's own shapes and dtypes: XLA does not check."""
+        if self._alone is None:
+            outputs = self._execute(arguments)
+        else:
+            with self._alone:
+                outputs = self._execute(arguments)
+                for output in outputs:
+                    output.block_until_ready()
+        return [Array(buffer, *result) for buffer, result in zip(outputs, self._results, strict=True)]
+
+    def _execute(self, arguments: Sequence[Array]) -> list[Any]:
+        buffers = [array._buffer for array in arguments]
+        handled: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+        return handled

@@ -1,0 +1,336 @@
+"""Functions of a bundle: what is called."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jaxlib import _jax
+
+from stagec.avals import Aval, parse_aval
+from stagec.runtime import clients, host, index, selection
+from stagec.runtime.archive import Archive
+from stagec.runtime.arrays import Sharding
+from stagec.runtime.description import Description
+from stagec.runtime.executable import Executable
+from stagec.runtime.host import Host
+from stagec.runtime.node_types import NodeTypes
+from stagec.runtime.padding import Fit, Padding
+from stagec.runtime.refusal import CallError, LoadError
+from stagec.runtime.selection import Asked, Offer, Selection, Shapes
+from stagec.runtime.signature import OMITTED, Convention, Signature
+from stagec.trees import Tree
+
+Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
+"""Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
+
+
+@dataclass
+class Loaded:
+    """What the functions of a loaded bundle share.
+
+    archive: None when the bundle was closed. path, name: of the bundle.
+    devices: that the caller names, in order; empty: those of the platform. compile: None where nothing may be compiled.
+    """
+
+    archive: Archive | None
+    path: str
+    name: str
+    host: Host
+    asked: Asked
+    types: NodeTypes
+    devices: tuple[_jax.Device, ...] = ()
+    compile: Compile | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def devices_for(self, platform: str, count: int) -> Sequence[_jax.Device]:
+        """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count")."""
+        return self.devices[:count] if self.devices else clients.devices(platform, count)
+
+
+@dataclass(frozen=True)
+class _Interface:
+    """The convention of a function before a size is known, from the index: trees, and avals with dimensions' names."""
+
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    kept_var_idx: tuple[int, ...] = ()
+    donated: tuple[bool, ...] = ()
+
+
+class Function:
+    """A function of a bundle.
+
+    Call it with numpy arrays (or pytrees of them) of the shapes that one of its executables has; where the manifest
+    declares padding, smaller ones do too. Results are numpy arrays; when an argument is a device array (`device_put`),
+    results stay on the device as device arrays, and the device arrays of donated arguments are consumed. An argument of
+    a type of the model's own is an object of that type, a dict of its fields, or, of a type that is not known by
+    fields, a tuple of its children. Calls from several threads are safe.
+
+    Static arguments are passed by keyword, as in JAX; they may be left out where the function was built with one
+    combination of them. `variants[NAME]` is the function of one combination.
+
+    name: as in the manifest; of one variant, `FUNCTION-VARIANT`.
+    static: the static arguments that it was built with; empty where it has variants.
+    variants: the combinations, by name; empty where there is one.
+    """
+
+    def __init__(self, name: str, loaded: Loaded, artifact: str | None = None) -> None:
+        """Raises LoadError ("format"). artifact: its name in the index; None for what only has variants."""
+        self.name = name
+        self.static: Mapping[str, Any] = {}
+        self.variants: dict[str, Function] = {}
+        self._loaded = loaded
+        self._donate = True
+        self._offers: tuple[Offer, ...] = ()
+        self._descriptions: dict[str, Description] = {}
+        self._calls: dict[Shapes, tuple[Signature, Fit | None]] = {}
+        self._signatures: dict[Shapes, Signature] = {}
+        self._static_names: frozenset[str] = frozenset()
+        self._padding: Padding | None = None
+        if artifact is None:
+            return
+        assert loaded.archive is not None
+        entry = loaded.archive.index["functions"][artifact]
+        self.static = _tupled(entry["static"])
+        self._static_names = frozenset(self.static)
+        descriptions = [_describe(loaded.archive, artifact, executable) for executable in entry["executables"]]
+        members = [e["executable"] for e in entry["executables"]]
+        self._descriptions = dict(zip(members, descriptions, strict=True))
+        self._offers = selection.offers(loaded.archive.index, artifact, descriptions)
+        avals = (tuple(map(parse_aval, entry[key])) for key in ("in_avals", "out_avals"))
+        in_avals, out_avals = avals
+        trees = (Tree.from_json(entry[key]) for key in ("in_tree", "out_tree"))
+        in_tree, out_tree = trees
+        self._interface = Signature(name, _Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
+        buckets = [e["bucket"] for e in entry["executables"]]
+        declared = entry["padding"]
+        if declared and buckets:
+            self._padding = Padding(declared, in_avals, out_avals, self._interface.paths, buckets)
+
+    def add_variant(self, name: str, variant: Function) -> None:
+        """Add the function of one combination of static arguments."""
+        self.variants[name] = variant
+        self._static_names |= variant._static_names
+
+    @property
+    def descriptions(self) -> tuple[Description, ...]:
+        """The executables that calls of this function choose from here, those of its variants included."""
+        chosen = (c.offer.member for c in self.select().candidates if c.code == selection.CHOSEN)
+        own = tuple(d for member in chosen if (d := self._descriptions.get(member)))
+        return (*own, *(d for variant in self.variants.values() for d in variant.descriptions))
+
+    def with_options(self, *, donate: bool = True) -> Function:
+        """Return the same function, whose calls differ in this.
+
+        donate: False keeps the device arrays of donated arguments: the executable gets copies of them.
+        """
+        other = copy.copy(self)
+        other._donate = donate
+        other.variants = {name: variant.with_options(donate=donate) for name, variant in self.variants.items()}
+        return other
+
+    def select(self, shapes: Shapes | None = None, devices: Sequence[_jax.Device] | None = None) -> Selection:
+        """Return what the bundle has of this function, and what of it runs; see `Bundle.select`.
+
+        shapes: of the leaves, flat. Of a function with variants there is nothing: ask one of them.
+        """
+        loaded = self._loaded
+        if devices is None:
+            return selection.select(self.name, self._offers, loaded.host, replace(loaded.asked, shapes=shapes))
+        here = host.describe(devices)
+        asked = replace(loaded.asked, shapes=shapes, num_devices=len(devices))
+        return selection.select(self.name, self._offers, here, asked)
+
+    def shapes_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Shapes:
+        """Return the shapes that a call of this one signature has: those of the bucket, where it is filled up.
+
+        Raises CallError ("structure", "dtype").
+        """
+        leaves = self._flatten(args, kwargs)
+        fit = self._padding.fit(leaves) if self._padding else None
+        return fit.shapes if fit else _shapes(leaves)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the function.
+
+        Raises CallError when static arguments, structure, dtype or shape of the arguments fit no executable, or one was
+        donated to an earlier call; LoadError when nothing in the bundle runs here, or jaxlib does not load the
+        executable, at its first call.
+        """
+        function, kwargs = self._signature_of(kwargs)
+        return function._run(args, kwargs)
+
+    def input_shardings(self, *args: object, **kwargs: object) -> Any:
+        """Return how a call with these arguments lays them on devices: a `Sharding` for each, as `(args, kwargs)`.
+
+        None stands for an argument that the function drops. The executable is loaded. Raises what a call raises.
+        """
+        function, kwargs = self._signature_of(kwargs)
+        leaves = function._flatten(args, kwargs)
+        signature, _ = function._calls.get(_shapes(leaves)) or function._resolve(leaves)
+        assert signature.executable is not None
+        kept = signature.description.kept_var_idx
+        found = dict(zip(kept, signature.executable.parameter_shardings, strict=True))
+        shardings: list[Sharding | None] = [found.get(i) for i in range(len(leaves))]
+        return signature.description.in_tree.unflatten(shardings)
+
+    def _signature_of(self, kwargs: dict[str, object]) -> tuple[Function, dict[str, object]]:
+        """Return the one signature that was built with the static arguments among `kwargs`, and the others."""
+        if not self._static_names and not self.variants:
+            return self, kwargs
+        given = {name: kwargs.pop(name) for name in self._static_names & kwargs.keys()}
+        return self._choose(_tupled(given)), kwargs
+
+    def _choose(self, given: Mapping[str, Any]) -> Function:
+        signatures = list(self.variants.values()) or [self]
+        fitting = [s for s in signatures if all(s.static[name] == value for name, value in given.items())]
+        if len(fitting) == 1:
+            return fitting[0]
+        listed = "; ".join(_arguments(s.static) for s in signatures)
+        if fitting:
+            raise CallError("static", f"{self.name}: say which static arguments: {listed}")
+        raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}")
+
+    def _run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        leaves = self._flatten(args, kwargs)
+        found = self._calls.get(_shapes(leaves))
+        signature, fit = self._resolve(leaves) if found is None else found
+        if fit is not None:
+            leaves = fit.fill(leaves)
+        try:
+            results = signature.call(leaves, self._donate)
+        except RuntimeError as error:  # XLA's own
+            self._locate(error, signature)
+            raise
+        return signature.unflatten(results if fit is None else fit.cut(results))
+
+    def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
+        if self._padding and self._padding.masks:
+            kwargs = {**dict.fromkeys(self._padding.masks, OMITTED), **kwargs}
+        return self._interface.flatten(args, kwargs)
+
+    def _resolve(self, leaves: Sequence[Any]) -> tuple[Signature, Fit | None]:
+        """Return what runs for arguments of these shapes, loaded; remembered for the next call.
+
+        Raises CallError ("shape") where no bucket has them, LoadError.
+        """
+        with self._loaded.lock:
+            given = _shapes(leaves)
+            fit = self._padding.fit(leaves) if self._padding else None
+            if fit is None and any(leaf is OMITTED for leaf in leaves):
+                raise CallError("shape", self._no_bucket(leaves))
+            shapes = fit.shapes if fit else given
+            signature = self._signatures.get(shapes)
+            if signature is None:
+                signature = self._signatures[shapes] = self._load(self._select(shapes, leaves), shapes)
+            self._calls[given] = signature, fit
+            return self._calls[given]
+
+    def _select(self, shapes: Shapes, leaves: Sequence[Any]) -> Offer:
+        found = self.select(shapes)
+        if found.chosen is not None:
+            return found.chosen.offer
+        known = {offer.shapes for offer in self._offers if offer.kind == "executable"}
+        if known and shapes not in known:
+            raise CallError("shape", self._no_bucket(leaves))
+        raise found.refusal(self._loaded.path)
+
+    def _load(self, offer: Offer, shapes: Shapes) -> Signature:
+        """Return a signature with its executable: handed to XLA, or compiled. Raises LoadError, CallError ("shape")."""
+        loaded = self._loaded
+        if loaded.archive is None:
+            raise CallError("closed", f"{self.name}: the bundle was closed")
+        platform = selection.usable_platform(offer, loaded.host, loaded.asked)
+        assert platform is not None
+        if offer.kind == "exported":
+            assert loaded.compile is not None
+            devices = loaded.devices_for(platform, offer.nr_devices or 1)
+            convention, executable = loaded.compile(loaded.archive[offer.member], platform, shapes, devices)
+            signature = Signature(self.name, convention, loaded.types)
+            signature.executable = executable
+            return signature
+        description = self._descriptions[offer.member]
+        signature = Signature(self.name, description, loaded.types)
+        try:
+            devices = loaded.devices_for(platform, description.nr_devices)
+            assigned = description.device_assignment
+            if platform == "tpu" and assigned and not loaded.devices:
+                # The code is for the places that partitions have in the topology.
+                here = {device.id: device for device in clients.devices(platform)}
+                devices = [here[i] for i in assigned.device_ids] if here.keys() >= {*assigned.device_ids} else devices
+            signature.load(loaded.archive[offer.member], tuple(description.custom_calls), devices)
+        except LoadError as error:
+            self._locate(error, signature)
+            raise
+        return signature
+
+    def release(self) -> None:
+        """Let go of the executables; XLA frees their memory when no call uses them any more."""
+        self._calls.clear()
+        self._signatures.clear()
+        for variant in self.variants.values():
+            variant.release()
+
+    def _locate(self, error: Exception, signature: Signature) -> None:
+        """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""
+        debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
+        if debug.exists():
+            from stagec.runtime import locations  # MLIR: not needed to run
+
+            loaded = signature.executable and signature.executable.loaded
+            locations.add_note(error, debug, loaded.hlo_modules()[0].to_string() if loaded else "")
+
+    def _no_bucket(self, leaves: Sequence[Any]) -> str:
+        """Say which shapes do not fit, against every executable: sizes that never vary, or the buckets."""
+        executables = [offer for offer in self._offers if offer.kind == "executable"]
+        faults = []
+        for i, (path, leaf) in enumerate(zip(self._interface.paths, leaves, strict=True)):
+            wanted = sorted({str(offer.in_avals[i]) for offer in executables})
+            given = Aval(executables[0].in_avals[i].dtype, leaf.shape)
+            if leaf is not OMITTED and str(given) not in wanted:
+                faults.append(f"{path} is {given}, {' or '.join(wanted)} is wanted")
+        buckets = "; ".join(dict.fromkeys(filter(None, (_bucket_name(o.bucket, " = ", ", ") for o in executables))))
+        what = "; ".join(faults) or "the sizes of the arguments belong to different buckets"
+        padded = ", ".join(self._padding.declared) if self._padding else ""
+        told = f"buckets: {buckets}{f'; smaller sizes of {padded} are filled up' if padded else ''}"
+        return f"{self.name}: {what}" + (f" ({told})" if buckets else "")
+
+    def __repr__(self) -> str:
+        buckets = (_bucket_name(o.bucket) for o in self._offers if o.bucket)
+        parts = list(self.variants) or list(dict.fromkeys(buckets))
+        return f"Function({self.name}{': ' if parts else ''}{', '.join(parts)})"
+
+
+def _shapes(leaves: Sequence[Any]) -> Shapes:
+    return tuple([leaf.shape for leaf in leaves])
+
+
+def _describe(archive: Archive, artifact: str, entry: Mapping[str, Any]) -> Description:
+    try:
+        return index.describe(archive.index, artifact, entry, archive[entry["description"]])
+    except ValueError as error:
+        raise LoadError("format", f"{archive.path}: {entry['description']}: {error}") from error
+
+
+def _tupled(static: Mapping[str, Any]) -> dict[str, Any]:
+    """Return static arguments with tuples for lists, which JSON has instead."""
+
+    def tupled(value: Any) -> Any:
+        return tuple(map(tupled, value)) if isinstance(value, list | tuple) else value
+
+    return {name: tupled(value) for name, value in static.items()}
+
+
+def _arguments(static: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in static.items()) or "none"
+
+
+def _bucket_name(bucket: Mapping[str, int], equals: str = "", separator: str = "_") -> str:
+    return separator.join(f"{name}{equals}{size}" for name, size in sorted(bucket.items()))

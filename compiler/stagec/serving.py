@@ -1,0 +1,75 @@
+"""Loading a bundle: the loader, tied to the compiler that it falls back to.
+
+The loader runs what was compiled, and knows no compiler. It is handed one here, which is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stagec.runtime.executable import Executable
+from stagec.runtime.loader import Bundle
+from stagec.runtime.node_types import Types
+from stagec.runtime.refusal import LoadError
+from stagec.runtime.selection import Policy, Shapes
+from stagec.runtime.signature import Convention
+
+
+def load(
+    path: str | Path,
+    target: str | None = None,
+    types: Types | None = None,
+    *,
+    policy: Policy = "allow_compile",
+    devices: Sequence[Any] = (),
+) -> Bundle:
+    """Load a bundle (`name.aot`).
+
+    target: which of the bundle's targets to run; None takes, for each function, the most demanding one that runs here.
+    types: the model's own types that results are made of: classes (namedtuples, dataclasses, flax's and equinox's), or
+        a mapping from the name that a type is registered under for serialization to the class or a `PyTreeNode`. A type
+        that is not there becomes a dict of its fields, or a tuple of its children where it is not known by fields.
+        None: those that this process has, because it has imported their module or has registered them with JAX. The
+        loader itself imports neither a module of the model nor JAX.
+    policy: "allow_compile" runs the executables that fit, and where none does compiles the portable artifact at the
+        first call, with jaxlib alone, for the shapes that the executables are for; "executable_only" never compiles.
+    devices: of one platform, as `stagec.devices` lists them. A function of n devices runs on the first n, in this
+        order. Empty: those of the platform.
+    Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine
+    (docs/loading.md). The digest of what is read is checked before anything parses it; executables are read and handed
+    to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where
+    `<manifest>.<function>.debug.mlir` is beside the bundle.
+    """
+    return Bundle(path, target, types, policy, devices, compile_exported)
+
+
+def explain(path: str | Path, target: str | None = None, policy: Policy = "allow_compile") -> Bundle:
+    """Return a bundle as `load` does, although nothing of it may run here: for its `select` and `selections`.
+
+    Raises LoadError when the file is missing, damaged or of another format.
+    """
+    return Bundle(path, target, None, policy, (), compile_exported, selected_only=False)
+
+
+def compile_exported(
+    serialized: bytes, platform: str, shapes: Shapes, devices: Sequence[Any]
+) -> tuple[Convention, Executable]:
+    """Compile a serialized `Exported` for arguments of these shapes, and load it on `devices` of `platform`.
+
+    Raises CallError ("shape") when the shapes do not fit, LoadError ("compile") when it cannot be read or compiled.
+    """
+    try:
+        from stagec.backends.compilation import CannotCompile
+        from stagec.stages.compiled import load_lowered
+        from stagec.stages.exported import Exported, NotExported
+        from stagec.stages.lowered import CannotLower, lower_exported
+    except ImportError as error:  # Bazel's library of the loader, //compiler:runtime, has no compiler
+        raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
+    try:
+        exported = Exported.deserialize(serialized)
+        lowered = lower_exported(exported, platform, exported.sizes(shapes))
+        return lowered, load_lowered(lowered, {}, devices[: lowered.nr_devices])
+    except (NotExported, CannotLower, CannotCompile) as error:
+        raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error

@@ -1,0 +1,61 @@
+"""Bundles that differ from one that was built: what a damaged, old or foreign one looks like."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stagec.runtime.archive import INDEX, encode, encode_index, members_table
+
+
+def edited(bundle: Path, out: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
+    """Write a bundle with the members of `bundle`, edited; the index is left as it is."""
+    with zipfile.ZipFile(bundle) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    edit(members)
+    out.write_bytes(encode(members))
+    return out
+
+
+def edited_index(bundle: Path, out: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    def apply(members: dict[str, bytes]) -> None:
+        index = json.loads(members[INDEX])
+        edit(index)
+        members[INDEX] = encode_index(index)
+
+    return edited(bundle, out, apply)
+
+
+def edited_descriptions(bundle: Path, out: Path, name: str, edit: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a bundle in which the descriptions of function `name`'s executables are edited, index and all."""
+
+    def apply(members: dict[str, bytes]) -> None:
+        index = json.loads(members[INDEX])
+        for entry in index["functions"][name]["executables"]:
+            member = entry["description"]
+            description = json.loads(members[member])
+            edit(description)
+            entry |= {key: description[key] for key in ("nr_devices", "custom_calls", "versions")}
+            members[member] = json.dumps(description).encode()
+        index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
+        members[INDEX] = encode_index(index)
+
+    return edited(bundle, out, apply)
+
+
+def only(bundle: Path, out: Path, name: str) -> Path:
+    """Write a bundle of one function."""
+
+    def apply(members: dict[str, bytes]) -> None:
+        index = json.loads(members[INDEX])
+        function = index["functions"][name]
+        index["functions"] = {name: function}
+        entries = [function, *function["executables"]]
+        named = {entry.get(key) for entry in entries for key in ("exported", "executable", "description")}
+        kept = {member: members[member] for member in sorted(named & members.keys())}
+        index["members"] = members_table(kept)
+        members.clear()
+        members.update({INDEX: encode_index(index), **kept})
+
+    return edited(bundle, out, apply)
