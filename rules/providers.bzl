@@ -27,6 +27,7 @@ StagecToolchainInfo = provider(
         "entry": "File: the compiler's __main__.py.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
+        "tools": "list of FilesToRunProvider: those of them that a worker is started anew for when they change.",
     },
 )
 
@@ -36,6 +37,7 @@ AotExportInfo = provider(
         "name": "string: <manifest>.<function>.",
         "exported": "File: the portable artifact, in JAX's own serialization format.",
         "description": "File: what it was made from, as JSON.",
+        "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's slice of the manifest, as JSON.",
         "sources": "depset of File: what tracing imports and reads.",
         "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",
@@ -49,6 +51,7 @@ AotExecutableInfo = provider(
         "export": "string: the name of its AotExportInfo.",
         "executable": "File: the XLA executable.",
         "description": "File: what it takes, returns and costs, as JSON.",
+        "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "platform": "string: the target's platform: cpu, cuda or tpu.",
         "plugin": "PythonEnvironmentInfo: what compiles for the platform, besides the toolchain; None for cpu.",
         "spec": "File: the slice of the manifest that it was compiled by, as JSON.",

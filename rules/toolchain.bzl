@@ -18,6 +18,7 @@ def _stagec_toolchain_impl(ctx):
                 [entry, environment.site_packages, environment.fingerprint],
                 transitive = [ctx.attr.compiler[PythonSourcesInfo].sources],
             ),
+            tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment)],
         ),
     )]
 
@@ -32,7 +33,7 @@ stagec_toolchain = rule(
             cfg = "exec",
         ),
         "compiler": attr.label(
-            doc = "The compiler's sources.",
+            doc = "The compiler's sources, all of them in `srcs`: a worker is started anew when one changes.",
             mandatory = True,
             providers = [PythonSourcesInfo],
             cfg = "exec",
@@ -47,14 +48,14 @@ stagec_toolchain = rule(
 )
 
 def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None):
-    """Runs one command of the compiler.
+    """Runs one command of the compiler: in a worker that Bazel keeps, or in a process of its own where it keeps none.
 
     Args:
       ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
       mnemonic: the action's mnemonic.
       progress_message: what Bazel shows while it runs.
       command: name of the compiler's command.
-      arguments: Args that follow it.
+      arguments: Args that follow it. They go through a file, and are what a worker gets with each request.
       inputs: depset of File that the command reads.
       outputs: list of File that it writes.
       plugin: PythonEnvironmentInfo of packages that the command needs besides the toolchain's, or None.
@@ -62,6 +63,8 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     start = ctx.actions.args()
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    arguments.use_param_file("@%s", use_always = True)
+    arguments.set_param_file_format("multiline")
     environments = [stagec.environment] + ([plugin] if plugin else [])
     ctx.actions.run(
         mnemonic = mnemonic,
@@ -73,14 +76,22 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
             transitive = [inputs, stagec.inputs],
         ),
         outputs = outputs,
+        tools = stagec.tools,
         env = {
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",
+            # Threads of numpy's would be in the way of a worker's forks, and add up numbers in another order.
+            "OPENBLAS_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
             "PYTHONNOUSERSITE": "1",
             "PYTHONPATH": ":".join([one.site_packages.path for one in environments] + [stagec.import_root]),
             "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
         },
-        execution_requirements = {"block-network": "1"},
+        execution_requirements = {
+            "block-network": "1",
+            "requires-worker-protocol": "proto",
+            "supports-worker-cancellation": "1",
+            "supports-workers": "1",
+        },
     )

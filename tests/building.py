@@ -12,18 +12,23 @@ ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
 
 
+def action_environment() -> dict[str, str]:
+    """The variables that the rules give an action."""
+    site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    return {
+        "PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER)]),
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONSAFEPATH": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
 def stagec(
     *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of stagec in a process of its own, with the environment that the rules give it."""
-    site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
-    environment = {
-        "PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER)]),
-        "PYTHONHASHSEED": "0",
-        "PYTHONSAFEPATH": "1",
-        "JAX_PLATFORMS": "cpu",
-        **(env or {}),
-    }
+    environment = {**action_environment(), **(env or {})}
     command = [sys.executable, "-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 

@@ -12,6 +12,7 @@ from tests.building import COMPILER, ROOT
 # From the top of the house to the bottom: a room imports from rooms below it, and from its own.
 ROOMS = (
     "cli",
+    "worker",
     "explanation",
     "autotuning",
     "inputs",
@@ -26,9 +27,21 @@ ROOMS = (
     "runtime",
     "vocabulary",
 )
-VOCABULARY = ("avals", "components", "dimensions", "errors", "hardware", "partitions", "specs", "trees", "version")
+VOCABULARY = (
+    "avals",
+    "components",
+    "dimensions",
+    "errors",
+    "hardware",
+    "partitions",
+    "phases",
+    "specs",
+    "trees",
+    "version",
+)
 PACKAGES = {
     "cli": set(),
+    "worker": set(),
     "explanation": set(),
     "autotuning": {"jaxlib"},
     "inputs": set(),

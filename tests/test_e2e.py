@@ -45,13 +45,18 @@ class Workspace(NestedBazel):
         return self.ran()
 
     def ran(self) -> list[tuple[str, str]]:
-        """(mnemonic, target name) of the actions of stagec's that are in the execution log, sorted."""
+        """(mnemonic, target name) of the actions of stagec's that are in the execution log, sorted.
+
+        `runners` then has what Bazel ran them with.
+        """
         decoder, text, ran = json.JSONDecoder(), self.log.read_text(), []
+        self.runners: set[str] = set()
         while text := text.lstrip():
             spawn, end = decoder.raw_decode(text)
             text = text[end:]
             if spawn["mnemonic"] in STAGES:
                 ran.append((spawn["mnemonic"], Path(spawn["listedOutputs"][0]).stem))
+                self.runners.add(spawn["runner"])
         return sorted(ran)
 
     def refusal(self, target: str, *arguments: str) -> str:
@@ -90,6 +95,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
             + [("StagecCompile", name) for name in EXECUTABLES]
             + [("StagecBundle", "models")]
         )
+        assert workspace.runners == {"worker"}
         yield workspace
     finally:
         workspace.run("shutdown")
@@ -193,6 +199,34 @@ def test_another_name_of_a_file_compiles_nothing(built: Workspace) -> None:
         assert built.build() == [("StagecBundle", "models"), *ALL_EXPORTS]
     finally:
         rename("small_functions", "layers")
+
+
+def test_a_sandbox_makes_the_same_bytes(built: Workspace) -> None:
+    names = [f"models.{name}" for name in ("attention.exported", "attention.cpu.xla", "attention.cpu.json", "aot")]
+    made = {name: built.output(name).read_bytes() for name in names}
+    for name in names:
+        built.output(name).unlink()
+    assert built.build(*(f"--strategy={stage}=sandboxed" for stage in STAGES)) == [
+        ("StagecBundle", "models"),
+        ("StagecCompile", "models.attention.cpu"),
+        ("StagecExport", "models.attention"),
+    ]
+    assert "worker" not in built.runners
+    assert {name: built.output(name).read_bytes() for name in names} == made
+
+
+def test_a_file_that_is_not_declared_is_not_there(built: Workspace) -> None:
+    with built.broken(
+        "models/layers.py", "return jax.nn.gelu(x)", 'return x + len(open("models/attention.py").read())'
+    ):
+        said = built.refusal("//models:models.gelu.cpu")
+        assert "FileNotFoundError: [Errno 2] No such file or directory: 'models/attention.py'" in said
+
+
+def test_an_action_that_dies_is_told_and_the_worker_goes_on(built: Workspace) -> None:
+    with built.broken("models/layers.py", "return jax.nn.gelu(x)", "import os; os.kill(os.getpid(), 11)"):
+        said = built.refusal("//models:models.gelu.cpu")
+        assert "stagec: the process of this action died of SIGSEGV (Segmentation fault) after " in said
 
 
 def test_explain_an_artifact_and_what_would_be_built_now(built: Workspace) -> None:

@@ -16,14 +16,13 @@ def _aot_bundle_impl(ctx):
     exports = [target[AotExportInfo] for target in ctx.attr.exports]
     executables = [target[AotExecutableInfo] for target in ctx.attr.executables]
     bundle = ctx.actions.declare_file(name + ".aot")
+    profile = ctx.actions.declare_file(name + ".profile.json")
 
-    # Large manifests have more artifacts than a command line has room for.
     arguments = ctx.actions.args()
-    arguments.use_param_file("@%s", use_always = True)
-    arguments.set_param_file_format("multiline")
     arguments.add("--name", name)
     arguments.add("--version", ctx.attr.version)
     arguments.add("--output", bundle)
+    arguments.add("--profile", profile)
     inputs = []
     for export in exports:
         files = [export.exported, export.spec, export.description]
@@ -40,11 +39,14 @@ def _aot_bundle_impl(ctx):
         command = "bundle",
         arguments = arguments,
         inputs = depset(inputs),
-        outputs = [bundle],
+        outputs = [bundle, profile],
     )
     return [
         DefaultInfo(files = depset([bundle]), runfiles = ctx.runfiles([bundle])),
-        OutputGroupInfo(**{group: _gathered(ctx.attr.exports + ctx.attr.executables, group) for group in _TEXTS}),
+        OutputGroupInfo(
+            profile = depset([profile] + [one.profile for one in exports + executables]),
+            **{group: _gathered(ctx.attr.exports + ctx.attr.executables, group) for group in _TEXTS}
+        ),
         AotBundleInfo(
             name = name,
             version = ctx.attr.version,
@@ -57,7 +59,7 @@ def _aot_bundle_impl(ctx):
 aot_bundle = rule(
     implementation = _aot_bundle_impl,
     doc = "Packs exported functions and executables into `<name>.aot`. The macro of a manifest declares it. It has the " +
-          "output groups of all of them.",
+          "output groups of all of them. `profile` has `<name>.profile.json` besides, the seconds that bundling took.",
     attrs = {
         "version": attr.string(doc = "The manifest's version.", mandatory = True),
         "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),

@@ -54,17 +54,19 @@ def _aot_executable_impl(ctx):
     stablehlo = ctx.actions.declare_file(name + ".stablehlo.mlir")
     hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
     hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
+    profile = ctx.actions.declare_file(name + ".profile.json")
+    compiled = {"--output": executable, "--description": description, "--profile": profile}
     ctx.actions.write(spec, ctx.attr.spec)
 
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
     # an input.
     for mnemonic, progress, outputs, packages in [
-        (_MNEMONICS[platform], "Compiling", {"--output": executable, "--description": description}, plugin),
+        (_MNEMONICS[platform], "Compiling", compiled, plugin),
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
         ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after}, plugin),
     ]:
         arguments = ctx.actions.args()
-        arguments.add("--label", _label_of(ctx.label))
+        arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
         arguments.add("--spec", spec)
         arguments.add("--exported", exported)
         for option, file in outputs.items():
@@ -84,6 +86,7 @@ def _aot_executable_impl(ctx):
         OutputGroupInfo(
             hlo_after = depset([hlo_after]),
             hlo_before = depset([hlo_before]),
+            profile = depset([profile]),
             stablehlo = depset([stablehlo]),
         ),
         AotExecutableInfo(
@@ -91,6 +94,7 @@ def _aot_executable_impl(ctx):
             export = ctx.attr.export[AotExportInfo].name,
             executable = executable,
             description = description,
+            profile = profile,
             platform = platform,
             plugin = plugin,
             spec = spec,
@@ -103,7 +107,7 @@ aot_executable = rule(
           "manifest declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or StagecCompileTpu. " +
           "The output group `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and bucket; " +
           "`hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, the same as HLO before " +
-          "and after XLA optimized it.",
+          "and after XLA optimized it; `profile` is `<name>.profile.json`, the seconds that each phase of compiling took.",
     attrs = {
         "spec": attr.string(doc = "The executable's slice of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),

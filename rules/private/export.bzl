@@ -20,7 +20,8 @@ def _aot_export_impl(ctx):
     exported = ctx.actions.declare_file(name + ".exported")
     description = ctx.actions.declare_file(name + ".exported.json")
     debug = ctx.actions.declare_file(name + ".debug.mlir")
-    groups = {"debug": depset([debug]), "description": depset([description])}
+    profile = ctx.actions.declare_file(name + ".profile.json")
+    groups = {"debug": depset([debug]), "description": depset([description]), "profile": depset([profile])}
     ctx.actions.write(spec, ctx.attr.spec)
 
     sources = depset(transitive = [sources_of(ctx.attr.deps), sources_of(ctx.attr.data)])
@@ -37,7 +38,7 @@ def _aot_export_impl(ctx):
     # The first runs in a build. The others run when their output group is asked for, and nothing has what they write as
     # an input.
     runs = [
-        ("StagecExport", "Exporting", {"--output": exported, "--description": description}),
+        ("StagecExport", "Exporting", {"--output": exported, "--description": description, "--profile": profile}),
         ("StagecDebug", "Locating", {"--debug-output": debug}),
     ]
     if ":" in json.decode(ctx.attr.spec).get("entry", ""):  # a function, and no StableHLO module
@@ -66,6 +67,7 @@ def _aot_export_impl(ctx):
             name = name,
             exported = exported,
             description = description,
+            profile = profile,
             spec = spec,
             sources = sources,
             import_roots = roots.keys(),

@@ -119,9 +119,12 @@ python_environment = repository_rule(
 )
 
 def _environment_impl(ctx):
-    files = depset([ctx.file.site_packages, ctx.file.fingerprint])
     return [
-        DefaultInfo(files = files, runfiles = ctx.runfiles(transitive_files = files)),
+        # The digest alone stands for the packages in the key of a worker: Bazel 4 cannot tell directories apart there.
+        DefaultInfo(
+            files = depset([ctx.file.fingerprint]),
+            runfiles = ctx.runfiles(files = [ctx.file.site_packages, ctx.file.fingerprint]),
+        ),
         PythonEnvironmentInfo(
             interpreter = ctx.attr.interpreter,
             version = ctx.attr.version,

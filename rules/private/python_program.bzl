@@ -1,7 +1,7 @@
 """A Python program in a locked environment."""
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
-load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "expand_locations", "python_command", "write_launcher")
+load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "expand_locations", "python_command", "write_launcher")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
 
 # The sources lie in a folder of their own in the runfiles: a program may be called as the package is that it runs.
@@ -28,8 +28,7 @@ def _python_program_impl(ctx):
     script = write_launcher(ctx, [_SOURCES + root for root in roots], ctx.attr.env, change_folder + " ".join(words), [environment])
 
     runfiles = ctx.runfiles(
-        files = ctx.files.data,
-        transitive_files = ctx.attr.environment[DefaultInfo].files,
+        files = ctx.files.data + environment_files([environment]),
         root_symlinks = {_source_path(file, ctx.workspace_name): file for file in sources.to_list()},
     )
     for target in ctx.attr.data:

@@ -269,7 +269,8 @@ isa = "AVX2"
             '[functions.f]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
             '[functions.aot]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
             '[functions.explain]\nentry = "a:b"\nargs = []\nplatforms = ["cpu"]\n'
-            '[targets.exported]\nplatform = "cpu"\nisa = "AVX"\n',
+            '[targets.exported]\nplatform = "cpu"\nisa = "AVX"\n'
+            '[targets.profile]\nplatform = "cpu"\nisa = "AVX"\n',
             """\
             m.toml: functions.f: "f" and "F" differ only in case, and so do their files
               give one of them another name
@@ -278,6 +279,8 @@ isa = "AVX2"
             m.toml: functions.explain: aot_manifest declares another target "m.explain"
               give the function another name
             m.toml: targets.exported: "exported" is the ending of files that stagec writes
+              give the target another name
+            m.toml: targets.profile: "profile" is the ending of files that stagec writes
               give the target another name""",
             id="names",
         ),

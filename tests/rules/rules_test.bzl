@@ -6,6 +6,7 @@ load(":analysis.bzl", "ActionsInfo", "analysis_test", "difference", "names", "on
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "LC_ALL": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
     "PYTHONNOUSERSITE": "1",
     "PYTHONSAFEPATH": "1",
@@ -48,11 +49,13 @@ def _launcher_problems(target, found, there):
     )
 
 def _own_inputs(action):
-    """Names of an action's inputs that are not the toolchain's."""
+    """Names of an action's inputs that are neither the toolchain's nor its arguments."""
     return sorted([
         file.basename
         for file in action.inputs.to_list()
-        if not file.short_path.startswith("compiler/stagec/") and file.basename not in ("site-packages", "fingerprint.txt")
+        if not file.short_path.startswith("compiler/stagec/") and
+           file.basename not in ("site-packages", "fingerprint.txt") and
+           not file.basename.endswith(".params")
     ])
 
 def _option(action, name):
@@ -70,7 +73,8 @@ def _export_test_impl(ctx):
         difference("name", target[AotExportInfo].name, "sample.f") +
         difference("spec", write.content, '{"entry":"model:f","name":"f"}') +
         difference("inputs", _own_inputs(action), ["data.txt", "library.py", "model.py", "only_f.py", "sample.f.spec.json"]) +
-        difference("outputs", names(action.outputs), ["sample.f.exported", "sample.f.exported.json"]) +
+        difference("outputs", names(action.outputs), ["sample.f.exported", "sample.f.exported.json", "sample.f.profile.json"]) +
+        difference("profile", names(target[OutputGroupInfo].profile), ["sample.f.profile.json"]) +
         difference("debug", names(target[OutputGroupInfo].debug), ["sample.f.debug.mlir"]) +
         difference("debug inputs", _own_inputs(only_action(target, "StagecDebug")), _own_inputs(action)) +
         difference("jaxpr", names(target[OutputGroupInfo].jaxpr), ["sample.f.jaxpr.txt"]) +
@@ -113,14 +117,16 @@ def _text_problems(target, group, mnemonic, file):
 def _executable_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecCompile")
+    outputs = ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.profile.json", "sample.f.cpu.batch8.xla"]
     return verdict(
         ctx,
         difference("files", names(target.files), ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.xla"]) +
         difference("executable", target[AotExecutableInfo].executable.basename, "sample.f.cpu.batch8.xla") +
         difference("description", target[AotExecutableInfo].description.basename, "sample.f.cpu.batch8.json") +
         difference("inputs", _own_inputs(action), ["sample.f.cpu.batch8.spec.json", "sample.f.exported"]) +
-        difference("outputs", names(action.outputs), ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.xla"]) +
-        difference("label", _option(action, "--label"), ["//tests/rules:sample.f.cpu.batch8"]) +
+        difference("outputs", names(action.outputs), outputs) +
+        difference("profile", names(target[OutputGroupInfo].profile), ["sample.f.cpu.batch8.profile.json"]) +
+        difference("label", [word for word in action.argv if "--label" in word], ["--label=//tests/rules:sample.f.cpu.batch8"]) +
         _text_problems(target, "stablehlo", "StagecLower", "sample.f.cpu.batch8.stablehlo.mlir") +
         _text_problems(target, "hlo_before", "StagecLower", "sample.f.cpu.batch8.hlo_before.txt") +
         _text_problems(target, "hlo_after", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.txt") +
@@ -240,6 +246,7 @@ def _bundle_test_impl(ctx):
         "sample.g.exported.json",
         "sample.g.spec.json",
     ]
+    profiles = [name + ".profile.json" for name in ["sample.f.cpu.batch8", "sample.f", "sample.g", "sample"]]
     info = target[AotBundleInfo]
     groups = target[OutputGroupInfo]
     executable = "sample.f.cpu.batch8."
@@ -249,8 +256,9 @@ def _bundle_test_impl(ctx):
         difference("name and version", (info.name, info.version), ("sample", "1.2.3")) +
         difference("exports", [export.name for export in info.exports.to_list()], ["sample.f", "sample.g"]) +
         difference("executables", [one.name for one in info.executables.to_list()], ["sample.f.cpu.batch8"]) +
-        difference("inputs", [name for name in _own_inputs(action) if ".params" not in name], artifacts) +
-        difference("outputs", names(action.outputs), ["sample.aot"]) +
+        difference("inputs", _own_inputs(action), artifacts) +
+        difference("outputs", names(action.outputs), ["sample.aot", "sample.profile.json"]) +
+        difference("profiles", names(groups.profile), profiles) +
         difference("jaxpr", names(groups.jaxpr), ["sample.f.jaxpr.txt"]) +  # sample.g is a StableHLO module
         difference("debug", names(groups.debug), ["sample.f.debug.mlir", "sample.g.debug.mlir"]) +
         difference("stablehlo", names(groups.stablehlo), [executable + "stablehlo.mlir"]) +

@@ -13,6 +13,7 @@ docs/reproducibility.md has what was measured.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from stagec import phases
 from stagec.backends import cores, cpuid, hash_seeds, machine_code, wire, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal
 from stagec.runtime import jaxlib_lines
@@ -46,12 +48,11 @@ _SYMBOL_NAME = 2  # of xla.cpu.SymbolProto
 def prepare_process(target: CpuTarget) -> None:
     """Prepare this process to compile for `target`; must run before jaxlib makes its first client.
 
-    It sets XLA's flags and pool size in the environment and keeps the process on one core, so it is for the compile
-    command only, never for a process that runs a model.
+    It sets XLA's flags and pool size in the environment, so it is for the compile command only, never for a process
+    that runs a model.
     """
     os.environ.update(environment(target))
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def environment(target: CpuTarget) -> dict[str, str]:
@@ -74,6 +75,16 @@ def presented(target: CpuTarget) -> AbstractContextManager[None]:
     code = machine_code.loaded(_LIBRARY)
     changes = [*cpuid.changes(code, ISA[target.isa]), *cores.changes(code, target.parallelism)]
     return machine_code.changed([*changes, *hash_seeds.changes(code)])
+
+
+def find_code() -> None:
+    """Find what `presented` changes, for this process and those that it forks; jaxlib must be imported."""
+    with contextlib.suppress(machine_code.CannotChange):  # compiling will say so
+        code = machine_code.loaded(_LIBRARY)
+        for isa in ISA.values():
+            cpuid.changes(code, isa)
+        cores.changes(code, 1)
+        hash_seeds.changes(code)
 
 
 def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = ()) -> CompiledModule:
@@ -126,6 +137,7 @@ def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
     return sizes | {"peak_memory_in_bytes": peak}
 
 
+@phases.phase("canonicalize")
 def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     """Return the bytes of a serialized XLA:CPU executable with all that the build machine put there in a fixed form.
 

@@ -30,6 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagec import phases
 from stagec.backends import nvidia, plugins, riegeli, wire
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.errors import StagecError
@@ -257,6 +258,7 @@ def _cost(executable: _jax.Executable) -> dict[str, float]:
     return cost(_jax.hlo_module_cost_analysis(clients.cpu_client(1), executable.hlo_modules()[0]))
 
 
+@phases.phase("canonicalize")
 def canonicalize(serialized: bytes) -> bytes:
     """Return the bytes of a serialized XLA:GPU executable with all that differs from run to run in a fixed form.
 

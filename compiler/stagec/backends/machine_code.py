@@ -90,6 +90,7 @@ def changed(changes: Sequence[Change]) -> Iterator[None]:
             _write(change.address, change.before)
 
 
+@functools.cache
 def imported(library: str, function: str) -> int:
     """Return the address at which a loaded library keeps the address of a function of another library's.
 

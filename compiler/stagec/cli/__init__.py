@@ -2,14 +2,16 @@
 
 A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
 the work: it returns the exit status, None for 0, and raises StagecError for a user's mistake. Every command imports
-what it needs when it runs, so that planning needs nothing but pydantic. Exit status: 0 when all is well, 2 for a user's
-mistake (explained on stderr), 1 for anything else: `explain` found a difference, say.
+what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
+imports all that can be imported before. Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr),
+1 for anything else: `explain` found a difference, say.
 """
 
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from stagec.errors import StagecError
 
@@ -33,6 +35,11 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's) and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--persistent_worker" in given:
+        from stagec.worker import server
+
+        importlib.import_module(f"stagec.cli.{given[0]}").preload()
+        return server.serve(lambda words: main([given[0], *words]))
     parser = argparse.ArgumentParser(
         prog="stagec",
         description="Builds JAX functions ahead of time.",
@@ -47,11 +54,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser = commands.add_parser(name, help=summary, description=summary)
         subparser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
         module.arguments(subparser)
+        if hasattr(module, "preload"):
+            subparser.add_argument("--profile", help="write the seconds of each phase to this file, as JSON")
         subparser.set_defaults(run=module.run)
     options = parser.parse_args(given)
     try:
-        status: int | None = options.run(options)
+        return (_profiled(options, given[0]) if getattr(options, "profile", None) else options.run(options)) or 0
     except StagecError as error:
         print(error, file=sys.stderr)
         return 2
-    return status or 0
+
+
+def _profiled(options: argparse.Namespace, command: str) -> int | None:
+    from stagec import phases
+    from stagec.cli.files import write_whole
+
+    phases.start()
+    status: int | None = options.run(options)
+    if not status:
+        artifact = Path(options.profile).name.removesuffix(".profile.json")
+        write_whole(options.profile, phases.report(command, artifact).encode())
+    return status

@@ -28,9 +28,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def preload() -> None:
+    import stagec.bundle.writing  # noqa: F401
+
+
 def run(options: argparse.Namespace) -> None:
-    from stagec import specs
-    from stagec.bundle.writing import Member, write_bundle
+    from stagec import phases, specs
+
+    with phases.phase("import"):
+        from stagec.bundle.writing import Member, write_bundle
 
     given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
     exports = {name: read(path) for name, path, *_ in given}

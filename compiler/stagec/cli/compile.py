@@ -23,6 +23,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", default="", help="what messages call it: the label of a target of Bazel's")
 
 
+def preload() -> None:
+    import stagec.stages.compiled
+    import stagec.stages.limits  # noqa: F401
+    from stagec.backends import cpu
+
+    cpu.find_code()
+
+
 def run(options: argparse.Namespace) -> None:
     from stagec.backends.compilation import backend
 
@@ -50,8 +58,11 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
 
 
 def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
-    from stagec.stages.compiled import compile_exported
-    from stagec.stages.limits import advice
+    from stagec import phases
+
+    with phases.phase("import"):
+        from stagec.stages.compiled import compile_exported
+        from stagec.stages.limits import advice
 
     started = time.monotonic()
     compiled = compile_exported(serialized, spec)

@@ -23,25 +23,33 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def preload() -> None:
+    importlib.import_module("stagec.frontends.jax")
+    importlib.import_module("stagec.explanation")
+
+
 def run(options: argparse.Namespace) -> None:
-    from stagec import specs
+    from stagec import phases, specs
 
     spec = specs.function_spec(read_text(options.spec))
-    frontend = importlib.import_module(f"stagec.frontends.{'stablehlo' if spec.is_module else 'jax'}")
+    with phases.phase("import"):
+        frontend = importlib.import_module(f"stagec.frontends.{'stablehlo' if spec.is_module else 'jax'}")
     if options.debug_output:
         write_whole(options.debug_output, frontend.export_with_locations(spec, options.import_root).encode())
     if options.jaxpr:
         write_whole(options.jaxpr, frontend.jaxpr(spec, options.import_root).encode())
     if not options.output:
         return
-    serialized: bytes = frontend.export(spec, options.import_root)
-    if spec.padding:
-        from stagec.frontends import padding
+    with phases.phase("export"):
+        serialized: bytes = frontend.export(spec, options.import_root)
+        if spec.padding:
+            from stagec.frontends import padding
 
-        padding.check(spec, serialized)
+            padding.check(spec, serialized)
     write_whole(options.output, serialized)
     if options.description:
-        from stagec import explanation
+        with phases.phase("import"):
+            from stagec import explanation
 
         description = explanation.describe_export(spec, serialized, frontend.versions())
         write_whole(options.description, description.encode())

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.export
+import jax.monitoring
 from jax._src import effects
 
-from stagec import partitions
+from stagec import partitions, phases
 from stagec.avals import DTYPES, Aval, parse_aval
 from stagec.errors import Problem, StagecError
 from stagec.frontends import callbacks, pytrees, source_locations, user_code
@@ -40,6 +41,11 @@ _SAFETENSORS_DTYPES = {
     "F8_E5M2": "f8_e5m2",
     "F8_E8M0": "f8_e8m0fnu",
 }
+_PHASES = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+}
+"""What JAX tells its listeners when it has done it (jax/_src/dispatch.py), and our names of it."""
 _KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
@@ -63,7 +69,23 @@ def _effects_in_order() -> Iterator[None]:
         kind.filter_in, kind.filter_not_in = before
 
 
+@contextlib.contextmanager
+def _in_phases() -> Iterator[None]:
+    """Record what JAX does by phases."""
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        if event in _PHASES:
+            phases.passed(_PHASES[event], duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @_effects_in_order()
+@_in_phases()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
     """Trace, lower and export the function of `spec`; return the bytes of JAX's own serialization format.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stagec import phases
 from stagec.errors import Problem, StagecError
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ def load_entry(entry: str, file: str, key: str) -> Any:
     """
     module_name, _, attribute = entry.partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
+        with phases.phase("import"):
+            value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise StagecError(

@@ -442,13 +442,13 @@ def _collisions(manifest: Manifest) -> Iterator[Problem]:
             if first != place:
                 what = f'its artifacts would be called "{name}-{variant}", like those of {key_path(first)}'
                 yield Problem(manifest.file, key_path(place), what, "give one of them another name")
-    reserved = {"functions": "aot", "targets": "exported"}
+    reserved = {"functions": ("aot",), "targets": ("exported", "profile")}
     targets = {written: target.name for written, target in manifest.targets.items()}
     for table, names in (("functions", {name: name for name in manifest.functions}), ("targets", targets)):
         seen: dict[str, str] = {}
         for written, name in names.items():
             location = key_path((table, name) if written == name else _first_with(manifest, written))
-            if name == reserved[table]:
+            if name in reserved[table]:
                 what = f'"{name}" is the ending of files that stagec writes'
                 yield Problem(manifest.file, location, what, f"give the {table.removesuffix('s')} another name")
             if table == "functions" and name in _MACRO_TARGETS:

@@ -18,7 +18,7 @@ from typing import Any
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
-from stagec import components
+from stagec import components, phases
 from stagec.avals import Aval
 from stagec.backends import analysis, compilation, cpu, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
@@ -273,7 +273,7 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
     named = dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
     hardware, mesh = backend.hardware(named), _mesh(lowered)
     sizes = mesh.axis_sizes if mesh else (lowered.nr_devices,) if lowered.nr_devices > 1 else ()
-    with mlir.make_context():
+    with phases.phase("compile"), mlir.make_context():
         module = backend.compile_module(ir.Module.parse(lowered.module), named, sizes)
     description = _describe(
         lowered,
@@ -377,6 +377,7 @@ def load_lowered(lowered: Lowered, options: Mapping[str, Scalar], devices: Seque
     return Executable(loaded, parameters, results, devices)
 
 
+@phases.phase("analyze")
 def _describe(
     lowered: Lowered,
     target: Target,
@@ -469,6 +470,7 @@ def made_from(serialized: bytes, spec: ExecutableSpec) -> components.Table:
     return _made_from(*lower(serialized, spec), spec)
 
 
+@phases.phase("refine")
 def lower(serialized: bytes, spec: ExecutableSpec) -> tuple[Exported, Lowered]:
     """Specialize a serialized `Exported` as `spec` says. Raises StagecError when it cannot be."""
     try:

@@ -1,0 +1,94 @@
+"""How long the phases of an action take, and its memory: what `--profile FILE` writes.
+
+An instant belongs to one phase. `phase` names what is done inside of a `with` statement; nothing is recorded outside of
+`start` and `report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+OTHER = "other"
+"""The phase of what no other phase has."""
+
+
+@dataclass
+class _Recorder:
+    """Spans so far, (phase, start, seconds) with the start in seconds after `clock`, and the phase of the present."""
+
+    started: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.monotonic)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    phase: str = OTHER
+    since: float = 0.0
+
+    def enter(self, name: str) -> str:
+        """Begin a phase; return the one that ends."""
+        before, now = self.phase, time.monotonic() - self.clock
+        self.spans.append((before, self.since, now - self.since))
+        self.phase, self.since = name, now
+        return before
+
+
+_current: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("recorder", default=None)
+
+
+def start() -> None:
+    """Begin to record."""
+    _current.set(_Recorder())
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Count the time inside of a `with` statement as this phase, and not as the one around it."""
+    recorder = _current.get()
+    if recorder is None:
+        yield
+        return
+    before = recorder.enter(name)
+    try:
+        yield
+    finally:
+        recorder.enter(before)
+
+
+def passed(name: str, seconds: float) -> None:
+    """Count the last `seconds` as this phase, whatever they were counted as: for what is told when it is over."""
+    recorder = _current.get()
+    if recorder is None:
+        return
+    recorder.enter(recorder.phase)
+    begin = max(0.0, recorder.since - seconds)
+    kept = [(one, at, min(length, begin - at)) for one, at, length in recorder.spans if at < begin]
+    recorder.spans = [*kept, (name, begin, recorder.since - begin)]
+
+
+def report(command: str, artifact: str) -> str:
+    """End to record; return what was recorded, as JSON.
+
+    format, kind: 1, "profile". command, artifact: the command of stagec, and the name of what it made.
+    started: when, in seconds since 1970. seconds: from then to now. max_rss: bytes of memory, at the most.
+    phases: [phase, start, seconds] in the order of time; a start is in seconds after `started`.
+    """
+    recorder = _current.get()
+    if recorder is None:
+        raise RuntimeError("nothing was recorded: call start before")
+    recorder.enter(OTHER)
+    _current.set(None)
+    told = {
+        "format": 1,
+        "kind": "profile",
+        "command": command,
+        "artifact": artifact,
+        "started": round(recorder.started, 6),
+        "seconds": round(recorder.since, 6),
+        "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "phases": [[name, round(at, 6), round(length, 6)] for name, at, length in recorder.spans if length >= 1e-6],
+    }
+    return json.dumps(told) + "\n"

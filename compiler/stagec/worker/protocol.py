@@ -1,0 +1,106 @@
+"""What Bazel and a persistent worker tell each other, as far as it is used here.
+
+The messages are those of src/main/protobuf/worker_protocol.proto of Bazel; each has its length before it, as a varint.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass
+
+from stagec.backends import wire
+
+
+@dataclass(frozen=True)
+class Request:
+    """A blaze.worker.WorkRequest.
+
+    arguments: the lines of the action's parameter file.
+    inputs: paths of the files that the action may read, relative to the folder in which the worker was started.
+    request_id: what the response must repeat; 0 where the worker is given one request at a time.
+    cancel: whether this is no work, but asks to end the work on the request of this id.
+    verbosity: over 0, the worker may write to its log.
+    """
+
+    arguments: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    request_id: int = 0
+    cancel: bool = False
+    verbosity: int = 0
+
+
+@dataclass(frozen=True)
+class Response:
+    """A blaze.worker.WorkResponse. output: what the user sees; was_cancelled: nothing was made, as Bazel asked."""
+
+    exit_code: int
+    output: str = ""
+    request_id: int = 0
+    was_cancelled: bool = False
+
+    def encode(self) -> bytes:
+        """Return the message with its length before it."""
+        numbers = {1: self.exit_code, 3: self.request_id, 4: int(self.was_cancelled)}
+        message = b"".join(wire.Record(field, 0, wire.write_varint(value)).encode() for field, value in numbers.items())
+        message += wire.Record(2, 2, self.output.encode("utf-8", "replace")).encode()
+        return wire.write_varint(len(message)) + message
+
+
+class Requests:
+    """The requests that come in on a file descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._buffer = bytearray()
+
+    def next(self) -> Request | None:
+        """Wait for a request and return it; None when there will be none. Raises ValueError for anything else."""
+        while (request := self._take()) is None:
+            if not self._receive():
+                return None
+        return request
+
+    def ended_before(self, done: int) -> bool:
+        """Wait for the descriptor `done`: False. True when Bazel cancels the request, or is gone, before."""
+        while True:
+            ready, _, _ = select.select([done, self._descriptor], [], [])
+            if done in ready:
+                return False
+            if not self._receive():
+                return True
+            while request := self._take():
+                if request.cancel:
+                    return True
+                raise ValueError("a second request before the first was answered")
+
+    def _receive(self) -> bool:
+        received = os.read(self._descriptor, 1 << 16)
+        self._buffer += received
+        return bool(received)
+
+    def _take(self) -> Request | None:
+        """Return the first request of what was received; None while it is not whole."""
+        try:
+            size, start = wire.read_varint(bytes(self._buffer[:10]), 0)
+        except ValueError:
+            if len(self._buffer) < 10:
+                return None
+            raise
+        if len(self._buffer) < start + size:
+            return None
+        message = bytes(self._buffer[start : start + size])
+        del self._buffer[: start + size]
+        return _request(message)
+
+
+def _request(message: bytes) -> Request:
+    arguments, inputs, numbers = [], [], {3: 0, 4: 0, 5: 0}
+    for record in wire.records(message):
+        if record.field == 1:
+            arguments.append(record.payload.decode())
+        elif record.field == 2:  # blaze.worker.Input, with a digest as its field 2
+            inputs += [field.payload.decode() for field in wire.records(record.payload) if field.field == 1]
+        elif record.field in numbers:
+            numbers[record.field], _ = wire.read_varint(record.payload, 0)
+    return Request(tuple(arguments), tuple(inputs), numbers[3], bool(numbers[4]), numbers[5])

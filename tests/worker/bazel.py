@@ -1,0 +1,76 @@
+"""Bazel's side of the worker protocol, for a worker in a process of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stagec.backends import wire
+from tests.building import COMPILER, action_environment
+
+
+class Worker:
+    """A worker of one command of stagec's, in the execution root `root`: `with Worker("export", root) as worker`."""
+
+    def __init__(self, command: str, root: Path) -> None:
+        words = ["-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), command, "--persistent_worker"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            [sys.executable, *words], cwd=root, env=action_environment(), stdin=pipe, stdout=pipe, stderr=pipe
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def send(self, arguments: Sequence[str], inputs: Sequence[str] = (), **numbers: int) -> None:
+        """Send a request. numbers: of request_id, cancel and verbosity."""
+        self.write(encode(arguments, inputs, **numbers))
+
+    def write(self, data: bytes) -> None:
+        """Write bytes to the worker's stdin."""
+        assert self.process.stdin
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def receive(self) -> dict[int, int | str]:
+        """Wait for a response and return its fields by number: 1 exit code, 2 output, 3 request id, 4 cancelled."""
+        assert self.process.stdout
+        message, size = b"", None
+        while size is None or len(message) < size:
+            more = os.read(self.process.stdout.fileno(), 1 if size is None else size - len(message))
+            assert more, "the worker is gone"
+            message += more
+            if size is None and more[0] < 0x80:
+                size, message = wire.read_varint(message, 0)[0], b""
+        return {
+            record.field: record.payload.decode() if record.wire_type == 2 else wire.read_varint(record.payload, 0)[0]
+            for record in wire.records(message)
+        }
+
+    def ask(self, arguments: Sequence[str], inputs: Sequence[str] = ()) -> tuple[int, str]:
+        """Send a request and wait for its response: exit code and output."""
+        self.send(arguments, inputs)
+        response = self.receive()
+        assert isinstance(response[1], int)
+        return response[1], str(response[2])
+
+
+def encode(arguments: Sequence[str], inputs: Sequence[str] = (), **numbers: int) -> bytes:
+    """A blaze.worker.WorkRequest with its length before it; inputs have digests."""
+    fields = {"request_id": 3, "cancel": 4, "verbosity": 5}
+    records = [wire.Record(1, 2, word.encode()) for word in arguments]
+    for path in inputs:
+        pair = wire.Record(1, 2, path.encode()).encode() + wire.Record(2, 2, b"digest").encode()
+        records.append(wire.Record(2, 2, pair))
+    records += [wire.Record(fields[name], 0, wire.write_varint(value)) for name, value in numbers.items()]
+    message = b"".join(record.encode() for record in records)
+    return wire.write_varint(len(message)) + message

@@ -1,0 +1,243 @@
+"""A worker in a process of its own, asked as Bazel asks it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.building import checked, write_specs
+from tests.worker.bazel import Worker
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+[targets.cpu]
+platform = "cpu"
+isa = "AVX2"
+[functions.solve]
+entry = "models.f:solve"
+args = ["f32[4,4]", "f32[4]"]
+targets = ["cpu"]
+[functions.loop]
+entry = "models.f:loop"
+args = ["f32[n,8]"]
+buckets = { n = [2] }
+targets = ["cpu"]
+[functions.changing]
+entry = "models.changing:f"
+args = ["f32[4]"]
+platforms = ["cpu"]
+"""
+MODEL = """
+import jax
+import jax.numpy as jnp
+
+def solve(a, b):
+    return jnp.linalg.solve(a @ a.T + jnp.eye(4), b)
+
+def loop(x):
+    return jax.lax.fori_loop(0, 100, lambda i, x: jnp.sin(x) * 0.9 + i, x)
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository, planned, with its slices in bazel-out."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "models").mkdir()
+    (root / "bazel-out").mkdir()
+    (root / "models" / "m.toml").write_text(MANIFEST)
+    (root / "models" / "f.py").write_text(MODEL)
+    (root / "models" / "undeclared.py").write_text("one = 1\n")
+    (root / "models" / "data.txt").write_text("data")
+    write_specs("models/m.toml", root, root / "bazel-out")
+    return root
+
+
+@pytest.fixture(scope="module")
+def exporting(root: Path) -> Iterator[Worker]:
+    with Worker("export", root) as worker:
+        yield worker
+
+
+def export(name: str, out: str = "bazel-out") -> list[str]:
+    """The arguments with which a function is exported."""
+    files = {"output": "exported", "description": "exported.json", "profile": "profile.json"}
+    words = [word for option, end in files.items() for word in (f"--{option}", f"{out}/{name}.{end}")]
+    return [*words, "--spec", f"bazel-out/{name}.spec", "--import-root", "."]
+
+
+def compiling(name: str, exported: str, out: str = "bazel-out") -> list[str]:
+    """The arguments with which it is compiled."""
+    files = {"output": "xla", "description": "json"}
+    words = [word for option, end in files.items() for word in (f"--{option}", f"{out}/{name}.{end}")]
+    return [*words, "--spec", f"bazel-out/{name}.spec", "--exported", f"{out}/{exported}.exported"]
+
+
+def ask(worker: Worker, root: Path, source: str) -> tuple[int, str]:
+    """Export a function whose module has this source, of which `f` is the function."""
+    (root / "models" / "changing.py").write_text(source)
+    return worker.ask(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
+
+
+def artifacts(out: Path) -> dict[str, bytes]:
+    """What was built, but for the profiles."""
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(out.iterdir())
+        if not path.name.endswith((".spec", ".profile.json"))
+    }
+
+
+def test_the_bytes_are_those_of_processes_of_their_own(root: Path) -> None:
+    pairs = [("m.solve.cpu", "m.solve"), ("m.loop.cpu.n2", "m.loop")]
+    for name, exported in pairs:
+        checked("export", *export(exported, "alone"), cwd=root)
+        checked("compile", *compiling(name, exported, "alone"), cwd=root)
+    wanted = artifacts(root / "alone")
+    assert len(wanted) == 8
+    with Worker("export", root) as exporter, Worker("compile", root) as compiler:
+        for number in range(3):
+            out = f"bazel-out/{number}"
+            for name, exported in pairs:
+                spec = f"bazel-out/{exported}.spec"
+                assert exporter.ask(export(exported, out), ["models/f.py", spec]) == (0, "")
+                inputs = [f"bazel-out/{name}.spec", f"{out}/{exported}.exported"]
+                assert compiler.ask(compiling(name, exported, out), inputs) == (0, "")
+            assert artifacts(root / out) == wanted
+    profile = json.loads((root / out / "m.loop.profile.json").read_text())
+    assert (profile["kind"], profile["command"], profile["artifact"]) == ("profile", "export", "m.loop")
+    assert {"import", "trace", "lower", "export"} <= {name for name, _, _ in profile["phases"]}
+    assert sum(seconds for _, _, seconds in profile["phases"]) == pytest.approx(profile["seconds"], abs=0.001)
+    assert 50 << 20 < profile["max_rss"] < 1 << 30
+
+
+def test_an_edited_model_is_read_again(exporting: Worker, root: Path) -> None:
+    results = []
+    for number in ("1", "2", "1"):
+        assert ask(exporting, root, f"def f(x):\n    return x + {number}\n") == (0, "")
+        results.append((root / "bazel-out" / "m.changing.exported").read_bytes())
+    assert results[0] == results[2] != results[1]
+
+
+def test_nothing_is_left_for_the_next_request(exporting: Worker, root: Path) -> None:
+    found = """
+import os, sys, jax
+def f(x):
+    state = (os.environ.get("LEFT"), os.umask(0o77), jax.config.jax_enable_x64, getattr(sys, "left", None))
+    os.environ["LEFT"], sys.left = "1", 1
+    jax.config.update("jax_enable_x64", True)
+    os.chdir("/")
+    raise RuntimeError(f"{state} {os.getcwd()}")
+"""
+    for _ in range(2):
+        status, output = ask(exporting, root, found)
+        assert (status, output.splitlines()[-1]) == (2, "  RuntimeError: (None, 18, False, None) /")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("from models import undeclared\ndef f(x):\n    return x\n", "ImportError: cannot import name 'undeclared'"),
+        ("import models.undeclared\ndef f(x):\n    return x\n", "No module named 'models.undeclared'"),
+        ("def f(x):\n    return x + len(open('models/data.txt').read())\n", "No such file or directory: 'models/data"),
+        (
+            "from pathlib import Path\ndef f(x):\n    return x + Path(__file__).with_name('data.txt').stat().st_size\n",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/",
+        ),
+    ],
+    ids=["from", "import", "open", "beside"],
+)
+def test_a_file_that_is_not_declared_is_not_there(exporting: Worker, root: Path, source: str, said: str) -> None:
+    status, output = ask(exporting, root, source)
+    assert status == 2
+    assert said in output
+
+
+def test_a_declared_file_is_there(exporting: Worker, root: Path) -> None:
+    (root / "models" / "changing.py").write_text("def f(x):\n    return x + len(open('models/data.txt').read())\n")
+    inputs = ["models/changing.py", "models/data.txt", "bazel-out/m.changing.spec"]
+    assert exporting.ask(export("m.changing"), inputs) == (0, "")
+
+
+DEATHS = {
+    "os.kill(os.getpid(), 11)": "the process of this action died of SIGSEGV (Segmentation fault) after ",
+    "os.kill(os.getpid(), 9)": "the process of this action died of SIGKILL (Killed, most likely because the machine "
+    "has no memory left) after ",
+    "os._exit(0)": "the process of this action ended with exit(0) in the middle of its work after ",
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_process_that_dies_takes_its_own_action_alone(exporting: Worker, root: Path, death: str) -> None:
+    status, output = ask(exporting, root, f"import os\ndef f(x):\n    {death}\n")
+    assert status == 1
+    last = output.splitlines()[-1]
+    assert last.startswith(f"stagec: {DEATHS[death]}")
+    assert last.endswith(" MiB of memory")
+    assert ("models/changing.py" in output) == ("11" in death)  # Python says where it was
+    assert ask(exporting, root, "def f(x):\n    return x\n") == (0, "")
+
+
+def test_what_the_model_prints_is_shown(exporting: Worker, root: Path) -> None:
+    source = "import os\nprint('imported')\ndef f(x):\n    os.system('echo traced >&2')\n    return x\n"
+    status, output = ask(exporting, root, source)
+    assert (status, sorted(output.splitlines())) == (0, ["imported", "traced"])
+
+
+def test_work_can_be_cancelled(exporting: Worker, root: Path) -> None:
+    source = "import os, time\ndef f(x):\n    os.system('sleep 77 & echo $! > /tmp/x')\n    time.sleep(77)\n"
+    (root / "models" / "changing.py").write_text(source.replace("/tmp/x", str(root / "child")))
+    exporting.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
+    deadline = time.monotonic() + 30
+    while not (root / "child").is_file() or not (root / "child").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    exporting.send([], cancel=1)
+    response = exporting.receive()
+    assert (response[3], response[4]) == (0, 1)
+    sleeping = Path("/proc", (root / "child").read_text().strip(), "stat")
+    assert not sleeping.exists() or sleeping.read_text().split()[2] == "Z"  # what it started is gone too
+    exporting.send([], cancel=1)  # too late: there is nothing to cancel
+    assert ask(exporting, root, "def f(x):\n    return x\n") == (0, "")
+
+
+def _networks_can_be_left() -> bool:
+    script = (
+        "import ctypes, sys; libc = ctypes.CDLL(None)\nsys.exit(bool(libc.unshare(1 << 30) and libc.unshare(5 << 28)))"
+    )
+    return subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_a_model_reaches_no_network(exporting: Worker, root: Path) -> None:
+    if not _networks_can_be_left():
+        pytest.skip("this system does not let a process leave its network")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        source = (
+            f"import socket\ndef f(x):\n    socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)\n"
+        )
+        status, output = ask(exporting, root, source)
+    assert status == 2
+    assert "ConnectionRefusedError" in output  # of an address of its own, to which nothing listens
+
+
+def test_a_mistake_in_the_arguments(exporting: Worker) -> None:
+    status, output = exporting.ask(["--spec"])
+    assert status == 2
+    assert "stagec export: error: argument --spec: expected one argument\n" in output
+
+
+def test_a_worker_ends_with_its_bazel_and_leaves_nothing(root: Path) -> None:
+    with Worker("bundle", root) as worker:
+        assert worker.process.stdin
+        worker.process.stdin.close()
+        assert worker.process.wait(timeout=30) == 0
+        worker.process.stdin = None
+    assert [name for name in os.listdir(root / "bazel-out") if name.startswith("stagec-worker-")] == []  # noqa: PTH208
