@@ -221,6 +221,20 @@ def test_a_file_that_is_not_declared_is_not_there(built: Workspace) -> None:
     ):
         said = built.refusal("//models:models.gelu.cpu")
         assert "FileNotFoundError: [Errno 2] No such file or directory: 'models/attention.py'" in said
+        assert (
+            "models/attention.py is no input of this action\n  name it in deps, or in data where it is read\n" in said
+        )
+
+
+def test_an_edited_compiler_is_another_worker(built: Workspace) -> None:
+    def phases_of_gelu() -> set[str]:
+        assert built.run("build", "//models:models.gelu", "--output_groups=profile").returncode == 0
+        return {name for name, _, _ in json.loads(built.output("models.gelu.profile.json").read_text())["phases"]}
+
+    assert {"other", "trace", "lower", "export"} <= phases_of_gelu()
+    with built.broken("../../compiler/stagec/phases.py", 'OTHER = "other"', 'OTHER = "rest"'):
+        assert {"rest", "trace"} <= phases_of_gelu()
+    assert "other" in phases_of_gelu()
 
 
 def test_an_action_that_dies_is_told_and_the_worker_goes_on(built: Workspace) -> None:

@@ -15,9 +15,11 @@ import shutil
 import signal
 import socket
 import struct
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +52,30 @@ def enter(folder: Path) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(folder)
     _leave_network()
+
+
+def undeclared(folder: Path, root: Path) -> set[str]:
+    """Return a set that grows: the files of `root` that this process wants to open or import from `folder`, in vain."""
+    found: set[str] = set()
+
+    def look(path: Path) -> None:
+        if path.is_relative_to(folder) and not os.path.lexists(path):
+            relative = path.relative_to(folder)
+            if (root / relative).is_file():
+                found.add(str(relative))
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str):
+            look(Path(os.path.normpath(Path.cwd() / arguments[0])))
+        elif event == "import":
+            for entry in sys.path:
+                if entry.startswith(str(folder)):
+                    module = Path(entry, *arguments[0].split("."))
+                    look(module.with_suffix(".py"))
+                    look(module / "__init__.py")
+
+    sys.addaudithook(hook)
+    return found
 
 
 def end(child: int) -> None:

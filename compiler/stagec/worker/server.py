@@ -58,11 +58,13 @@ def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]],
         if not child:
             _work(request, run, folder, printed.fileno(), said)
         os.close(said)
-        cancelled = requests.ended_before(last_word)
-        status = "" if cancelled else os.read(last_word, 16).decode()
-        os.close(last_word)
-        isolation.end(child)
-        _, how, usage = os.wait4(child, 0)
+        try:
+            cancelled = requests.ended_before(last_word)
+            status = "" if cancelled else os.read(last_word, 16).decode()
+        finally:
+            os.close(last_word)
+            isolation.end(child)
+            _, how, usage = os.wait4(child, 0)
         printed.seek(0)
         output = printed.read().decode("utf-8", "replace")
         seconds, memory = time.monotonic() - started, f"{usage.ru_maxrss / 1024:,.0f} MiB"
@@ -83,9 +85,12 @@ def _work(request: Request, run: Callable[[Sequence[str]], int], folder: Path, p
     try:
         for descriptor in (1, 2):
             os.dup2(printed, descriptor)
+        missed = isolation.undeclared(folder, Path.cwd())
         isolation.enter(folder)
         faulthandler.enable()  # where it died is worth knowing
         status = run(request.arguments)
+        for path in sorted(missed) if status else ():
+            print(f"{path} is no input of this action\n  name it in deps, or in data where it is read", file=sys.stderr)
     except SystemExit as error:  # argparse
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001 - it is told, and 1 is the status
