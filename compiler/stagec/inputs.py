@@ -89,6 +89,7 @@ def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) ->
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, packages or sys.path)),

@@ -222,7 +222,8 @@ def run_varied(
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    env = {**passed, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "HOME": str(home), **how.env}
+    fixed = {"PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
+    env = {**passed, **fixed, "HOME": str(home), **how.env}
     if packages:
         env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
     faketime = _faketime()
