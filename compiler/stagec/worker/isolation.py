@@ -34,14 +34,15 @@ def folder_of(inputs: Sequence[str]) -> Iterator[Path]:
     """
     root, outputs = Path.cwd(), Path("bazel-out").absolute()
     with tempfile.TemporaryDirectory(prefix="stagec-worker-", dir=outputs if outputs.is_dir() else None) as name:
-        folder = Path(name)
-        made = {folder}
+        folder = Path(name, "root")  # a path may begin with .. where Bazel lays repositories out side by side
+        made: set[Path] = set()
         for path in inputs:
             link = folder / path
             if link.parent not in made:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 made.add(link.parent)
             link.symlink_to(root / path)
+        folder.mkdir(exist_ok=True)
         yield folder
 
 
@@ -89,7 +90,7 @@ def hand_over(folder: Path, arguments: Sequence[str]) -> None:
     """Move the files that were made, and that the arguments name, to the same paths below the working directory."""
     for word in arguments:
         made = folder / word
-        if made.is_file() and not made.is_symlink():
+        if made.is_relative_to(folder) and made.is_file() and not made.is_symlink():
             Path(word).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(made, word)
 

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -36,8 +35,8 @@ def serve(run: Callable[[Sequence[str]], int]) -> int:
     os.dup2(2, 1)  # stdout is for responses alone
     sys.path[:] = [str(Path(entry).absolute()) for entry in sys.path]  # children have another working directory
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    if threading.active_count() > 1:
-        raise RuntimeError("a worker that has threads cannot fork")
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        raise RuntimeError("what was imported started threads: forks would wait for them")
     gc.collect()
     gc.freeze()  # what is imported is not looked at again, and stays in memory that all children share
     while request := requests.next():
@@ -81,6 +80,7 @@ def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]],
 
 
 def _work(request: Request, run: Callable[[Sequence[str]], int], folder: Path, printed: int, said: int) -> NoReturn:
+    """Do the work of a request in this process, print into one descriptor and say the exit status on the other."""
     status = 1
     try:
         for descriptor in (1, 2):
@@ -96,10 +96,12 @@ def _work(request: Request, run: Callable[[Sequence[str]], int], folder: Path, p
     except BaseException:  # noqa: BLE001 - it is told, and 1 is the status
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.write(said, str(status).encode())
-        os._exit(0)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.write(said, str(status).encode())
+        finally:  # whatever the model did to stdout: this process is no worker
+            os._exit(0)
 
 
 def _death(how: int) -> str:
