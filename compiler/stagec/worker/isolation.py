@@ -52,7 +52,8 @@ def enter(folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(folder)
-    _leave_network()
+    with contextlib.suppress(OSError):  # some systems allow the first step and not the others
+        _leave_network()
 
 
 def undeclared(folder: Path, root: Path) -> set[str]:
@@ -96,7 +97,10 @@ def hand_over(folder: Path, arguments: Sequence[str]) -> None:
 
 
 def _leave_network() -> None:
-    """Leave the network for one of our own that has this process alone, where the system lets us."""
+    """Leave the network for one of our own that has this process alone, where the system lets us.
+
+    It lets root, and others in a namespace in which they may do what root may; then the user has its number there too.
+    """
     libc, user, group = ctypes.CDLL(None), os.geteuid(), os.getegid()
     if libc.unshare(_CLONE_NEWNET):
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
