@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import time
 
+from stagec import phases
 from stagec.cli.files import read, read_text, write_whole
 from stagec.errors import StagecError
 from stagec.specs import ExecutableSpec, executable_spec
@@ -46,7 +47,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
-    from stagec.stages import compiled
+    with phases.phase("import"):
+        from stagec.stages import compiled
 
     if options.stablehlo or options.hlo_before:
         _, lowered = compiled.lower(serialized, spec)
@@ -58,8 +60,6 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
 
 
 def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
-    from stagec import phases
-
     with phases.phase("import"):
         from stagec.stages.compiled import compile_exported
         from stagec.stages.limits import advice
