@@ -35,6 +35,7 @@ def _stagec_impl(module_ctx):
     python_environment(name = "stagec_python", lock = locks["lock"])
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"])
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"])
+    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
 
 _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",

@@ -8,6 +8,8 @@ PythonEnvironmentInfo = provider(
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
         "fingerprint": "File: a digest of the packages and the interpreter. It is an input of every action that uses " +
                        "them, so that the action runs again when they change.",
+        "packages": "File: the interpreter's version, and name, version, file name and SHA-256 of every package's wheel, " +
+                    "as JSON.",
     },
 )
 
@@ -66,5 +68,14 @@ AotBundleInfo = provider(
         "bundle": "File: the .aot file.",
         "exports": "depset of AotExportInfo: the portable artifacts in it.",
         "executables": "depset of AotExecutableInfo: the executables in it.",
+    },
+)
+
+AotProvenanceInfo = provider(
+    doc = "What a bundle was built from.",
+    fields = {
+        "bundle": "File: the .aot file.",
+        "statement": "File: the in-toto statement with SLSA provenance, .intoto.json.",
+        "sbom": "File: the CycloneDX SBOM of the toolchain, .sbom.json.",
     },
 )

@@ -11,7 +11,8 @@ stagec_offline_repositories = _stagec_offline_repositories
 def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
-    What compiles for TPUs and NVIDIA devices is fetched when an executable for them is built, and not before.
+    What compiles for TPUs and NVIDIA devices is fetched when an executable for them is built, and what signs bundles
+    when one is signed, and not before.
 
     Args:
       lock: label of a hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the models
@@ -23,4 +24,5 @@ def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
     python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"))
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"))
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"))
+    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     native.register_toolchains("@stagec//compiler:toolchain")

@@ -13,6 +13,7 @@ from tests.building import COMPILER, ROOT
 ROOMS = (
     "cli",
     "worker",
+    "comparison",
     "explanation",
     "autotuning",
     "inputs",
@@ -40,8 +41,9 @@ VOCABULARY = (
     "version",
 )
 PACKAGES = {
-    "cli": set(),
+    "cli": {"numpy"},
     "worker": set(),
+    "comparison": set(),
     "explanation": set(),
     "autotuning": {"jaxlib"},
     "inputs": set(),
@@ -50,10 +52,10 @@ PACKAGES = {
     "serving": set(),
     "manifest": {"pydantic", "pydantic_core"},
     "frontends": {"jax", "jaxlib"},
-    "bundle": set(),
+    "bundle": {"cryptography"},
     "stages": {"jaxlib", "flatbuffers"},
     "backends": {"jaxlib"},
-    "runtime": {"jaxlib", "numpy", "ml_dtypes"},
+    "runtime": {"cryptography", "jaxlib", "numpy", "ml_dtypes"},
     "vocabulary": set(),
 }
 

@@ -4,6 +4,7 @@ One copy of it, and one Bazel server, serve all tests. A test starts from a fini
 valid stays so; what it breaks it repairs.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import stagec
 from tests.building import ROOT
 from tests.building import stagec as command
 from tests.nested import NestedBazel
+from tests.signed import write_keys
 
 SHARED = ("affine", "cosine", "decay", "gelu", "layer_norm", "softmax", "squared_error")
 OWN = ("attention", "classifier", "regressor")
@@ -109,13 +111,15 @@ def built(workspace: Workspace) -> Workspace:
 
 def test_query_lists_every_artifact(built: Workspace) -> None:
     listed = built.run("query", "//models:all").stdout.split()
-    names = ["models", "models.explain", "models.reproducibility_test", *EXECUTABLES]
+    programs = ("explain", "provenance", "reproducibility_test", "sign")
+    names = ["models", *(f"models.{name}" for name in programs), *EXECUTABLES]
     names += [f"models.{name}" for name in (*SHARED, *OWN)]
     assert sorted(listed) == sorted(f"//models:{name}" for name in names)
 
 
 def test_every_artifact_is_there(built: Workspace) -> None:
-    files = ["models.aot", *(f"{name}{suffix}" for name in EXECUTABLES for suffix in (".xla", ".json"))]
+    files = ["models.aot", "models.intoto.json", "models.sbom.json"]
+    files += [*(f"{name}{suffix}" for name in EXECUTABLES for suffix in (".xla", ".json"))]
     files += [f"models.{name}.exported" for name in (*SHARED, *OWN)]
     assert [name for name in files if not built.output(name).is_file()] == []
 
@@ -258,6 +262,35 @@ def test_explain_an_artifact_and_what_would_be_built_now(built: Workspace) -> No
         built.build()
         done = built.run("run", "//models:models.explain", "--", "--json", "bazel-bin/models/models.decay.cpu.xla")
         assert (done.returncode, json.loads(done.stdout)["equal"]) == (0, True)
+
+
+def test_a_bundle_is_signed_and_verified(built: Workspace) -> None:
+    private, public = write_keys(built.root, "release")
+    done = built.run("run", "//models:models.sign", "--", "--key", private.name)
+    assert done.returncode == 0, done.stderr
+    words = ("verify", "bazel-bin/models/models.aot", "--key", public, "--signature", "models.aot.dsse.json")
+    done = command(*words, "--json", cwd=built.root)
+    assert [one["ok"] for one in json.loads(done.stdout)["checks"]] == [True, True, True], done.stderr
+    with built.broken("models/layers.py", "return x * rate", "return x * rate + 2"):
+        built.build()
+        done = command(*words, cwd=built.root)
+        assert done.returncode == 1
+        assert "\nFAILED  subjects    models.aot.dsse.json: another bundle was signed: " in done.stdout
+
+
+def test_provenance_names_what_a_build_takes_and_nothing_of_the_machine(built: Workspace) -> None:
+    text = built.output("models.intoto.json").read_text()
+    assert str(built.root.parent) not in text
+    assert not re.search(r"https?://(?!in-toto\.io|slsa\.dev)", text)
+    build = json.loads(text)["predicate"]["buildDefinition"]
+    found = {one["name"]: one["digest"]["sha256"] for one in build["resolvedDependencies"]}
+    for name in ("models.toml", "attention.py", "classifier.py", "layers.py", "regressor.py"):
+        content = (built.root / "models" / name).read_bytes()
+        assert found.pop(f"models/{name}") == hashlib.sha256(content).hexdigest()
+    lock = (built.root / "requirements.lock").read_text() + (ROOT / "compiler" / "planning.lock").read_text()
+    assert [name for name in found if not name.endswith(".whl")] == []
+    assert [name for name, digest in found.items() if f"sha256:{digest}" not in lock] == []
+    assert {"jax", "jaxlib", "flax", "pydantic"} <= {name.split("-")[0] for name in found}
 
 
 def test_an_operation_has_its_place(built: Workspace) -> None:

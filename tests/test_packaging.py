@@ -63,10 +63,11 @@ def test_the_wheel_needs_numpy_and_jaxlib_only(wheel: Path) -> None:
     required = [line.removeprefix("Requires-Dist: ") for line in metadata.splitlines() if "Requires-Dist" in line]
     plain = [line for line in required if "extra ==" not in line]
     assert sorted(re.split(r"[<>=]", line)[0] for line in plain) == ["jaxlib", "numpy"]
-    compiler = {
-        line.split(";")[0].split("=")[0].split(">")[0].split("<")[0].strip() for line in required if "extra" in line
+    extras = {
+        extra: {re.split(r"[<>=;]", line)[0].strip() for line in required if f'extra == "{extra}"' in line}
+        for extra in ("compiler", "signing")
     }
-    assert compiler == {"flatbuffers", "jax", "pydantic"}
+    assert extras == {"compiler": {"flatbuffers", "jax", "pydantic"}, "signing": {"cryptography"}}
 
 
 def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:

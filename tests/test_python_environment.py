@@ -2,7 +2,9 @@
 
 import hashlib
 import importlib.util
+import json
 import os
+import platform
 import subprocess
 import sys
 import zipfile
@@ -58,11 +60,23 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path) -> No
     assert compiled[4:8] == b"\x01\x00\x00\x00", "a hash, not a clock, and never checked"
     assert str(tmp_path).encode() not in compiled
     assert len((tmp_path / "out" / "fingerprint.txt").read_text()) == 65
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+def test_the_wheels_that_were_installed_are_listed(tmp_path: Path) -> None:
+    digest = write_wheel(tmp_path)
+    lock = f"tiny==1.0 --hash=sha256:{'0' * 64} --hash=sha256:{digest}\n"
+    assert install(tmp_path, lock).returncode == 0
+    assert json.loads((tmp_path / "out" / "packages.json").read_text()) == {
+        "python": platform.python_version(),
+        "packages": [{"name": "tiny", "version": "1.0", "filename": "tiny-1.0-py3-none-any.whl", "sha256": digest}],
+    }
 
 
 def test_an_empty_lock_is_an_empty_environment(tmp_path: Path) -> None:
     assert install(tmp_path, "# nothing\n").returncode == 0
     assert list((tmp_path / "out" / "site-packages").iterdir()) == []
+    assert json.loads((tmp_path / "out" / "packages.json").read_text())["packages"] == []
 
 
 def test_settings_of_pip_do_not_send_the_packages_elsewhere(tmp_path: Path) -> None:

@@ -91,8 +91,13 @@ def as_text(report: dict[str, Any]) -> str:
     """Return the report for a person to read."""
     if report["equal"]:
         return f"{report['first']} and {report['second']} are made from the same components\n"
+    return "\n".join(lines(report["differences"])) + "\n"
+
+
+def lines(differences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows of a report for a person to read, those of an artifact below its name."""
     lines, artifact = [], None
-    for row in report["differences"]:
+    for row in differences:
         if row["artifact"] != artifact:
             artifact = row["artifact"]
             lines += [artifact] if artifact else []
@@ -103,7 +108,7 @@ def as_text(report: dict[str, Any]) -> str:
         values = ["(none)" if row[side] is None else row[side] for side in ("first", "second")]
         what = "differs" if values[0] == values[1] else " -> ".join(values)
         lines.append(f"{indent}{row['component']}: {what}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 @dataclass(frozen=True)

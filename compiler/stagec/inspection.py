@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from typing import Any
@@ -45,8 +46,14 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def _bundle(archive: Archive) -> dict[str, Any]:
+    """The index, and of each executable how many operations and bytes it takes."""
     archive.check_all()
-    return archive.index
+    report = copy.deepcopy(archive.index)
+    for function in report["functions"].values():
+        for executable in function["executables"]:
+            analysis = Description.from_json(archive[executable["description"]]).analysis
+            executable |= {name: analysis[name] for name in ("flops", "peak_bytes")}
+    return report
 
 
 def _exported(exported: Exported, data: bytes) -> dict[str, Any]:
@@ -83,17 +90,30 @@ def _bundle_text(report: dict[str, Any]) -> str:
     lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {_hardware(target)}")
+    rows = [("", "bytes", "flops", "peak bytes", "sha256")]
+    signatures = {}
     for name, function in report["functions"].items():
-        lines.append(f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}")
-        rows = [("portable: " + ", ".join(function["platforms"]), function["exported"])]
+        signatures[len(rows)] = f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}"
+        entry = members[function["exported"]]
+        platforms = f"portable: {', '.join(function['platforms'])}"
+        rows.append((platforms, f"{entry['bytes']:,}", "", "", entry["sha256"][:12]))
         for executable in function["executables"]:
             bucket = ", ".join(f"{dim} = {size}" for dim, size in executable["bucket"].items())
-            rows.append((" ".join(filter(None, (executable["target"], bucket))), executable["executable"]))
-        width = max(len(what) for what, _ in rows)
-        for what, member in rows:
-            entry = members[member]
-            lines.append(f"    {what:<{width}}  {entry['bytes']:>10,} bytes  sha256 {entry['sha256'][:12]}")
+            entry = members[executable["executable"]]
+            flops, peak = (_figure(executable[name]) for name in ("flops", "peak_bytes"))
+            what = " ".join(filter(None, (executable["target"], bucket)))
+            rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, (what, *figures) in enumerate(rows):
+        lines += [signatures[number]] if number in signatures else []
+        columns = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]
+        lines.append("  ".join([f"    {what:<{widths[0]}}", *columns]))
     return "\n".join(lines) + "\n"
+
+
+def _figure(value: float | str) -> str:
+    """A figure of an analysis: XLA does not say all of them."""
+    return value if isinstance(value, str) else f"{value:,.0f}"
 
 
 def _exported_text(report: dict[str, Any]) -> str:
@@ -153,13 +173,8 @@ def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
 
 def _analysis_lines(analysis: dict[str, Any]) -> list[str]:
     """What it takes, on one device."""
-
-    def figure(name: str) -> str:
-        value = analysis[name]
-        return value if isinstance(value, str) else f"{value:,.0f}"
-
     sizes = ", ".join(
-        f"{name} {figure(key)}"
+        f"{name} {_figure(analysis[key])}"
         for name, key in (
             ("arguments", "argument_bytes"),
             ("outputs", "output_bytes"),
@@ -173,10 +188,10 @@ def _analysis_lines(analysis: dict[str, Any]) -> list[str]:
     if not isinstance(roofline, str):
         roofline = f"{roofline['seconds']:.3g} s, bound by {roofline['bound']}"
     return [
-        f"  peak       {figure('peak_bytes')} bytes on one device",
+        f"  peak       {_figure(analysis['peak_bytes'])} bytes on one device",
         f"  memory     {sizes}",
-        f"  flops      {figure('flops')}",
-        f"  accesses   {figure('bytes_accessed')} bytes",
+        f"  flops      {_figure(analysis['flops'])}",
+        f"  accesses   {_figure(analysis['bytes_accessed'])} bytes",
         *([f"  exchanges  {', '.join(calls)}"] if calls else []),
         f"  roofline   {roofline}",
     ]

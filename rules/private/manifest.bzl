@@ -5,8 +5,10 @@ load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export")
+load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
+load("//rules/private:signing.bzl", "aot_signing")
 
 # What planning imports. A change in one of these files plans every manifest anew; a change in any other file of the
 # compiler does not. tests/test_planner_sources.py holds this list against the imports.
@@ -60,7 +62,7 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
       imports: import roots besides the repositories' folders, relative to the package.
       **common: attributes of every target, such as visibility and tags.
     \"\"\"
-    declare_manifest(_PLAN, name, deps, data, function_deps, imports, common)
+    declare_manifest(_PLAN, Label("//:manifest.toml"), name, deps, data, function_deps, imports, common)
 """
 
 def _watch_beside(repository_ctx, manifest, file):
@@ -117,7 +119,10 @@ def _stagec_manifest_impl(repository_ctx):
         _DEFS.format(path = path, name = repr(plan["bundle"]["name"]), plan = repr(data)),
         executable = False,
     )
-    repository_ctx.file("BUILD", 'exports_files(["defs.bzl", "plan.json"])\n', executable = False)
+    # The manifest is an input of the bundle's provenance. Its own package may not export it.
+    repository_ctx.symlink(manifest, "manifest.toml")
+    exported = ["defs.bzl", "manifest.toml", "plan.json"]
+    repository_ctx.file("BUILD", "exports_files(%r)\n" % exported, executable = False)
 
 stagec_manifest = repository_rule(
     implementation = _stagec_manifest_impl,
@@ -132,12 +137,19 @@ stagec_manifest = repository_rule(
     },
 )
 
-def declare_manifest(plan, name, deps, data, function_deps, imports, common):
+def _tagged(common, tag):
+    """The common attributes, with one tag more."""
+    attributes = dict(common)
+    attributes["tags"] = attributes.get("tags", []) + [tag]
+    return attributes
+
+def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
       plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), exports
         [(name, function, spec)] and executables [(name, name of the export, spec)].
+      manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
       data: what all functions read.
@@ -191,12 +203,20 @@ def declare_manifest(plan, name, deps, data, function_deps, imports, common):
             executables = [":" + executable for executable, _ in tuned],
             **common
         )
+    aot_provenance(
+        name = name + ".provenance",
+        bundle = ":" + name,
+        manifest = manifest,
+        manifest_path = plan["path"],
+        **common
+    )
+
+    # Without a tag //... would fetch what signs.
+    aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
     if plan["reproducible"]:
-        attributes = dict(common)
-        attributes["tags"] = attributes.get("tags", []) + ["reproducibility"]
         aot_reproducibility_test(
             name = name + ".reproducibility_test",
             exports = [":" + export for export, _, _ in plan["exports"]],
             executables = [":" + executable for executable, _, _ in plan["executables"]],
-            **attributes
+            **_tagged(common, "reproducibility")
         )

@@ -97,6 +97,7 @@ environment(
     name = "environment",
     fingerprint = "fingerprint.txt",
     interpreter = %r,
+    packages = "packages.json",
     site_packages = "site-packages",
     version = %r,
     visibility = ["//visibility:public"],
@@ -130,6 +131,7 @@ def _environment_impl(ctx):
             version = ctx.attr.version,
             site_packages = ctx.file.site_packages,
             fingerprint = ctx.file.fingerprint,
+            packages = ctx.file.packages,
         ),
     ]
 
@@ -139,6 +141,7 @@ environment = rule(
     attrs = {
         "fingerprint": attr.label(doc = "Digest of the packages and the interpreter.", allow_single_file = True),
         "interpreter": attr.string(doc = "Absolute path of the interpreter."),
+        "packages": attr.label(doc = "The list of the packages' wheels.", allow_single_file = True),
         "site_packages": attr.label(doc = "The folder of the packages.", allow_single_file = True),
         "version": attr.string(doc = "The interpreter's full version."),
     },

@@ -5,6 +5,7 @@ success the folder it ran in holds
 
     site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock
     fingerprint.txt   one digest of what a package or the interpreter can change in an action's output
+    packages.json     the interpreter's version, and of each package name, version, file name and sha256 of its wheel
 
 On a mistake of the user's (a hash that does not match, no network, ...) it prints one message and exits with status 2.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import platform
 import re
@@ -20,10 +22,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import urllib.parse
 from pathlib import Path
 
 SITE_PACKAGES = "site-packages"
 FINGERPRINT = "fingerprint.txt"
+PACKAGES = "packages.json"
+_REPORT = "report.json"
 
 
 def normalized_pins(lock: str) -> list[str]:
@@ -66,6 +71,23 @@ def fingerprint(lock: str) -> str:
         *normalized_pins(lock),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def installed(report: str) -> list[dict[str, str]]:
+    """The wheels of pip's report, without their hosts (pip.pypa.io/en/stable/reference/installation-report)."""
+    wheels = []
+    for one in json.loads(report)["install"]:
+        download = one["download_info"]
+        path = urllib.parse.urlsplit(download["url"]).path
+        wheels.append(
+            {
+                "name": one["metadata"]["name"],
+                "version": one["metadata"]["version"],
+                "filename": urllib.parse.unquote(path.rpartition("/")[2]),
+                "sha256": download["archive_info"]["hashes"]["sha256"],
+            }
+        )
+    return sorted(wheels, key=lambda wheel: wheel["filename"])
 
 
 def python_description() -> str:
@@ -123,6 +145,7 @@ def install(lock: Path, display: str) -> None:
         print("\n".join(problems))
         raise SystemExit(2)
     Path(SITE_PACKAGES).mkdir()
+    wheels: list[dict[str, str]] = []
     if normalized_pins(text):
         pip = [sys.executable, "-E", "-P", "-m", "pip", "--disable-pip-version-check", "--no-input"]
         options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile", "--progress-bar", "off"]
@@ -133,7 +156,8 @@ def install(lock: Path, display: str) -> None:
             if name not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_DRY_RUN")
         }
         environment.update(PIP_USER="0", PIP_REQUIRE_VIRTUALENV="0", PIP_ROOT_USER_ACTION="ignore", LC_ALL="C.UTF-8")
-        command = [*pip, "install", *options, "--retries", "2", "--target", SITE_PACKAGES, "--requirement", str(lock)]
+        command = [*pip, "install", *options, "--retries", "2", "--report", _REPORT]
+        command += ["--target", SITE_PACKAGES, "--requirement", str(lock)]
         result = subprocess.run(
             command,
             check=False,
@@ -149,8 +173,11 @@ def install(lock: Path, display: str) -> None:
             else:
                 message = pip_message(result.stdout, display)
             shutil.rmtree(SITE_PACKAGES)
+            Path(_REPORT).unlink(missing_ok=True)
             print(message)
             raise SystemExit(2)
+        wheels = installed(Path(_REPORT).read_text(encoding="utf-8"))
+        Path(_REPORT).unlink()
         # Unchecked: a .pyc that is compared with its source's clock would be stale or not by how files were copied. The
         # exit status is not looked at: packages ship test data that is not meant to compile.
         compile_all = [sys.executable, "-E", "-P", "-m", "compileall", "-qq", "-j", "2"]
@@ -159,6 +186,8 @@ def install(lock: Path, display: str) -> None:
             check=False,
             stdout=subprocess.DEVNULL,
         )
+    packages = {"python": platform.python_version(), "packages": wheels}
+    Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     Path(FINGERPRINT).write_text(fingerprint(text) + "\n", encoding="ascii")
 
 

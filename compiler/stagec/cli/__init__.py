@@ -4,7 +4,7 @@ A module has `arguments`, which declares the command's options (`--json` is decl
 the work: it returns the exit status, None for 0, and raises StagecError for a user's mistake. Every command imports
 what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
 imports all that can be imported before. Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr),
-1 for anything else: `explain` found a difference, say.
+1 for anything else: `explain` or `diff` found a difference, `verify` refuses.
 """
 
 import argparse
@@ -20,15 +20,21 @@ COMMANDS = (
     "bundle",
     "compile",
     "describe-device",
+    "diff",
     "explain",
     "explain-load",
     "export",
+    "extract",
     "inspect",
     "locate",
     "plan",
+    "provenance",
     "reproduce",
+    "run",
     "schema",
+    "sign",
     "targets",
+    "verify",
 )
 
 

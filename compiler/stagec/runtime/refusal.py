@@ -16,7 +16,7 @@ class LoadError(Refusal):
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
     "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
-    "executable", "compile". docs/loading.md says what to do about each.
+    "executable", "compile", "signature", "key", "cryptography". docs/loading.md says what to do about each.
     """
 
 

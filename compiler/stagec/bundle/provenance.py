@@ -1,0 +1,140 @@
+"""What a bundle was built from: an in-toto statement with SLSA's provenance, the same bytes for the same inputs.
+
+Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.0/provenance; docs/provenance.md
+says what each field means. Nothing of the machine is in it: no path outside of the workspace, no host, no time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagec.runtime.archive import Archive
+from stagec.runtime.signatures import STATEMENT_TYPE, bundle_name, subjects
+from stagec.version import VERSION
+
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:stagec:build:bazel:1"
+"""What the parameters mean: docs/provenance.md. 1 (November 2026): the first."""
+
+BUILDER = "urn:stagec:builder:bazel"
+
+
+@dataclass(frozen=True, order=True)
+class Wheel:
+    """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+
+    @property
+    def purl(self) -> str:
+        """What the package is called everywhere (https://github.com/package-url/purl-spec)."""
+        return package_url(self.name, self.version)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Installed packages, as the repository rule python_environment lists them: the interpreter's version, wheels."""
+
+    python: str
+    wheels: tuple[Wheel, ...]
+
+
+def package_url(name: str, version: str) -> str:
+    """Return the URL of a package of the Python Package Index."""
+    return f"pkg:pypi/{name.lower().replace('_', '-')}@{version.replace('+', '%2B')}"
+
+
+def read_environment(text: str) -> Environment:
+    """Read what rules/private/python_environment.py writes. Raises ValueError, KeyError or TypeError."""
+    data = json.loads(text)
+    return Environment(data["python"], tuple(Wheel(**wheel) for wheel in data["packages"]))
+
+
+def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
+    """Return the wheels of environments, sorted, the same wheel once."""
+    return sorted({wheel for environment in environments for wheel in environment.wheels})
+
+
+def statement(
+    archive: Archive,
+    bundle: bytes,
+    manifest: tuple[str, bytes],
+    slices: Mapping[str, bytes],
+    sources: Mapping[str, Path],
+    environments: Sequence[Environment],
+) -> str:
+    """Return the statement of a bundle as JSON.
+
+    bundle: the bytes of `archive`. manifest: its path in the workspace, and content.
+    slices: of the plan, by artifact. sources: files and folders that tracing could read, by path in the workspace.
+    environments: the packages of planning, staging and of what compiles for accelerators.
+    """
+    name = bundle_name(archive)
+    manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
+    resolved: list[dict[str, Any]] = [manifest_descriptor]
+    resolved += [{"name": path, "digest": _digest(file)} for path, file in sorted(sources.items())]
+    resolved += [
+        {"name": wheel.filename, "uri": wheel.purl, "digest": {"sha256": wheel.sha256}}
+        for wheel in all_wheels(environments)
+    ]
+    values = {
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {"name": subject, "digest": {"sha256": digest}}
+            for subject, digest in {name: sha256(bundle), **subjects(archive)}.items()
+        ],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "name": archive.index["name"],
+                    "version": archive.index["version"],
+                    "manifest": manifest_descriptor,
+                },
+                "internalParameters": {
+                    "python": sorted({environment.python for environment in environments}),
+                    "slices": {artifact: sha256(text) for artifact, text in sorted(slices.items())},
+                },
+                "resolvedDependencies": resolved,
+            },
+            "runDetails": {
+                "builder": {
+                    "id": BUILDER,
+                    "version": {"stagec": VERSION},
+                    "builderDependencies": [
+                        {
+                            "name": "stagec",
+                            "uri": package_url("stagec", VERSION),
+                            "digest": {"dirHash": directory_hash(Path(__file__).parent.parent, "**/*.py")},
+                        }
+                    ],
+                },
+            },
+        },
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 (hex) of bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def directory_hash(folder: Path, pattern: str = "**/*") -> str:
+    """Return in-toto's `dirHash` of the files in a folder that match the pattern: Go's Hash1, in hex."""
+    files = {file.relative_to(folder).as_posix(): file for file in folder.glob(pattern) if file.is_file()}
+    lines = (f"{sha256(file.read_bytes())}  {name}\n" for name, file in sorted(files.items()))
+    return sha256("".join(lines).encode())
+
+
+def _digest(file: Path) -> dict[str, str]:
+    return {"dirHash": directory_hash(file)} if file.is_dir() else {"sha256": sha256(file.read_bytes())}

@@ -1,0 +1,63 @@
+"""The toolchain of a bundle as a software bill of materials: CycloneDX 1.6 (https://cyclonedx.org/docs/1.6/json/)."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from stagec.bundle.provenance import Environment, all_wheels, package_url, sha256
+from stagec.runtime.archive import Archive
+from stagec.runtime.signatures import bundle_name
+from stagec.version import VERSION
+
+
+def bill_of_materials(archive: Archive, bundle: bytes, environments: Sequence[Environment]) -> str:
+    """Return the SBOM as JSON: the bundle, and every package and interpreter that planned, traced or compiled it.
+
+    bundle: the bytes of `archive`. environments: as for the statement. The serial number is made from the content.
+    """
+    name, version = bundle_name(archive), archive.index["version"]
+    root = f"{name}@{version}"
+    stagec = package_url("stagec", VERSION)
+    components: list[dict[str, Any]] = [
+        {"type": "application", "bom-ref": stagec, "name": "stagec", "version": VERSION, "purl": stagec}
+    ]
+    components += [
+        {"type": "platform", "bom-ref": f"cpython@{version}", "name": "cpython", "version": version}
+        for version in sorted({environment.python for environment in environments})
+    ]
+    components += [
+        {
+            "type": "library",
+            "bom-ref": f"{wheel.purl}#{wheel.sha256}",
+            "name": wheel.name,
+            "version": wheel.version,
+            "hashes": [{"alg": "SHA-256", "content": wheel.sha256}],
+            "purl": wheel.purl,
+            "properties": [{"name": "stagec:wheel", "value": wheel.filename}],
+        }
+        for wheel in all_wheels(environments)
+    ]
+    values = {
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "file",
+                "bom-ref": root,
+                "name": name,
+                "version": version,
+                "hashes": [{"alg": "SHA-256", "content": sha256(bundle)}],
+            },
+        },
+        "components": components,
+        "dependencies": [{"ref": root, "dependsOn": [component["bom-ref"] for component in components]}],
+    }
+    head = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(values, sort_keys=True)).urn,
+    }
+    return json.dumps({**head, **values}, indent=1) + "\n"

@@ -1,0 +1,69 @@
+"""Write what a bundle was built from."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stagec.cli.files import digest, print_json, read, read_text, write_whole
+from stagec.errors import Problem, StagecError
+
+NAMED = ("NAME", "FILE")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, help="the bundle (.aot)")
+    parser.add_argument("--output", required=True, help="where to write the in-toto statement with SLSA provenance")
+    parser.add_argument("--sbom", required=True, help="where to write the CycloneDX SBOM of the toolchain")
+    parser.add_argument(
+        "--manifest", nargs=2, metavar=NAMED, required=True, help="the manifest; NAME is its path in the workspace"
+    )
+    parser.add_argument(
+        "--slice",
+        nargs=2,
+        metavar=NAMED,
+        action="append",
+        default=[],
+        help="a slice of the plan; NAME is that of its artifact; may be repeated",
+    )
+    parser.add_argument(
+        "--source",
+        nargs=2,
+        metavar=NAMED,
+        action="append",
+        default=[],
+        help="a file or folder that tracing could read; NAME is its path in the workspace; may be repeated",
+    )
+    parser.add_argument(
+        "--packages",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="an environment's packages.json, as rules/private/python_environment.py writes it; may be repeated",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec.bundle import provenance, sbom
+    from stagec.runtime.archive import Archive
+    from stagec.runtime.refusal import LoadError
+
+    environments = []
+    for path in options.packages:
+        try:
+            environments.append(provenance.read_environment(read_text(path)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StagecError(Problem(path, "", f"not a list of packages: {error!r}")) from error
+    bundle = read(options.bundle)
+    try:
+        archive = Archive(options.bundle, bundle)
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    name, manifest = options.manifest
+    slices = {artifact: read(path) for artifact, path in options.slice}
+    sources = {source: Path(path) for source, path in options.source}
+    statement = provenance.statement(archive, bundle, (name, read(manifest)), slices, sources, environments).encode()
+    write_whole(options.output, statement)
+    write_whole(options.sbom, sbom.bill_of_materials(archive, bundle, environments).encode())
+    if options.json:
+        print_json({"output": options.output, **digest(statement)})

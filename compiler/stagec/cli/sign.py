@@ -1,0 +1,58 @@
+"""Sign a bundle, or add a signature to those it has."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import hashlib
+import os
+from pathlib import Path
+
+from stagec.cli.files import print_json, read, write_whole
+from stagec.errors import Problem, StagecError
+
+PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument("--statement", required=True, help="its in-toto statement (.intoto.json)")
+    parser.add_argument(
+        "--key",
+        required=True,
+        help="the private key: Ed25519, PKCS #8 in PEM, as `openssl genpkey -algorithm ed25519` writes; where it is "
+        f"encrypted, its passphrase is in the variable {PASSPHRASE} or asked for",
+    )
+    parser.add_argument(
+        "--output", help="where the envelope is written, or gets one signature more (default: BUNDLE.dsse.json)"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec.bundle import signing
+    from stagec.runtime import signatures
+    from stagec.runtime.archive import Archive
+    from stagec.runtime.refusal import LoadError
+    from stagec.runtime.signatures import Envelope
+
+    def passphrase() -> bytes:
+        return os.environ.get(PASSPHRASE, "").encode() or getpass.getpass(f"passphrase of {options.key}: ").encode()
+
+    key = signing.private_key(options.key, read(options.key), passphrase)
+    output = options.output or f"{options.bundle}{signatures.SUFFIX}"
+    statement, data = read(options.statement), read(options.bundle)
+    try:
+        # Who signs says that this is the bundle: it is looked at before.
+        envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).exists() else None)
+        archive = Archive(options.bundle, data)
+        signatures.check_subjects(envelope, archive, options.statement, hashlib.sha256(data).hexdigest())
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    except ValueError as error:
+        raise StagecError(Problem(output, "", str(error), "remove it, or name another --output")) from error
+    write_whole(output, envelope.to_json().encode())
+    keyids = [keyid for keyid, _ in envelope.signatures]
+    if options.json:
+        print_json({"bundle": options.bundle, "output": output, "keyids": keyids})
+    else:
+        print(f"{output}: signed by {', '.join(keyid[:12] for keyid in keyids)}")

@@ -1,0 +1,49 @@
+"""Check a bundle, and that it was signed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stagec.cli.files import print_json
+from stagec.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        help="a public key that is trusted, Ed25519 in PEM; may be repeated. With one, the bundle must be signed",
+    )
+    parser.add_argument(
+        "--threshold", type=int, default=1, metavar="T", help="how many of the keys must have signed (default: 1)"
+    )
+    parser.add_argument("--signature", metavar="FILE", help="the envelope (default: BUNDLE.dsse.json)")
+    parser.add_argument(
+        "--require-signature",
+        action="store_true",
+        help="refuse to run without --key: for scripts, whose list of keys could be empty",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.bundle import verification
+
+    if not options.key:
+        for option, given in {
+            "--require-signature": options.require_signature,
+            "--signature": options.signature,
+            "--threshold": options.threshold != 1,
+        }.items():
+            if given:
+                raise StagecError(
+                    Problem("", option, "no key is given", "say which keys are trusted: --key PUBLIC.pem")
+                )
+    report = verification.verify(options.bundle, options.key, options.threshold, options.signature)
+    if options.json:
+        print_json(report)
+    else:
+        sys.stdout.write(verification.as_text(report))
+    return 0 if report["ok"] else 1

@@ -1,0 +1,99 @@
+"""What `stagec run` does: call one function of a bundle with random or given arguments, without JAX."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.avals import Aval
+from stagec.runtime import device
+from stagec.runtime.description import Description
+from stagec.runtime.loader import Bundle, Function
+from stagec.runtime.refusal import CallError
+from stagec.trees import argument_path
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Arrays by path: `args[0]['w']` of an argument, `result['y']` of a result."""
+
+
+def find(bundle: Bundle, name: str) -> Function:
+    """Return the function of this name, or the variant FUNCTION-VARIANT. Raises CallError ("static")."""
+    signatures = {one.name: one for function in bundle.values() for one in function.variants.values() or [function]}
+    if name not in signatures:
+        raise CallError("static", f"there is no function {name!r}; write one of {', '.join(sorted(signatures))}")
+    if not signatures[name].descriptions:
+        raise CallError("shape", f"{name} has no executable for target {bundle.target!r}")
+    return signatures[name]
+
+
+def random_arguments(description: Description, seed: int) -> dict[str, NDArray[Any]]:
+    """Return arguments for an executable: the same for the same seed. Floats are normal, integers 0 or 1."""
+    generator = np.random.default_rng(seed)
+
+    def values(aval: Aval) -> NDArray[Any]:
+        shape, dtype = tuple(map(int, aval.shape)), device.dtype_of(aval)
+        if dtype.kind in "biu":
+            return generator.integers(0, 2, shape).astype(dtype)
+        normal = generator.standard_normal(shape)
+        return (normal + 1j * generator.standard_normal(shape) if dtype.kind == "c" else normal).astype(dtype)
+
+    return {path: values(aval) for path, aval in zip(_paths(description), description.in_avals, strict=True)}
+
+
+def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]], list[float]]:
+    """Call a function twice; return its result and the seconds that both calls took, the first with loading.
+
+    arguments: all that the function takes. Raises CallError for one that is missing, unknown or does not fit;
+    LoadError when the executable is not loaded.
+    """
+    description = function.descriptions[0]
+    paths = _paths(description)
+    different = sorted({*paths} ^ {*arguments})
+    if different:
+        what = "is missing" if different[0] in paths else f"is unknown; write {', '.join(paths) or 'none'}"
+        raise CallError("structure", f"{function.name}: {different[0]} {what}")
+    leaves = [
+        _as_dtype(arguments[path], device.dtype_of(aval))
+        for path, aval in zip(paths, description.in_avals, strict=True)
+    ]
+    # A custom node becomes a dict of its fields or a tuple, which every function takes.
+    args, kwargs = cast("tuple[tuple[Any, ...], dict[str, Any]]", description.in_tree.unflatten(leaves))
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        result = function(*args, **kwargs)
+        seconds.append(time.perf_counter() - started)
+    names = [f"result{path}" for path in description.out_tree.paths()]
+    flat = description.out_tree.flatten(result)
+    return {name: np.asarray(leaf) for name, leaf in zip(names, flat, strict=True)}, seconds
+
+
+def summary(values: NDArray[Any]) -> dict[str, Any]:
+    """Return dtype and shape of an array, how many values are NaN or infinite, and figures of the others.
+
+    "minimum", "mean" and "maximum" are None where there are no values, or no order of them.
+    """
+    figures: dict[str, Any] = {"dtype": str(values.dtype), "shape": list(values.shape), "not_finite": 0}
+    figures |= dict.fromkeys(("minimum", "mean", "maximum"))
+    if values.dtype.kind == "c":
+        return {**figures, "not_finite": int(np.sum(~np.isfinite(values)))}
+    numbers = values.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    figures["not_finite"] = numbers.size - finite.size
+    if finite.size:
+        figures |= {"minimum": float(finite.min()), "mean": float(finite.mean()), "maximum": float(finite.max())}
+    return figures
+
+
+def _paths(description: Description) -> list[str]:
+    return [argument_path(path) for path in description.in_tree.paths()]
+
+
+def _as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array of a file with its dtype: .npy files hold bfloat16 and the like as bytes without a name."""
+    unnamed = values.dtype.kind == "V" and values.dtype.itemsize == dtype.itemsize
+    return values.view(dtype) if unnamed else values

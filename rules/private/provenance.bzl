@@ -1,0 +1,65 @@
+"""What a bundle was built from: an in-toto statement with SLSA provenance, and a CycloneDX SBOM."""
+
+load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:launcher.bzl", "plugins_of")
+
+def _source_words(file):
+    """The words that name a source: its path in the workspace, and where the action finds it."""
+    path = file.short_path
+    return ["--source", "external/" + path[len("../"):] if path.startswith("../") else path, file.path]
+
+def _aot_provenance_impl(ctx):
+    info = ctx.attr.bundle[AotBundleInfo]
+    exports = info.exports.to_list()
+    executables = info.executables.to_list()
+    statement = ctx.actions.declare_file(info.name + ".intoto.json")
+    sbom = ctx.actions.declare_file(info.name + ".sbom.json")
+    environments = [
+        ctx.attr._planning[PythonEnvironmentInfo],
+        ctx.toolchains[TOOLCHAIN_TYPE].stagec.environment,
+    ] + plugins_of(executables).values()
+    inputs = [info.bundle, ctx.file.manifest]
+    sources = depset(transitive = [export.sources for export in exports])
+
+    # Large manifests have more sources than a command line has room for.
+    arguments = ctx.actions.args()
+    arguments.use_param_file("@%s", use_always = True)
+    arguments.set_param_file_format("multiline")
+    arguments.add("--bundle", info.bundle)
+    arguments.add("--output", statement)
+    arguments.add("--sbom", sbom)
+    arguments.add_all(["--manifest", ctx.attr.manifest_path, ctx.file.manifest])
+    for environment in environments:
+        arguments.add("--packages", environment.packages)
+        inputs.append(environment.packages)
+    for one in exports + executables:
+        arguments.add_all(["--slice", one.name, one.spec])
+        inputs.append(one.spec)
+    arguments.add_all(sources, map_each = _source_words)
+    compiler_action(
+        ctx,
+        mnemonic = "StagecProvenance",
+        progress_message = "Writing the provenance of %s" % info.name,
+        command = "provenance",
+        arguments = arguments,
+        inputs = depset(inputs, transitive = [sources]),
+        outputs = [statement, sbom],
+    )
+    return [
+        DefaultInfo(files = depset([statement, sbom])),
+        AotProvenanceInfo(bundle = info.bundle, statement = statement, sbom = sbom),
+    ]
+
+aot_provenance = rule(
+    implementation = _aot_provenance_impl,
+    doc = "Writes `<bundle>.intoto.json`, an in-toto statement with SLSA provenance, and `<bundle>.sbom.json`, a " +
+          "CycloneDX SBOM of the toolchain. docs/provenance.md says what is in them. The macro of a manifest declares it.",
+    attrs = {
+        "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
+        "manifest": attr.label(doc = "The manifest.", mandatory = True, allow_single_file = [".toml"]),
+        "manifest_path": attr.string(doc = "The manifest's path in its repository.", mandatory = True),
+        "_planning": attr.label(default = Label("@stagec_planning//:environment"), cfg = "exec"),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

@@ -1,0 +1,40 @@
+"""A program that signs a bundle."""
+
+load("//rules:providers.bzl", "AotProvenanceInfo", "PythonEnvironmentInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
+load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
+
+# The bundle's file is opened by its path in the runfiles; the user's paths are relative to where the user is.
+_BODY = """cd "${{BUILD_WORKING_DIRECTORY:-.}}"
+exec {stagec} sign --statement "$workspace"/%s --output %s "$@" "$workspace"/%s
+"""
+
+def _aot_signing_impl(ctx):
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    info = ctx.attr.provenance[AotProvenanceInfo]
+    signing = ctx.attr._signing[PythonEnvironmentInfo]
+    output = info.bundle.basename + ".dsse.json"
+    words = (shell_quote(info.statement.short_path), shell_quote(output), shell_quote(info.bundle.short_path))
+    script = write_stagec_launcher(ctx, stagec, _BODY % words, [signing])
+    return [DefaultInfo(
+        executable = script,
+        files = depset([script]),
+        runfiles = ctx.runfiles(
+            files = [info.bundle, info.statement] + environment_files([signing]),
+            transitive_files = stagec.inputs,
+        ),
+    )]
+
+aot_signing = rule(
+    implementation = _aot_signing_impl,
+    doc = "`bazel run <manifest>.sign -- --key KEY.pem` writes `<manifest>.aot.dsse.json` where the user is, or the file " +
+          "that `--output` names: the bundle's statement, signed. To an envelope that is there already it adds one " +
+          "signature. No action sees a key. The macro of a manifest declares it.",
+    executable = True,
+    attrs = {
+        "provenance": attr.label(doc = "The bundle's provenance.", mandatory = True, providers = [AotProvenanceInfo]),
+        # Fetched when such a target is analysed: the macro tags it "manual".
+        "_signing": attr.label(default = Label("@stagec_signing//:environment")),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

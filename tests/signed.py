@@ -1,0 +1,75 @@
+"""A small bundle with its statement, and keys to sign it with."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from stagec.bundle.writing import Member, write_bundle
+from stagec.specs import function_spec
+from tests.building import checked
+
+PACKAGES = {
+    "python": "3.11.2",
+    "packages": [
+        {
+            "name": "jax",
+            "version": "0.10.1",
+            "filename": "jax-0.10.1-py3-none-any.whl",
+            "sha256": hashlib.sha256(b"jax").hexdigest(),
+        },
+        {
+            "name": "ml_dtypes",
+            "version": "0.5.1+local",
+            "filename": "ml_dtypes-0.5.1+local-cp311-cp311-manylinux_2_17_x86_64.whl",
+            "sha256": hashlib.sha256(b"ml_dtypes").hexdigest(),
+        },
+    ],
+}
+
+
+def write_bundle_of(zoo: Path, folder: Path, *functions: str, version: str = "1") -> Path:
+    """Write a bundle `zoo.aot` of some functions of the zoo."""
+    exports = {f"zoo.{name}": (zoo.parent / f"zoo.{name}.exported").read_bytes() for name in functions}
+    specs = {name: function_spec((zoo.parent / f"{name}.spec").read_text()) for name in exports}
+    stems = [path.with_suffix("") for name in functions for path in sorted(zoo.parent.glob(f"zoo.{name}.*.xla"))]
+    members = [Member(s.name, Path(f"{s}.xla").read_bytes(), Path(f"{s}.json").read_bytes()) for s in stems]
+    described = {name: (zoo.parent / f"{name}.exported.json").read_bytes() for name in exports}
+    path = folder / "zoo.aot"
+    path.write_bytes(write_bundle("zoo", version, exports, specs, members, described))
+    return path
+
+
+def write_provenance(bundle: Path, *more: str | Path) -> tuple[Path, Path]:
+    """Write statement and SBOM of a bundle beside it, with the command."""
+    folder = bundle.parent
+    (folder / "packages.json").write_text(json.dumps(PACKAGES))
+    (folder / "zoo.toml").write_text('[manifest]\nname = "zoo"\n')
+    (folder / "model.py").write_text("# A model.\n")
+    (folder / "slice.json").write_text("{}")
+    statement, sbom = folder / "zoo.intoto.json", folder / "zoo.sbom.json"
+    checked(
+        *("provenance", "--bundle", bundle, "--output", statement, "--sbom", sbom),
+        *("--manifest", "tests/zoo.toml", folder / "zoo.toml", "--packages", folder / "packages.json"),
+        *("--source", "tests/model.py", folder / "model.py", "--slice", "zoo.loop", folder / "slice.json"),
+        *more,
+    )
+    return statement, sbom
+
+
+def write_keys(folder: Path, name: str, passphrase: str = "") -> tuple[Path, Path]:
+    """Write an Ed25519 key in PEM; return the paths of its private and its public half."""
+    key = Ed25519PrivateKey.generate()
+    encryption = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public
