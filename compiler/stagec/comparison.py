@@ -65,9 +65,10 @@ def as_text(report: dict[str, Any]) -> str:
             lines.append(f"  {_SIGNS[row['change']]} {row['name']}")
             values = ((key, value) for key, value in row.items() if key not in ("name", "change"))
             lines += [f"      {key}: {_told(value)}" for key, value in values]
-    if report["components"]:
-        lines.append("made from")
-        lines += [f"  {line}" for line in explanation.lines(report["components"])]
+    # What only one of them has is told above.
+    both = [row for row in report["components"] if "change" not in row]
+    if both:
+        lines += ["made from", *(f"  {line}" for line in explanation.lines(both))]
     return "\n".join(lines) + "\n"
 
 
@@ -87,13 +88,13 @@ def _signatures(archive: Archive) -> dict[str, Row]:
 
 
 def _executables(archive: Archive) -> dict[str, Row]:
-    """Return the figures of each executable, by the name of its member without `.xla`."""
+    """Return the figures of each executable, by the name of its description without `.json`."""
     found = {}
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
             description = Description.from_json(archive[entry["description"]])
             figures = {"bytes": description.executable_bytes, **description.analysis}
-            found[entry["executable"].removesuffix(".xla")] = {key: figures[key] for key in FIGURES}
+            found[entry["description"].removesuffix(".json")] = {key: figures[key] for key in FIGURES}
     return found
 
 

@@ -104,10 +104,10 @@ def _bundle_text(report: dict[str, Any]) -> str:
             what = " ".join(filter(None, (executable["target"], bucket)))
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, (what, *figures) in enumerate(rows):
+    for number, (what, *figures, digest) in enumerate(rows):
         lines += [signatures[number]] if number in signatures else []
-        columns = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]
-        lines.append("  ".join([f"    {what:<{widths[0]}}", *columns]))
+        columns = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:-1], strict=True)]
+        lines.append("  ".join([f"    {what:<{widths[0]}}", *columns, digest]))
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stagec.runtime import signatures
+from stagec.runtime.archive import Archive
 from stagec.runtime.executable import Executable
 from stagec.runtime.loader import Bundle
 from stagec.runtime.node_types import Types
@@ -24,6 +26,9 @@ def load(
     *,
     policy: Policy = "allow_compile",
     devices: Sequence[Any] = (),
+    keys: Sequence[signatures.Key] = (),
+    threshold: int = 1,
+    signature: str | Path | None = None,
 ) -> Bundle:
     """Load a bundle (`name.aot`).
 
@@ -37,12 +42,18 @@ def load(
         first call, with jaxlib alone, for the shapes that the executables are for; "executable_only" never compiles.
     devices: of one platform, as `stagec.devices` lists them. A function of n devices runs on the first n, in this
         order. Empty: those of the platform.
+    keys: the public keys that are trusted: paths of PEM files, or their bytes. With any, `threshold` of them must have
+        signed the bundle in the envelope `signature` (None: `<path>.dsse.json`); that is checked before anything but
+        the index is read.
     Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine
     (docs/loading.md). The digest of what is read is checked before anything parses it; executables are read and handed
     to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where
     `<manifest>.<function>.debug.mlir` is beside the bundle.
     """
-    return Bundle(path, target, types, policy, devices, compile_exported)
+    archive = Archive(path)
+    if keys:
+        signatures.check(archive, keys, threshold, signature)
+    return Bundle(archive, target, types, policy, devices, compile_exported)
 
 
 def explain(path: str | Path, target: str | None = None, policy: Policy = "allow_compile") -> Bundle:
@@ -50,7 +61,7 @@ def explain(path: str | Path, target: str | None = None, policy: Policy = "allow
 
     Raises LoadError when the file is missing, damaged or of another format.
     """
-    return Bundle(path, target, None, policy, (), compile_exported, selected_only=False)
+    return Bundle(Archive(path), target, None, policy, (), compile_exported, selected_only=False)
 
 
 def compile_exported(

@@ -26,8 +26,8 @@ def run(options: argparse.Namespace) -> None:
     import numpy as np
 
     from stagec.runtime import trials
-    from stagec.runtime.loader import load
     from stagec.runtime.refusal import Refusal
+    from stagec.serving import load
 
     try:
         bundle = load(options.bundle, options.target)

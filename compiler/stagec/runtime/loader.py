@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +31,7 @@ class Bundle(Mapping[str, Function]):
 
     def __init__(
         self,
-        path: str | Path,
+        archive: Archive,
         target: str | None = None,
         types: Types | None = None,
         policy: Policy = "allow_compile",
@@ -42,12 +41,12 @@ class Bundle(Mapping[str, Function]):
     ) -> None:
         """See `stagec.load`.
 
+        archive: the bundle's file; closed with the bundle.
         compiler: what compiles a portable artifact; None: nothing is compiled.
         selected_only: whether a bundle of which nothing runs here is refused.
         """
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; write {' or '.join(map(repr, POLICIES))}")
-        archive = Archive(path)
         refusal = jaxlib_lines.refusal()
         if refusal:
             raise LoadError("jaxlib-version", refusal)
@@ -56,7 +55,9 @@ class Bundle(Mapping[str, Function]):
         self.version: str = index["version"]
         targets = index["targets"]
         if target is not None and target not in targets:
-            raise LoadError("no-target", f"{path}: no target {target!r}; the bundle has {', '.join(targets) or 'none'}")
+            raise LoadError(
+                "no-target", f"{archive.path}: no target {target!r}; the bundle has {', '.join(targets) or 'none'}"
+            )
         self._loaded = Loaded(
             archive,
             archive.path,

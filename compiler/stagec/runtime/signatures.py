@@ -14,8 +14,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from stagec.runtime import strict_json
 from stagec.runtime.archive import INDEX, Archive
 from stagec.runtime.refusal import LoadError
 
@@ -66,7 +67,7 @@ class Envelope:
         if len(text) > _LARGEST:
             raise LoadError("signature", f"{path}: not a DSSE envelope: it has more than {_LARGEST:,} bytes")
         try:
-            data = strict_json(text)
+            data = strict_json.parse(text, _LARGEST)
             if data["payloadType"] != PAYLOAD_TYPE:
                 raise ValueError(f"its payloadType is {data['payloadType']!r}, {PAYLOAD_TYPE!r} is wanted")
             signatures = tuple((str(one.get("keyid", "")), _decode(one["sig"])) for one in data["signatures"])
@@ -160,7 +161,7 @@ def check_subjects(envelope: Envelope, archive: Archive, path: str | Path, diges
     file is made of, are enough. Raises LoadError ("signature").
     """
     try:
-        statement = strict_json(envelope.payload)
+        statement = strict_json.parse(envelope.payload, _LARGEST)
         if statement["_type"] != STATEMENT_TYPE:
             raise ValueError(f"its _type is {statement['_type']!r}")
         listed = [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
@@ -176,21 +177,6 @@ def check_subjects(envelope: Envelope, archive: Archive, path: str | Path, diges
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise LoadError("signature", f"{path}: another bundle was signed: {differing[0]}{more} differs")
-
-
-def strict_json(text: bytes) -> Any:
-    """Return what JSON in UTF-8 says. Raises ValueError for duplicate keys and for numbers that JSON has not."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            raise ValueError("a key is there twice")
-        return values
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no JSON")
-
-    return json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
 
 
 def _decode(text: str) -> bytes:

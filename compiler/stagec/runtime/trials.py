@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.avals import Aval
-from stagec.runtime import device
+from stagec.runtime.arrays import dtype_of
 from stagec.runtime.description import Description
-from stagec.runtime.loader import Bundle, Function
+from stagec.runtime.function import Function
+from stagec.runtime.loader import Bundle
 from stagec.runtime.refusal import CallError
 from stagec.trees import argument_path
 
@@ -35,7 +36,7 @@ def random_arguments(description: Description, seed: int) -> dict[str, NDArray[A
     generator = np.random.default_rng(seed)
 
     def values(aval: Aval) -> NDArray[Any]:
-        shape, dtype = tuple(map(int, aval.shape)), device.dtype_of(aval)
+        shape, dtype = tuple(map(int, aval.shape)), dtype_of(aval)
         if dtype.kind in "biu":
             return generator.integers(0, 2, shape).astype(dtype)
         normal = generator.standard_normal(shape)
@@ -52,13 +53,12 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
     """
     description = function.descriptions[0]
     paths = _paths(description)
-    different = sorted({*paths} ^ {*arguments})
-    if different:
-        what = "is missing" if different[0] in paths else f"is unknown; write {', '.join(paths) or 'none'}"
-        raise CallError("structure", f"{function.name}: {different[0]} {what}")
+    faults = [f"{path} is missing" for path in paths if path not in arguments]
+    faults += [f"{path} is no argument" for path in arguments if path not in paths]
+    if faults:
+        raise CallError("structure", f"{function.name}: {'; '.join(faults)}")
     leaves = [
-        _as_dtype(arguments[path], device.dtype_of(aval))
-        for path, aval in zip(paths, description.in_avals, strict=True)
+        _as_dtype(arguments[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)
     ]
     # A custom node becomes a dict of its fields or a tuple, which every function takes.
     args, kwargs = cast("tuple[tuple[Any, ...], dict[str, Any]]", description.in_tree.unflatten(leaves))

@@ -1,0 +1,103 @@
+"""What `stagec diff` tells of two bundles."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.building import build, checked, stagec
+
+MODULE = "func.func public @main(%arg0: tensor<{n}xf32>) -> tensor<{n}xf32> {{\n  return %arg0 : tensor<{n}xf32>\n}}\n"
+MANIFEST = """
+[manifest]
+name = "models"
+version = "{version}"
+[targets.cpu]
+platform = "cpu"
+isa = "{isa}"
+parallelism = 2
+[functions.{function}]
+entry = "small.mlir"
+targets = ["cpu"]
+[functions.changed]
+entry = "{module}.mlir"
+targets = ["cpu"]
+"""
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `first.aot` and `second.aot`."""
+    folder = tmp_path_factory.mktemp("comparison")
+    for name, version, isa, function, module in (
+        ("first", "1", "AVX2", "gone", "small"),
+        ("second", "2", "SSE4_2", "new", "large"),
+    ):
+        root, out = folder / name, folder / f"{name}-out"
+        root.mkdir()
+        out.mkdir()
+        for size, n in (("small", 4), ("large", 8)):
+            (root / f"{size}.mlir").write_text(MODULE.format(n=n))
+        (root / "models.toml").write_text(MANIFEST.format(version=version, isa=isa, function=function, module=module))
+        build("models.toml", out, root).rename(folder / f"{name}.aot")
+    return folder
+
+
+def test_the_same_bundle(bundles: Path) -> None:
+    assert checked("diff", "first.aot", "first.aot", cwd=bundles) == "first.aot and first.aot are the same\n"
+    report = json.loads(checked("diff", "first.aot", "first.aot", "--json", cwd=bundles))
+    assert (report["equal"], report["members"], report["components"]) == (True, [], [])
+
+
+def test_what_differs_is_told_section_by_section(bundles: Path) -> None:
+    done = stagec("diff", "first.aot", "second.aot", cwd=bundles)
+    assert (done.returncode, done.stderr) == (1, "")
+    content, why = done.stdout.split("made from\n")
+    numbers = re.sub(r" bytes: [\d,]+ -> [\d,]+ \([+-][\d.]+%\)", " bytes: # -> #", content)
+    assert re.sub(r"[0-9a-f]{12} -> [0-9a-f]{12}", "# -> #", numbers).splitlines() == [
+        "bundle",
+        "  ~ bundle",
+        "      version: 1 -> 2",
+        "targets",
+        "  ~ cpu",
+        "      device_kind: haswell -> nehalem",
+        "      requires: (abm, avx, avx2, bmi1, bmi2, cx16, f16c, fma, lahf_lm, movbe, pclmulqdq, popcnt, sse4_1, "
+        "sse4_2, ssse3, xsave) -> (cx16, lahf_lm, popcnt, sse4_1, sse4_2, ssse3)",
+        "      isa: AVX2 -> SSE4_2",
+        "functions",
+        "  ~ changed",
+        "      in_avals: (f32[4]) -> (f32[8])",
+        "      out_avals: (f32[4]) -> (f32[8])",
+        "  - gone",
+        "  + new",
+        "executables",
+        "  ~ changed.cpu",
+        "      bytes: # -> #",
+        "      peak_bytes: 32 -> 64 (+100.0%)",
+        "  - gone.cpu",
+        "  + new.cpu",
+        "members",
+        "  ~ changed.cpu.json",
+        "      sha256: # -> #",
+        "      bytes: # -> #",
+        "  ~ changed.cpu.xla",
+        "      sha256: # -> #",
+        "      bytes: # -> #",
+        "  ~ changed.exported",
+        "      sha256: # -> #",
+        "  ~ changed.exported.json",
+        "      sha256: # -> #",
+        *(f"  - gone{suffix}" for suffix in (".cpu.json", ".cpu.xla", ".exported", ".exported.json")),
+        *(f"  + new{suffix}" for suffix in (".cpu.json", ".cpu.xla", ".exported", ".exported.json")),
+    ]
+    assert "  bundle\n    version: 1 -> 2\n" in why
+    assert "  changed.cpu\n    source of changed: differs\n    aval args[0]: f32[4] -> f32[8]\n" in why
+    assert "gone" not in why
+
+
+def test_what_is_no_bundle(bundles: Path) -> None:
+    done = stagec("diff", "first.aot", "first/models.toml", cwd=bundles)
+    assert done.returncode == 2
+    assert done.stderr.startswith("first/models.toml: not a bundle: ")
+    assert done.stderr.endswith("\n  give two bundles (.aot)\n")
