@@ -56,10 +56,12 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
     assert sorted(done.stdout.split()) == [
         "//models:models",
         "//models:models.explain",
+        "//models:models.provenance",
         "//models:models.reproducibility_test",
         "//models:models.scale",
         "//models:models.scale.cpu.batch1",
         "//models:models.scale.cpu.batch32",
+        "//models:models.sign",
     ]
     path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
     for script, printed in (("serve.py", "(32, 3) float32\n"), ("stages.py", "[2. 2. 2.] 3.0\n")):

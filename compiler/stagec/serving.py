@@ -42,9 +42,10 @@ def load(
         first call, with jaxlib alone, for the shapes that the executables are for; "executable_only" never compiles.
     devices: of one platform, as `stagec.devices` lists them. A function of n devices runs on the first n, in this
         order. Empty: those of the platform.
-    keys: the public keys that are trusted: paths of PEM files, or their bytes. With any, `threshold` of them must have
-        signed the bundle in the envelope `signature` (None: `<path>.dsse.json`); that is checked before anything but
-        the index is read.
+    keys: the public keys that are trusted: paths of PEM files, or their bytes. With any, the bundle must be signed, and
+        that is checked before anything but the index is read.
+    threshold: how many of the keys must have signed.
+    signature: path of the envelope with the signatures; None: `<path>.dsse.json`.
     Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine
     (docs/loading.md). The digest of what is read is checked before anything parses it; executables are read and handed
     to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where

@@ -16,19 +16,20 @@ def _python_program_impl(ctx):
     roots = {root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)}
     roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
 
-    environment = ctx.attr.environment[PythonEnvironmentInfo]
+    environments = [one[PythonEnvironmentInfo] for one in [ctx.attr.environment] + ctx.attr.plugins]
     change_folder = ""
     if ctx.attr.run_in_working_directory:
         change_folder = "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\n"
     command = "exec %s \"$runfiles\"/'%s'" % (
-        python_command(environment),
+        python_command(environments[0]),
         _source_path(ctx.file.main, ctx.workspace_name),
     )
     words = [command] + [expand_locations(ctx, word, ctx.attr.data) for word in ctx.attr.arguments] + ["\"$@\"\n"]
-    script = write_launcher(ctx, [_SOURCES + root for root in roots], ctx.attr.env, change_folder + " ".join(words), [environment])
+    body = change_folder + " ".join(words)
+    script = write_launcher(ctx, [_SOURCES + root for root in roots], ctx.attr.env, body, environments)
 
     runfiles = ctx.runfiles(
-        files = ctx.files.data + environment_files([environment]),
+        files = ctx.files.data + environment_files(environments),
         root_symlinks = {_source_path(file, ctx.workspace_name): file for file in sources.to_list()},
     )
     for target in ctx.attr.data:
@@ -49,6 +50,10 @@ python_program = rule(
         arguments = attr.string_list(
             doc = "Arguments before those of the command line. `$(location LABEL)` is the absolute path of a file " +
                   "of `data`.",
+        ),
+        plugins = attr.label_list(
+            doc = "More Python environments whose packages it finds, behind those of `environment`.",
+            providers = [PythonEnvironmentInfo],
         ),
         run_in_working_directory = attr.bool(
             doc = "Whether `bazel run` starts it in the folder that the user is in, so that relative paths on the " +

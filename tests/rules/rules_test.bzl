@@ -1,6 +1,6 @@
 """What aot_export, aot_executable and aot_bundle declare."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotProvenanceInfo")
 load(":analysis.bzl", "ActionsInfo", "analysis_test", "difference", "names", "only_action", "verdict")
 
 _ENVIRONMENT = {
@@ -54,7 +54,7 @@ def _own_inputs(action):
         file.basename
         for file in action.inputs.to_list()
         if not file.short_path.startswith("compiler/stagec/") and
-           file.basename not in ("site-packages", "fingerprint.txt") and
+           file.basename not in ("site-packages", "fingerprint.txt", "packages.json") and
            not file.basename.endswith(".params")
     ])
 
@@ -268,6 +268,47 @@ def _bundle_test_impl(ctx):
     )
 
 bundle_test = analysis_test(_bundle_test_impl)
+
+def _provenance_test_impl(ctx):
+    target = ctx.attr.target
+    action = only_action(target, "StagecProvenance")
+    sources = ["data.txt", "library.py", "model.py", "only_f.py"]
+    specs = ["sample.f.cpu.batch8.spec.json", "sample.f.spec.json", "sample.g.spec.json"]
+    info = target[AotProvenanceInfo]
+    inputs = [file.short_path for file in action.inputs.to_list()]
+    return verdict(
+        ctx,
+        difference("files", names(target.files), ["sample.intoto.json", "sample.sbom.json"]) +
+        difference("statement", info.statement.basename, "sample.intoto.json") +
+        difference("sbom", info.sbom.basename, "sample.sbom.json") +
+        difference("bundle", info.bundle.basename, "sample.aot") +
+        difference(
+            "inputs",
+            [name for name in _own_inputs(action) if ".params" not in name],
+            sorted(sources + specs + ["sample.aot", "sample.toml"]),
+        ) +
+        difference(
+            "packages",
+            sorted(_repositories(inputs, "packages.json")),
+            ["stagec_planning", "stagec_python"],
+        ) +
+        _command_problems(action, "provenance"),
+    )
+
+provenance_test = analysis_test(_provenance_test_impl)
+
+def _signing_test_impl(ctx):
+    target = ctx.attr.target
+    files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    made = [action.mnemonic for action in target[ActionsInfo].actions if action.mnemonic.startswith("Stagec")]
+    return verdict(
+        ctx,
+        difference("missing files", [n for n in ("sample.aot", "sample.intoto.json") if n not in files], []) +
+        difference("actions that could see a key", made, []) +
+        _launcher_problems(target, ["stagec_python", "stagec_signing"], ["stagec_python", "stagec_signing"]),
+    )
+
+signing_test = analysis_test(_signing_test_impl)
 
 def _explanation_test_impl(ctx):
     target = ctx.attr.target
