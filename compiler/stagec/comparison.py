@@ -41,7 +41,7 @@ def compare(first: str, second: str) -> dict[str, Any]:
         "executables": _rows(*(_executables(archive) for archive in archives)),
         "members": _rows(left["members"], right["members"]),
     }
-    components = explanation.explain(first, second)["differences"]
+    components = explanation.explain(first, second, (), ())["differences"]  # nothing is traced for bundles
     equal = not components and not any(sections.values())
     return {
         "kind": "comparison",
@@ -92,7 +92,10 @@ def _executables(archive: Archive) -> dict[str, Row]:
     found = {}
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
-            description = Description.from_json(archive[entry["description"]])
+            try:
+                description = Description.from_json(archive[entry["description"]])
+            except ValueError as error:
+                raise StagecError(Problem(archive.path, entry["description"], str(error))) from error
             figures = {"bytes": description.executable_bytes, **description.analysis}
             found[entry["description"].removesuffix(".json")] = {key: figures[key] for key in FIGURES}
     return found

@@ -2,8 +2,10 @@
 
 import base64
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from stagec.bundle.verification import verify
 from stagec.runtime.signatures import pae
-from tests.building import checked, stagec
+from tests.building import COMPILER, checked, stagec
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
 
@@ -173,6 +175,11 @@ def test_a_file_that_is_no_envelope(folder: Path, text: str, what: str) -> None:
     assert failed(folder, "ann") == ("signatures", f"/zoo.aot.dsse.json: not a DSSE envelope: {what}")
 
 
+def test_a_bundle_that_is_not_there(material: Path) -> None:
+    done = stagec("verify", "none.aot", "--key", "ann.pub.pem", cwd=material)
+    assert (done.returncode, done.stderr) == (2, "none.aot: no such file\n")
+
+
 def test_a_threshold_that_cannot_be_met(material: Path) -> None:
     same = [word for _ in range(2) for word in ("--key", "ann.pub.pem")]
     done = stagec("verify", "zoo.aot", *same, "--threshold", "2", cwd=material)
@@ -216,6 +223,19 @@ def test_an_encrypted_key(folder: Path) -> None:
     arguments = ("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "safe.pem", "--output", "safe.json")
     done = stagec(*arguments, cwd=folder, env={"STAGEC_KEY_PASSPHRASE": "open barley"})
     assert (done.returncode, done.stderr) == (2, "safe.pem: the passphrase does not open this key\n")
+    # Without a terminal: a session of its own.
+    done = subprocess.run(
+        [sys.executable, "-m", "stagec", *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path])},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+    )
+    message = "safe.pem: it is encrypted, and nobody is there to be asked for its passphrase\n"
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"{message}  set the variable STAGEC_KEY_PASSPHRASE\n")
     done = stagec(*arguments, cwd=folder, env={"STAGEC_KEY_PASSPHRASE": "open sesame"})
     assert (done.returncode, done.stderr) == (0, "")
     key = str(folder / "safe.pub.pem")

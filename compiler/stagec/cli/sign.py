@@ -36,7 +36,11 @@ def run(options: argparse.Namespace) -> None:
     from stagec.runtime.signatures import Envelope
 
     def passphrase() -> bytes:
-        return os.environ.get(PASSPHRASE, "").encode() or getpass.getpass(f"passphrase of {options.key}: ").encode()
+        try:
+            return (os.environ.get(PASSPHRASE) or getpass.getpass(f"passphrase of {options.key}: ")).encode()
+        except EOFError as error:
+            what = "it is encrypted, and nobody is there to be asked for its passphrase"
+            raise StagecError(Problem(options.key, "", what, f"set the variable {PASSPHRASE}")) from error
 
     key = signing.private_key(options.key, read(options.key), passphrase)
     output = options.output or f"{options.bundle}{signatures.SUFFIX}"
