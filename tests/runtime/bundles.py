@@ -37,6 +37,8 @@ def edited_descriptions(bundle: Path, out: Path, name: str, edit: Callable[[dict
             description = json.loads(members[member])
             edit(description)
             entry |= {key: description[key] for key in ("nr_devices", "custom_calls", "versions")}
+            hardware = description["target"].items()
+            index["targets"][entry["target"]] = {k: v for k, v in hardware if k not in ("name", "compiler_options")}
             members[member] = json.dumps(description).encode()
         index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
         members[INDEX] = encode_index(index)
