@@ -18,7 +18,7 @@ platform = "cpu"
 isa = "{isa}"
 parallelism = 2
 [functions.{function}]
-entry = "small.mlir"
+entry = "tiny.mlir"
 targets = ["cpu"]
 [functions.changed]
 entry = "{module}.mlir"
@@ -37,7 +37,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root, out = folder / name, folder / f"{name}-out"
         root.mkdir()
         out.mkdir()
-        for size, n in (("small", 4), ("large", 8)):
+        for size, n in (("tiny", 2), ("small", 4), ("large", 8)):
             (root / f"{size}.mlir").write_text(MODULE.format(n=n))
         (root / "models.toml").write_text(MANIFEST.format(version=version, isa=isa, function=function, module=module))
         build("models.toml", out, root).rename(folder / f"{name}.aot")
