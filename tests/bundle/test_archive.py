@@ -1,5 +1,6 @@
 """The container of a bundle: its encoding, and everything that is not it."""
 
+import io
 import json
 import os
 import shutil
@@ -201,8 +202,14 @@ def test_the_same_content_twice() -> None:
 
 
 def test_a_member_that_is_not_there() -> None:
-    with pytest.raises(LoadError, match=r"x: there is no member 'index\.json'"):
-        Archive("x", packed(DATA), anything)["index.json"]
+    with pytest.raises(LoadError, match=r"x: there is no member 'c\.xla'"):
+        Archive("x", packed(DATA), anything)["c.xla"]
+
+
+def test_the_index_is_handed_out_as_it_is_in_the_file() -> None:
+    data = packed(DATA)
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        assert Archive("x", data, anything)["index.json"] == file.read("index.json")
 
 
 def test_a_file_that_is_cut_off_while_it_is_open(tmp_path: Path) -> None:

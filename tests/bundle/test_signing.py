@@ -165,9 +165,9 @@ def test_a_bundle_without_a_signature(folder: Path) -> None:
     [
         ("[]", "list indices must be integers or slices, not str"),
         ('{"payloadType": "text/plain"}', "its payloadType is 'text/plain', 'application/vnd.in-toto+json' is wanted"),
-        ('{"payload": "", "payload": ""}', "a key is there twice"),
+        ('{"payload": "", "payload": ""}', "the key 'payload' is there twice"),
         ('{"payloadType": "application/vnd.in-toto+json", "signatures": []}', "it has no 'payload'"),
-        ("NaN", "NaN is no JSON"),
+        ("NaN", "the number NaN is not finite"),
     ],
 )
 def test_a_file_that_is_no_envelope(folder: Path, text: str, what: str) -> None:
