@@ -53,6 +53,7 @@ AotExecutableInfo = provider(
         "export": "string: the name of its AotExportInfo.",
         "executable": "File: the XLA executable.",
         "description": "File: what it takes, returns and costs, as JSON.",
+        "module": "File: the StableHLO module that it is made of, as a portable artifact.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "platform": "string: the target's platform: cpu, cuda or tpu.",
         "plugin": "PythonEnvironmentInfo: what compiles for the platform, besides the toolchain; None for cpu.",

@@ -64,9 +64,10 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
         checked(
             *("compile", "--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"),
             *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
+            *("--module", f"{stem}.stablehlo.mlirbc"),
             cwd=root,
         )
-        arguments += ["--executable", f"{executable['name']}={stem}.xla={stem}.json"]
+        arguments += ["--executable", f"{executable['name']}={stem}.xla={stem}.json={stem}.stablehlo.mlirbc"]
     bundle = out / f"{plan['bundle']['name']}.aot"
     checked(
         "bundle",

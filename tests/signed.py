@@ -41,7 +41,8 @@ def write_bundle_of(zoo: Path, folder: Path, *functions: str, version: str = "1"
     exports = {f"zoo.{name}": (zoo.parent / f"zoo.{name}.exported").read_bytes() for name in functions}
     specs = {name: function_spec((zoo.parent / f"{name}.spec").read_text()) for name in exports}
     stems = [path.with_suffix("") for name in functions for path in sorted(zoo.parent.glob(f"zoo.{name}.*.xla"))]
-    members = [Member(s.name, Path(f"{s}.xla").read_bytes(), Path(f"{s}.json").read_bytes()) for s in stems]
+    suffixes = ".xla", ".json", ".stablehlo.mlirbc"
+    members = [Member(stem.name, *(Path(f"{stem}{suffix}").read_bytes() for suffix in suffixes)) for stem in stems]
     described = {name: (zoo.parent / f"{name}.exported.json").read_bytes() for name in exports}
     path = folder / "zoo.aot"
     path.write_bytes(write_bundle("zoo", version, exports, specs, members, described))

@@ -29,9 +29,9 @@ def _aot_bundle_impl(ctx):
         arguments.add("--export", "=".join([export.name] + [file.path for file in files]))
         inputs += files
     for executable in executables:
-        paths = (executable.name, executable.executable.path, executable.description.path)
-        arguments.add("--executable", "%s=%s=%s" % paths)
-        inputs += [executable.executable, executable.description]
+        files = [executable.executable, executable.description, executable.module]
+        arguments.add("--executable", "=".join([executable.name] + [file.path for file in files]))
+        inputs += files
     compiler_action(
         ctx,
         mnemonic = "StagecBundle",

@@ -51,11 +51,12 @@ def _aot_executable_impl(ctx):
     spec = ctx.actions.declare_file(name + ".spec.json")
     executable = ctx.actions.declare_file(name + ".xla")
     description = ctx.actions.declare_file(name + ".json")
+    module = ctx.actions.declare_file(name + ".stablehlo.mlirbc")
     stablehlo = ctx.actions.declare_file(name + ".stablehlo.mlir")
     hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
     hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
     profile = ctx.actions.declare_file(name + ".profile.json")
-    compiled = {"--output": executable, "--description": description, "--profile": profile}
+    compiled = {"--output": executable, "--description": description, "--module": module, "--profile": profile}
     ctx.actions.write(spec, ctx.attr.spec)
 
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
@@ -82,7 +83,7 @@ def _aot_executable_impl(ctx):
             plugin = packages,
         )
     return [
-        DefaultInfo(files = depset([executable, description])),
+        DefaultInfo(files = depset([executable, description, module])),
         OutputGroupInfo(
             hlo_after = depset([hlo_after]),
             hlo_before = depset([hlo_before]),
@@ -94,6 +95,7 @@ def _aot_executable_impl(ctx):
             export = ctx.attr.export[AotExportInfo].name,
             executable = executable,
             description = description,
+            module = module,
             profile = profile,
             platform = platform,
             plugin = plugin,
@@ -103,7 +105,8 @@ def _aot_executable_impl(ctx):
 
 aot_executable = rule(
     implementation = _aot_executable_impl,
-    doc = "Compiles an exported function for one target: `<name>.xla`, described by `<name>.json`. The macro of a " +
+    doc = "Compiles an exported function for one target: `<name>.xla`, described by `<name>.json`; " +
+          "`<name>.stablehlo.mlirbc` is the module that it is made of, for programs without Python. The macro of a " +
           "manifest declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or StagecCompileTpu. " +
           "The output group `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and bucket; " +
           "`hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, the same as HLO before " +

@@ -167,16 +167,16 @@ def test_a_checksum_that_changed_alone() -> None:
     ("index", "code", "what"),
     [
         (b"\xff", "format", "index.json: 'utf-8' codec can't decode byte 0xff"),
-        (b'{"format":2,"format":2}', "format", "index.json: the key 'format' is there twice"),
+        (b'{"format":3,"format":3}', "format", "index.json: the key 'format' is there twice"),
         (b'{"format":NaN}', "format", "index.json: the number NaN is not finite"),
         (b'{"format":1e999}', "format", "index.json: the number 1e999 is not finite"),
         (b'{"format":9223372036854775808}', "format", "index.json: the number 9223372036854775808... has more than 64"),
         (b"[" * 100_000, "format", "index.json: nested deeper than 200 levels"),
         (b"[" * 300 + b"]" * 300, "format", "index.json: nested deeper than 200 levels"),
         (b'{"format":"\\ud800"}', "format", "index.json: 'utf-8' codec can't encode character"),
-        (b'{"format":1}', "format", "its format is 1, this version of stagec reads 2"),
-        (b'{"format": 2,"members":{}}\n', "format", "index.json: it is not spelled as stagec writes it"),
-        (b'{"format":2,"members":{"a":{"sha256":"","bytes":0}}}\n', "digest", "the index does not list the members"),
+        (b'{"format":1}', "format", "its format is 1, this version of stagec reads 3"),
+        (b'{"format": 3,"members":{}}\n', "format", "index.json: it is not spelled as stagec writes it"),
+        (b'{"format":3,"members":{"a":{"sha256":"","bytes":0}}}\n', "digest", "the index does not list the members"),
     ],
 )
 def test_an_index_that_is_refused(index: bytes, code: str, what: str) -> None:

@@ -50,7 +50,7 @@ def bundle_command(zoo: Path, output: Path, version: str = "1") -> list[str | Pa
     stem = zoo.parent / "zoo.loop"
     words: list[str | Path] = ["bundle", "--name", "zoo", "--version", version, "--output", output]
     words += ["--export", f"zoo.loop={stem}.exported={stem}.spec"]
-    return [*words, "--executable", f"zoo.loop.cpu={stem}.cpu.xla={stem}.cpu.json"]
+    return [*words, "--executable", f"zoo.loop.cpu={stem}.cpu.xla={stem}.cpu.json={stem}.cpu.stablehlo.mlirbc"]
 
 
 def test_killed_while_writing(bundles: list[Path], tmp_path: Path) -> None:

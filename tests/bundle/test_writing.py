@@ -28,9 +28,13 @@ def artifacts(zoo: Path) -> tuple[dict[str, bytes], list[Member]]:
     folder = zoo.parent
     exports = {f"zoo.{name}": (folder / f"zoo.{name}.exported").read_bytes() for name in FUNCTIONS}
     stems = [path.with_suffix("") for name in FUNCTIONS for path in sorted(folder.glob(f"zoo.{name}.*.xla"))]
-    return exports, [
-        Member(stem.name, Path(f"{stem}.xla").read_bytes(), Path(f"{stem}.json").read_bytes()) for stem in stems
-    ]
+    return exports, [member(stem) for stem in stems]
+
+
+def member(stem: Path, name: str = "") -> Member:
+    """The files of a compile action, as a member called `name`."""
+    files = (Path(f"{stem}{suffix}").read_bytes() for suffix in (".xla", ".json", ".stablehlo.mlirbc"))
+    return Member(name or stem.name, *files)
 
 
 def test_bytes_depend_on_the_content_alone(zoo: Path) -> None:
@@ -59,11 +63,12 @@ def test_the_index(zoo: Path, tmp_path: Path) -> None:
             "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
             "executable": f"mlp.cpu.batch{size}.xla",
             "description": f"mlp.cpu.batch{size}.json",
+            "stablehlo": f"mlp.cpu.batch{size}.stablehlo.mlirbc",
         }
         for size in (1, 4)
     ]
     assert sorted(index["members"]) == list(index["members"])
-    assert len(index["members"]) == 2 + 2 * 3
+    assert len(index["members"]) == 2 + 3 * 3
 
 
 def test_an_executable_of_another_export(zoo: Path) -> None:
@@ -75,8 +80,15 @@ def test_an_executable_of_another_export(zoo: Path) -> None:
 
 def test_a_description_of_another_executable(zoo: Path) -> None:
     exports, members = artifacts(zoo)
-    members[0] = Member(members[0].name, b"other", members[0].description)
+    members[0] = dataclasses.replace(members[0], executable=b"other")
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description is of another executable"):
+        write_bundle("zoo", "1", exports, specs_of(zoo), members)
+
+
+def test_a_description_of_another_module(zoo: Path) -> None:
+    exports, members = artifacts(zoo)
+    members[0] = dataclasses.replace(members[0], stablehlo=b"other")
+    with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description is of another StableHLO module"):
         write_bundle("zoo", "1", exports, specs_of(zoo), members)
 
 
@@ -93,7 +105,7 @@ def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
     done = stagec(
         *("bundle", "--name", "zoo", "--version", "1", "--output", output),
         *("--export", f"zoo.loop={zoo.parent / 'zoo.mlp.exported'}={zoo.parent / 'zoo.loop.spec'}"),
-        *("--executable", f"zoo.loop.cpu={stem}.xla={stem}.json"),
+        *("--executable", f"zoo.loop.cpu={stem}.xla={stem}.json={stem}.stablehlo.mlirbc"),
     )
     assert done.returncode == 2
     assert done.stderr == f"{output}: zoo.loop.cpu was compiled from another export of 'loop'\n"
@@ -101,22 +113,26 @@ def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
 
 
 def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -> None:
-    """The executable is stored once; each target has a description of it."""
+    """The executable and its module are stored once; each target has a description of them."""
     stem = zoo.parent / "zoo.loop"
     spec = json.loads(Path(f"{stem}.cpu.spec").read_text())
     spec["target"]["name"] = "twin"
     (tmp_path / "spec").write_text(json.dumps(spec))
-    files = "--output", tmp_path / "x.xla", "--description", tmp_path / "x.json"
+    files = (
+        *("--output", tmp_path / "x.xla", "--description", tmp_path / "x.json"),
+        *("--module", tmp_path / "x.stablehlo.mlirbc"),
+    )
     checked("compile", "--spec", tmp_path / "spec", "--exported", f"{stem}.exported", *files)
     exports, members = artifacts(zoo)
-    twin = Member("zoo.loop.twin", (tmp_path / "x.xla").read_bytes(), (tmp_path / "x.json").read_bytes())
+    twin = member(tmp_path / "x", "zoo.loop.twin")
     archive = Archive("x", write_bundle("zoo", "1", exports, specs_of(zoo), [*members, twin]))
     archive.check_all()
     listed = archive.index["functions"]["loop"]["executables"]
     assert [entry["target"] for entry in listed] == ["cpu", "twin"]
     assert {entry["executable"] for entry in listed} == {"loop.cpu.xla"}
+    assert {entry["stablehlo"] for entry in listed} == {"loop.cpu.stablehlo.mlirbc"}
     assert [entry["description"] for entry in listed] == ["loop.cpu.json", "loop.twin.json"]
-    assert len(archive.index["members"]) == 2 + 2 * 3 + 1
+    assert len(archive.index["members"]) == 2 + 3 * 3 + 1
 
 
 def test_two_signatures_with_the_same_export(zoo: Path) -> None:

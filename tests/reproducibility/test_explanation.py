@@ -263,7 +263,11 @@ def test_a_portable_artifact_without_a_description(small: Path, tmp_path: Path) 
 def test_a_bundle_of_artifacts_without_descriptions(small: Path, tmp_path: Path) -> None:
     exports = [part for n in ("f", "bits") for part in ("--export", f"m.{n}={small}/m.{n}.exported={small}/m.{n}.spec")]
     stems = [(name, small / name) for name in ("m.f.cpu.batch3", "m.bits.cpu")]
-    executables = [part for name, stem in stems for part in ("--executable", f"{name}={stem}.xla={stem}.json")]
+    executables = [
+        part
+        for name, stem in stems
+        for part in ("--executable", f"{name}={stem}.xla={stem}.json={stem}.stablehlo.mlirbc")
+    ]
     checked("bundle", "--name", "m", "--version", "1", "--output", tmp_path / "m.aot", *exports, *executables)
     assert explain(tmp_path / "m.aot", small / "m.aot")[0] == 0
     assert explain(tmp_path / "m.aot", Path("m.toml"), cwd=small / "source")[0] == 0

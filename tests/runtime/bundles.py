@@ -54,7 +54,7 @@ def only(bundle: Path, out: Path, name: str) -> Path:
         function = index["functions"][name]
         index["functions"] = {name: function}
         entries = [function, *function["executables"]]
-        named = {entry.get(key) for entry in entries for key in ("exported", "executable", "description")}
+        named = {entry.get(key) for entry in entries for key in ("exported", "executable", "description", "stablehlo")}
         kept = {member: members[member] for member in sorted(named & members.keys())}
         index["members"] = members_table(kept)
         members.clear()

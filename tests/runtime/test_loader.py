@@ -282,7 +282,7 @@ def test_a_compressed_member(tmp_path: Path) -> None:
 
 def test_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_index(zoo, tmp_path / "x.aot", lambda index: index.update(format=99))
-    assert refusal_of(path) == ("format", "zoo.aot: its format is 99, this version of stagec reads 2")
+    assert refusal_of(path) == ("format", "zoo.aot: its format is 99, this version of stagec reads 3")
 
 
 def test_an_unknown_target(zoo: Path) -> None:

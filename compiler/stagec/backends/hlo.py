@@ -109,6 +109,22 @@ def _closing(line: str, start: int) -> int:
     return len(line)
 
 
+def entry_types(text: str) -> tuple[list[str], list[str]]:
+    """Return the types of a program's parameters and of its results on one device, with layouts, from its first line.
+
+    Raises ValueError when the text does not begin with a module that has them.
+    """
+    line = text.partition("\n")[0]
+    start = line.find("entry_computation_layout={(")
+    if start < 0:
+        raise ValueError("the HLO does not say how its parameters lie in memory")
+    begin = line.index("(", start)
+    end = _closing(line, begin)
+    results = line[end:].removeprefix("->")
+    alone = _ARRAY.match(results)
+    return elements(line[begin:end]), elements(results[: alone.end() if alone else _closing(results, 0)])
+
+
 def elements(type_: str) -> list[str]:
     """Return the array types of a type, those of nested tuples in order."""
     return [match[0] for match in _ARRAY.finditer(type_)]

@@ -21,11 +21,15 @@ from stagec.version import VERSION
 
 @dataclass(frozen=True)
 class Member:
-    """An executable to put into a bundle: its name in the plan (`manifest.function.target.bucket`) and both files."""
+    """An executable to put into a bundle: its name in the plan (`manifest.function.target.bucket`) and its files.
+
+    stablehlo: the module that it was compiled from, as a portable artifact.
+    """
 
     name: str
     executable: bytes
     description: bytes
+    stablehlo: bytes
 
 
 class Inconsistent(ValueError):
@@ -83,7 +87,11 @@ def write_bundle(
         if targets.setdefault(description.target.name, target) != target:
             raise Inconsistent(f"{member.name}: other executables have another target {description.target.name!r}")
         stem = member.name.removeprefix(f"{name}.")
-        names = members.add(f"{stem}.xla", member.executable), members.add(f"{stem}.json", member.description)
+        names = (
+            members.add(f"{stem}.xla", member.executable),
+            members.add(f"{stem}.json", member.description),
+            members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
+        )
         functions[description.artifact]["executables"].append(index.executable_entry(description, *names))
     found = {
         "format": FORMAT,
@@ -155,3 +163,5 @@ def _check(name: str, member: Member, description: Description, exports: Mapping
         raise Inconsistent(f"{member.name} was compiled from another export of {description.artifact!r}")
     if hashlib.sha256(member.executable).hexdigest() != description.executable_sha256:
         raise Inconsistent(f"{member.name}: the description is of another executable")
+    if hashlib.sha256(member.stablehlo).hexdigest() != description.stablehlo_sha256:
+        raise Inconsistent(f"{member.name}: the description is of another StableHLO module")

@@ -23,8 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--executable",
         action="append",
         default=[],
-        metavar="NAME=FILE=DESCRIPTION",
-        help="an executable and its description; may be repeated",
+        metavar="NAME=FILE=DESCRIPTION=MODULE",
+        help="an executable, its description and its StableHLO module; may be repeated",
     )
 
 
@@ -42,10 +42,7 @@ def run(options: argparse.Namespace) -> None:
     exports = {name: read(path) for name, path, *_ in given}
     slices = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
     descriptions = {name: read(path) for name, _, _, *described in given for path in described}
-    executables = [
-        Member(name, read(executable), read(description))
-        for name, executable, description in (split(text, 3) for text in options.executable)
-    ]
+    executables = [Member(name, *map(read, paths)) for name, *paths in (split(text, 4) for text in options.executable)]
     try:
         bundle = write_bundle(options.name, options.version, exports, slices, executables, descriptions)
     except ValueError as error:

@@ -18,7 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exported", required=True, help="the portable artifact to compile")
     parser.add_argument("--output", help="where to write the executable")
     parser.add_argument("--description", help="where to write its description, a JSON file")
-    parser.add_argument("--stablehlo", help="where to write the module for this target and bucket, as StableHLO text")
+    parser.add_argument("--module", help="where to write the module for this target and bucket, a portable artifact")
+    parser.add_argument("--stablehlo", help="where to write it as StableHLO text")
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
     parser.add_argument("--label", default="", help="what messages call it: the label of a target of Bazel's")
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     backend(spec.target.platform).prepare_process(spec.target)  # before anything of jaxlib's is imported
     try:
         _write_texts(options, spec, serialized)
-        if options.output or options.description:
+        if options.output or options.description or options.module:
             _write_executable(options, spec, serialized)
     except StagecError as error:
         raise error.of(options.label) from error
@@ -73,5 +74,7 @@ def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, seriali
         write_whole(options.output, compiled.executable)
     if options.description:
         write_whole(options.description, compiled.description.to_json().encode())
+    if options.module and compiled.stablehlo is not None:
+        write_whole(options.module, compiled.stablehlo)
     if options.json:
         sys.stdout.write(compiled.description.to_json())

@@ -24,12 +24,13 @@ from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
 from stagec.runtime.sources import File, Memory, Source
 
-FORMAT = 2
+FORMAT = 3
 """Version of the bundle format.
 
 1 (November 2026): the first.
 2 (November 2026): members are page-aligned, and equal ones stored once; the index says what selection needs of each
 executable, and until when exports are readable.
+3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface.
 """
 
 INDEX = "index.json"

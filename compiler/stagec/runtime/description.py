@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -100,7 +100,10 @@ class Description:
     analysis: what it takes on one device, as `backends.analysis.analyze` says: bytes by use, "flops", "bytes_accessed",
         "collectives" by kind and "roofline"; "unknown" where XLA does not say.
     versions: "jaxlib" and "stagec" that made the executable.
-    exported_sha256, executable_sha256: hex digests of both files.
+    abi: "parameters" and "results" as a program without Python passes them, in order (stages/abi.py,
+        docs/without-python.md).
+    exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the portable artifact, of the StableHLO module
+        made of it for this target and bucket, and of the executable.
     executable_bytes: size of the executable.
     components: what it was made from: name -> {"value", "sha256"} (stagec/components.py).
     """
@@ -123,7 +126,9 @@ class Description:
     memory_analysis: Mapping[str, int]
     analysis: Mapping[str, Any]
     versions: Mapping[str, str]
+    abi: Mapping[str, Sequence[Mapping[str, Any]]]
     exported_sha256: str
+    stablehlo_sha256: str
     executable_sha256: str
     executable_bytes: int
     components: Mapping[str, Mapping[str, str]]
@@ -174,6 +179,8 @@ class Description:
             raise ValueError(f"donated: {len(self.donated)} arguments, there are {count}")
         if list(self.kept_var_idx) != sorted({index for index in self.kept_var_idx if index < count}):
             raise ValueError(f"kept_var_idx: sorted indices of {count} arguments are wanted")
+        if len(self.abi["parameters"]) != len(self.kept_var_idx) or len(self.abi["results"]) != len(self.out_avals):
+            raise ValueError("abi: it has other numbers of parameters and results than kept_var_idx and out_avals")
         if not self.nr_devices:
             raise ValueError("nr_devices: at least one is wanted")
 
@@ -206,6 +213,24 @@ _ASSIGNMENT = shapes.record(
         "coords": shapes.array(shapes.matching("[0-9]{1,9}(,[0-9]{1,9})*", 'coordinates such as "0,1,0,0"')),
     }
 )
+_SIZES = shapes.array(shapes.count)
+_AXES = shapes.array(shapes.array(shapes.text))
+_SPLIT = shapes.either("for each dimension its axes, or nothing,", _AXES, shapes.constant(None))
+_ARRAY = {
+    "path": shapes.text,
+    "dtype": shapes.text,
+    "shape": _SIZES,
+    "shard_shape": _SIZES,
+    "sharding": _SPLIT,
+    "minor_to_major": _SIZES,
+    "tiles": shapes.array(_SIZES),
+}
+_ABI = shapes.record(
+    {
+        "parameters": shapes.array(shapes.record({**_ARRAY, "donated": shapes.flag})),
+        "results": shapes.array(shapes.record(_ARRAY)),
+    }
+)
 _DIGEST = shapes.either("a SHA-256 in lower-case hex, or nothing,", shapes.sha256, shapes.constant(""))
 _DESCRIPTION = shapes.record(
     {
@@ -231,8 +256,10 @@ _DESCRIPTION = shapes.record(
         "memory_analysis": shapes.table(shapes.number),
         "analysis": _ANALYSIS,
         "versions": shapes.table(shapes.text),
+        "abi": _ABI,
         # Of an executable that comes from no manifest, the export is not known.
         "exported_sha256": _DIGEST,
+        "stablehlo_sha256": _DIGEST,
         "executable_sha256": shapes.sha256,
         "executable_bytes": shapes.count,
         "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.sha256})),

@@ -31,6 +31,7 @@ _EXECUTABLE = shapes.record(
         "versions": _VERSIONS,
         "executable": shapes.text,
         "description": shapes.text,
+        "stablehlo": shapes.text,
     }
 )
 _FUNCTION = shapes.record(
@@ -91,7 +92,7 @@ def check(found: Any) -> None:
         for i, executable in enumerate(function["executables"]):
             at = f"{where}.executables[{i}]"
             _check_named(f"{at}.target", executable["target"], found["targets"], "target")
-            for key in ("executable", "description"):
+            for key in ("executable", "description", "stablehlo"):
                 _check_named(f"{at}.{key}", executable[key], found["members"], "member")
             which_one = executable["target"], tuple(sorted(executable["bucket"].items()))
             if which_one in seen:
@@ -99,10 +100,10 @@ def check(found: Any) -> None:
             seen.add(which_one)
 
 
-def executable_entry(description: Description, executable: str, member: str) -> dict[str, Any]:
+def executable_entry(description: Description, executable: str, member: str, stablehlo: str) -> dict[str, Any]:
     """Return what the index says of an executable: all that decides whether a process can run it.
 
-    executable, member: names of the members with the executable and with its description.
+    executable, member, stablehlo: names of the members with the executable, its description and its StableHLO module.
     """
     return {
         "target": description.target.name,
@@ -112,6 +113,7 @@ def executable_entry(description: Description, executable: str, member: str) -> 
         "versions": dict(description.versions),
         "executable": executable,
         "description": member,
+        "stablehlo": stablehlo,
     }
 
 
@@ -128,11 +130,13 @@ def describe(found: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], 
     """
     description = Description.from_json(text)
     members = found["members"]
+    names = entry["executable"], entry["description"], entry["stablehlo"]
     pairs = (
         ("the function", artifact, description.artifact),
-        ("the entry", entry, executable_entry(description, entry["executable"], entry["description"])),
+        ("the entry", entry, executable_entry(description, *names)),
         ("the target", found["targets"][entry["target"]], target_entry(description)),
         ("the executable", members[entry["executable"]]["sha256"], description.executable_sha256),
+        ("the StableHLO module", members[entry["stablehlo"]]["sha256"], description.stablehlo_sha256),
         (
             "the portable artifact",
             members[found["functions"][artifact]["exported"]]["sha256"],

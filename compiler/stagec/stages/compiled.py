@@ -30,7 +30,7 @@ from stagec.runtime.executable import Executable
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.signature import Signature
 from stagec.specs import ExecutableSpec, Scalar, TargetSpec
-from stagec.stages import limits, mlir
+from stagec.stages import abi, limits, mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.stages.lowered import CannotLower, Lowered, args_info, lower_exported
 from stagec.stages.shardings import (
@@ -77,6 +77,7 @@ class Compiled:
     description: signature, target and figures.
     hlo: the optimized program as text; None until it is asked for, of one that was read from bytes.
     mesh: the mesh over which its arrays are split; None where it is not known.
+    stablehlo: the module that it was compiled from, as a portable artifact, where it was compiled for a manifest.
 
     Call it with numpy arrays, in the structure and of the shapes that it was compiled for; results are numpy arrays in
     plain containers, or in objects of the model's own types where their module is imported. Arrays on several devices
@@ -88,6 +89,7 @@ class Compiled:
     description: Description
     hlo: str | None = field(default=None, repr=False)
     mesh: Mesh | None = None
+    stablehlo: bytes | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return f"Compiled({self.description.function}, target {self.description.target.name})"
@@ -406,7 +408,9 @@ def _describe(
         memory_analysis=module.memory_analysis,
         analysis=analysis.of_module(module, hardware),
         versions={"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
+        abi=abi.of_module(lowered, module.hlo),
         exported_sha256="",
+        stablehlo_sha256="",
         executable_sha256=hashlib.sha256(module.executable).hexdigest(),
         executable_bytes=len(module.executable),
         components={},
@@ -428,6 +432,7 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     """
     exported, lowered = lower(serialized, spec)
     compiled = _compile(exported, lowered, spec)
+    stablehlo = mlir.to_portable(lowered.module)
     description = dataclasses.replace(
         compiled.description,
         manifest=spec.manifest,
@@ -435,13 +440,14 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
         variant=spec.variant,
         bucket=dict(sorted(spec.bucket.items())),
         exported_sha256=hashlib.sha256(serialized).hexdigest(),
+        stablehlo_sha256=hashlib.sha256(stablehlo).hexdigest(),
         components=_made_from(exported, lowered, spec),
     )
     hardware = compilation.backend(spec.target.platform).hardware(spec.target)
     problems = list(limits.exceeded(description, compiled.as_text(), hardware, exported, spec))
     if problems:
         raise StagecError(*problems)
-    return dataclasses.replace(compiled, description=description)
+    return dataclasses.replace(compiled, description=description, stablehlo=stablehlo)
 
 
 def optimized_hlo(serialized: bytes, spec: ExecutableSpec) -> str:

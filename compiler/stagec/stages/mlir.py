@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 
-from jaxlib.mlir import ir
+from jaxlib import _jax
+from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from stagec.runtime import dialects
@@ -27,6 +28,20 @@ def to_bytecode(module: ir.Module) -> bytes:
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
+
+
+def to_portable(bytecode: bytes) -> bytes:
+    """Return a StableHLO module in MLIR's bytecode form as a portable artifact, without locations.
+
+    Its version is the newest that a StableHLO of twelve weeks before this jaxlib's reads, as `jax.export` chooses it
+    (https://openxla.org/stablehlo/compatibility). What is no StableHLO, Shardy's shardings, stays as it is.
+    """
+    with make_context():
+        module = ir.Module.parse(bytecode)
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+        version = stablehlo.get_version_from_compatibility_requirement(requirement)
+        return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
 
 
 def main_function(module: ir.Module) -> ir.OpView:

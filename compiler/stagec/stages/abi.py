@@ -1,0 +1,71 @@
+"""The binary interface of an executable: how a program without Python passes its arrays (docs/without-python.md)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from stagec.avals import Aval
+from stagec.backends import hlo
+from stagec.stages.shardings import NamedSharding
+from stagec.trees import argument_path
+
+if TYPE_CHECKING:
+    from stagec.stages.lowered import Lowered
+
+_TYPE = re.compile(r"[a-z0-9]+\[([^\]]*)\](?:\{([\d,]*):?([^}]*)\})?")
+_TILES, _TILE = re.compile(r"T(?:\([\d,]+\))+"), re.compile(r"\(([\d,]+)\)")
+
+
+def of_module(lowered: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
+    """Return "parameters" and "results" of an executable, in the order in which PJRT takes and gives them.
+
+    text: the optimized HLO that XLA made of `lowered`. Arguments that the program drops are no parameters. Of each:
+
+    path: the argument or result, such as `args[0]['w']`.
+    dtype, shape: of the whole array. shard_shape: of the part on one device, which is what PJRT takes and gives there.
+    sharding: for each dimension the mesh axes over which it is split, outermost first; None where that is not named.
+    minor_to_major, tiles: its layout on the device, as in XLA's (https://openxla.org/xla/tiled_layout).
+    donated: parameters only; whether the call consumes the buffer.
+    """
+    parameters, results = hlo.entry_types(text)
+    paths = list(map(argument_path, lowered.in_tree.paths()))
+    return {
+        "parameters": [
+            {**_array(paths[i], lowered.in_avals[i], lowered.in_shardings[i], kind), "donated": lowered.donated[i]}
+            for i, kind in zip(lowered.kept_var_idx, parameters, strict=True)
+        ],
+        "results": [
+            _array(f"result{path}", aval, sharding, kind)
+            for path, aval, sharding, kind in zip(
+                lowered.out_tree.paths(), lowered.out_avals, lowered.out_shardings, results, strict=True
+            )
+        ],
+    }
+
+
+def _array(path: str, aval: Aval, sharding: Any, kind: str) -> dict[str, Any]:
+    found = _TYPE.fullmatch(kind)
+    assert found, kind
+    sizes, order, rest = found.groups(default="")
+    tiles = _TILES.search(rest)
+    return {
+        "path": path,
+        "dtype": aval.dtype,
+        "shape": list(map(int, aval.shape)),
+        "shard_shape": _numbers(sizes),
+        "sharding": _axes(sharding, len(aval.shape)),
+        "minor_to_major": _numbers(order),
+        "tiles": [_numbers(tile) for tile in _TILE.findall(tiles[0])] if tiles else [],
+    }
+
+
+def _axes(sharding: Any, rank: int) -> list[list[str]] | None:
+    if not isinstance(sharding, NamedSharding):
+        return None
+    split = sharding.spec.partitions
+    return [*map(list, split), *([] for _ in range(rank - len(split)))]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
