@@ -33,6 +33,7 @@ VOCABULARY = (
     "components",
     "dimensions",
     "errors",
+    "expressions",
     "hardware",
     "partitions",
     "phases",
@@ -92,6 +93,12 @@ def test_a_room_imports_from_rooms_below(path: Path) -> None:
             assert target is None or ROOMS.index(target) >= ROOMS.index(room), f"{room} imports {target}"
         elif imported[0] not in sys.stdlib_module_names:
             assert imported[0] in PACKAGES[room], f"{room} imports {imported[0]}"
+
+
+def test_expressions_are_parsed_in_one_place() -> None:
+    """Python 3.11's parser is safe for one thread at a time: `expressions` has the lock."""
+    found = [path.name for path in MODULES if "ast.parse(" in path.read_text("utf-8")]
+    assert found == ["expressions.py"]
 
 
 def test_every_room_is_listed() -> None:

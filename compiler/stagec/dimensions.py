@@ -8,9 +8,10 @@ none of these, so that JAX reads it. Internally an expression is a polynomial wh
 import ast
 import operator
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
+
+from stagec import expressions
 
 FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
@@ -33,8 +34,6 @@ _LARGEST = 2**63
 _DEEPEST = 100
 """Levels of parentheses, signs and calls: each takes a few of Python's own."""
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
-_PARSING = threading.Lock()
-"""Python 3.11 counts the recursion of all threads together in `ast.parse`, and may end with a SystemError."""
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
 
 
@@ -153,9 +152,8 @@ def _parse(text: str) -> ast.expr:
     if not _CHARACTERS.fullmatch(re.sub("[=<>]=|[<>]", "", text)):
         raise DimensionError(f'bad dimension expression "{text}"')
     try:
-        with _PARSING:
-            body = ast.parse(text.strip().replace("^", "**"), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        body = expressions.parse(text.replace("^", "**"))
+    except ValueError:
         raise DimensionError(f'bad dimension expression "{text[:80]}"') from None
     _check_depth(body)
     return body

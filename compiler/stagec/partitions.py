@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from stagec import expressions
+
 UNSPECIFIED = "unspecified"
 """What stands for a sharding that is left to XLA; JAX writes None."""
 
@@ -32,8 +34,8 @@ def parse(text: str) -> Partition | None:
     if text == UNSPECIFIED:
         return None
     try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = expressions.parse(text)
+    except ValueError:
         raise PartitionError(f'"{text}" is not a partition spec') from None
     match node:
         case ast.Call(func=ast.Name(id="P" | "PartitionSpec"), args=entries, keywords=[]):

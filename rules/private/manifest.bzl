@@ -21,6 +21,7 @@ PLANNER_SOURCES = [
     "stagec/cli/plan.py",
     "stagec/dimensions.py",
     "stagec/errors.py",
+    "stagec/expressions.py",
     "stagec/hardware/__init__.py",
     "stagec/hardware/autotuning.py",
     "stagec/hardware/catalog.py",

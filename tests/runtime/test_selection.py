@@ -2,7 +2,11 @@
 
 import datetime
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from stagec.runtime.host import Host, Platform
 from stagec.runtime.selection import _ORDER, Asked, Offer, select
 from tests.building import COMPILER, ROOT, checked
 from tests.building import stagec as command
-from tests.runtime.bundles import edited_descriptions, only
+from tests.runtime.bundles import edited_descriptions, edited_index, only
 
 RUNTIME = COMPILER / "stagec" / "runtime"
 TODAY = datetime.date(2026, 11, 21)
@@ -217,6 +221,34 @@ def test_version_skew_and_other_machines(zoo: Path, tmp_path: Path, edit: Any, c
         stagec.load(path, policy="executable_only")
     assert refusal.value.code == code
     assert text in str(refusal.value)
+
+
+def test_a_process_without_the_compiler(zoo: Path, tmp_path: Path) -> None:
+    """As Bazel's library //compiler:runtime: it runs executables, and says what it cannot compile."""
+    path = edited_index(zoo, tmp_path / "x.aot", lambda index: index["functions"]["loop"].update(executables=[]))
+    rooms = shutil.ignore_patterns("stages", "backends", "frontends", "manifest", "__pycache__")
+    shutil.copytree(COMPILER / "stagec", tmp_path / "lib" / "stagec", ignore=rooms)
+    script = """
+import sys
+import numpy as np
+import stagec
+x = np.ones(8, np.float32)
+with stagec.load(sys.argv[1]) as bundle:
+    print(bundle["mlp"]({"w": np.ones((16, 4), np.float32), "b": x[:4]}, np.ones((1, 16), np.float32)).shape)
+    try:
+        bundle["loop"](x)
+    except stagec.LoadError as error:
+        print(error.code, error)
+"""
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "lib"), *packages])}
+    words = [sys.executable, "-B", "-s", "-c", script, str(path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "(1, 4)",
+        "compile the portable artifact cannot be compiled here: No module named 'stagec.backends'",
+    ]
 
 
 def test_an_unknown_policy(zoo: Path) -> None:

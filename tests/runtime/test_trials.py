@@ -40,6 +40,11 @@ def test_run_with_random_arguments(zoo: Path, tmp_path: Path) -> None:
     assert second == "  result: float32[1,4]  minimum {:.6g}, mean {:.6g}, maximum {:.6g}".format(*figures)
 
 
+def test_run_with_random_arguments_of_a_bucket(zoo: Path, tmp_path: Path) -> None:
+    text = checked("run", zoo, "attention", "--random", "--bucket", "batch=2", "seq=5")
+    assert text.splitlines()[1].startswith("  result: float32[2,5,8]  minimum ")
+
+
 def test_run_with_arguments_of_a_file(zoo: Path, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     shapes = {"args[0]['b']": (4,), "args[0]['w']": (16, 4), "args[1]": (4, 16)}
@@ -82,6 +87,12 @@ def test_bfloat16_comes_through_a_file(zoo: Path, tmp_path: Path) -> None:
         ),
         (("mlp", "--inputs", "text.npz"), "text.npz: not an .npz file of plain arrays\n  write it with numpy.savez\n"),
         (("mlp", "--inputs", "none.npz"), "none.npz: cannot be read: No such file or directory\n"),
+        (("mlp", "--random", "--bucket", "batch=2"), "mlp has no such bucket; its buckets are: batch=1, batch=4\n"),
+        (("loop", "--random", "--bucket", "n=2"), "loop has no such bucket; its buckets are: none\n"),
+        (
+            ("mlp", "--random", "--bucket", "4"),
+            "--bucket: not the sizes of dimensions\n  write for example --bucket batch=8\n",
+        ),
         (("mlp", "--random", "--target", "tpu"), "zoo.aot: no target 'tpu'; the bundle has cpu\n"),
     ],
 )

@@ -16,7 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", help="name of the function; of one of its variants, FUNCTION-VARIANT")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--inputs", metavar="FILE.npz", help="an array for each argument, named as in \"args[0]['w']\"")
-    given.add_argument("--random", action="store_true", help="make arguments for the function's first bucket")
+    given.add_argument("--random", action="store_true", help="make arguments, for the function's first bucket")
+    parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="of --random: another bucket")
     parser.add_argument("--seed", type=int, default=0, help="of --random (default: 0)")
     parser.add_argument("--output", metavar="FILE.npz", help="where to write the results, named as in \"result['y']\"")
     parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
         bundle = load(options.bundle, options.target)
         function = trials.find(bundle, options.function)
         if options.random:
-            values = trials.random_arguments(function.descriptions[0], options.seed)
+            values = trials.random_arguments(trials.of_bucket(function, _bucket(options.bucket)), options.seed)
         else:
             values = _arrays(options.inputs)
         results, seconds = trials.call(function, values)
@@ -52,6 +53,13 @@ def run(options: argparse.Namespace) -> None:
     print(f"{function.name} for {bundle.target}: first call {first:.3g} s, second {second:.3g} s")
     for path, figures in report.items():
         print(f"  {path}: {_told(figures)}")
+
+
+def _bucket(words: list[str]) -> dict[str, int]:
+    sizes = dict(word.partition("=")[::2] for word in words)
+    if not all(size.isdecimal() for size in sizes.values()):
+        raise StagecError(Problem("", "--bucket", "not the sizes of dimensions", "write for example --bucket batch=8"))
+    return {name: int(size) for name, size in sizes.items()}
 
 
 def _arrays(path: str) -> dict[str, Any]:

@@ -31,6 +31,19 @@ def find(bundle: Bundle, name: str) -> Function:
     return signatures[name]
 
 
+def of_bucket(function: Function, bucket: Mapping[str, int]) -> Description:
+    """Return the description of a function's executable for a bucket, the first where that is empty.
+
+    Raises CallError ("shape").
+    """
+    for description in function.descriptions:
+        if not bucket or description.bucket == bucket:
+            return description
+    texts = (" ".join(f"{dim}={size}" for dim, size in one.bucket.items()) for one in function.descriptions)
+    have = ", ".join(filter(None, texts)) or "none"
+    raise CallError("shape", f"{function.name} has no such bucket; its buckets are: {have}")
+
+
 def random_arguments(description: Description, seed: int) -> dict[str, NDArray[Any]]:
     """Return arguments for an executable: the same for the same seed. Floats are normal, integers 0 or 1."""
     generator = np.random.default_rng(seed)
