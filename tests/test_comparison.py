@@ -8,6 +8,7 @@ import pytest
 
 from tests.building import build, checked, stagec
 
+SUFFIXES = ".cpu.json", ".cpu.stablehlo.mlirbc", ".cpu.xla", ".exported", ".exported.json"
 MODULE = "func.func public @main(%arg0: tensor<{n}xf32>) -> tensor<{n}xf32> {{\n  return %arg0 : tensor<{n}xf32>\n}}\n"
 MANIFEST = """
 [manifest]
@@ -81,6 +82,8 @@ def test_what_differs_is_told_section_by_section(bundles: Path) -> None:
         "  ~ changed.cpu.json",
         "      sha256: # -> #",
         "      bytes: # -> #",
+        "  ~ changed.cpu.stablehlo.mlirbc",
+        "      sha256: # -> #",
         "  ~ changed.cpu.xla",
         "      sha256: # -> #",
         "      bytes: # -> #",
@@ -88,8 +91,8 @@ def test_what_differs_is_told_section_by_section(bundles: Path) -> None:
         "      sha256: # -> #",
         "  ~ changed.exported.json",
         "      sha256: # -> #",
-        *(f"  - gone{suffix}" for suffix in (".cpu.json", ".cpu.xla", ".exported", ".exported.json")),
-        *(f"  + new{suffix}" for suffix in (".cpu.json", ".cpu.xla", ".exported", ".exported.json")),
+        *(f"  - gone{suffix}" for suffix in SUFFIXES),
+        *(f"  + new{suffix}" for suffix in SUFFIXES),
     ]
     assert "  bundle\n    version: 1 -> 2\n" in why
     assert "  changed.cpu\n    source of changed: differs\n    aval args[0]: f32[4] -> f32[8]\n" in why

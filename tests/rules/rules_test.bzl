@@ -117,10 +117,11 @@ def _text_problems(target, group, mnemonic, file):
 def _executable_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecCompile")
-    outputs = ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.profile.json", "sample.f.cpu.batch8.xla"]
+    files = ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.stablehlo.mlirbc", "sample.f.cpu.batch8.xla"]
+    outputs = sorted(files + ["sample.f.cpu.batch8.profile.json"])
     return verdict(
         ctx,
-        difference("files", names(target.files), ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.xla"]) +
+        difference("files", names(target.files), files) +
         difference("executable", target[AotExecutableInfo].executable.basename, "sample.f.cpu.batch8.xla") +
         difference("description", target[AotExecutableInfo].description.basename, "sample.f.cpu.batch8.json") +
         difference("inputs", _own_inputs(action), ["sample.f.cpu.batch8.spec.json", "sample.f.exported"]) +
@@ -238,6 +239,7 @@ def _bundle_test_impl(ctx):
     action = only_action(target, "StagecBundle")
     artifacts = [
         "sample.f.cpu.batch8.json",
+        "sample.f.cpu.batch8.stablehlo.mlirbc",
         "sample.f.cpu.batch8.xla",
         "sample.f.exported",
         "sample.f.exported.json",
