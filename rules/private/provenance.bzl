@@ -22,10 +22,7 @@ def _aot_provenance_impl(ctx):
     inputs = [info.bundle, ctx.file.manifest]
     sources = depset(transitive = [export.sources for export in exports])
 
-    # Large manifests have more sources than a command line has room for.
     arguments = ctx.actions.args()
-    arguments.use_param_file("@%s", use_always = True)
-    arguments.set_param_file_format("multiline")
     arguments.add("--bundle", info.bundle)
     arguments.add("--output", statement)
     arguments.add("--sbom", sbom)
