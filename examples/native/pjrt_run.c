@@ -4,7 +4,7 @@
  *
  * PROGRAM is the StableHLO member of an executable. A FILE holds the values of an argument, dense and row-major, and the
  * AVAL says which: f32[8,64]. There is one for each parameter of the description's "abi", in its order. Results are
- * written to OUT.0, OUT.1, ..., in the order of the abi's results. README.md beside this file has a whole example.
+ * written to OUT.0, OUT.1, ..., in the order of the abi's results. docs/without-python.md has an example.
  *
  * pjrt_c_api.h is XLA's: https://github.com/openxla/xla/blob/main/xla/pjrt/c/pjrt_c_api.h. Every call takes one struct,
  * which says how long it is, so that a plugin that is newer or older than the header knows which fields there are.
