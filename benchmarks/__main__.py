@@ -1,0 +1,54 @@
+"""Run benchmarks, print their table, and write it as results.json and results.svg beside this file's source.
+
+bazel run //benchmarks
+bazel run //benchmarks -- clean_build edits --rounds 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import chart, measuring
+
+BENCHMARKS = ("clean_build", "edits", "scale")
+"""The modules, each with `measure(options) -> list[Row]`, in the order of the table."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Measure builds and bundles against plain JAX.")
+    parser.add_argument("names", nargs="*", metavar="BENCHMARK", help=f"which of {', '.join(BENCHMARKS)}; all of them")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured; 5")
+    given = parser.parse_args()
+    unknown = set(given.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}: write some of {', '.join(BENCHMARKS)}")
+    rows: dict[str, list[measuring.Row]] = {}
+    for name in given.names or BENCHMARKS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="stagec-benchmarks-", ignore_cleanup_errors=True) as folder:
+            options = measuring.Options(Path(folder), given.rounds)
+            rows[name] = importlib.import_module(f"benchmarks.{name}").measure(options)
+        print(measuring.as_table(rows[name]), flush=True)
+    write(rows, Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "benchmarks")
+
+
+def write(rows: dict[str, list[measuring.Row]], folder: Path) -> None:
+    """Write the rows of benchmarks to the results in a folder; those of benchmarks that were not run stay."""
+    results = folder / "results.json"
+    known = json.loads(results.read_text("utf-8")) if results.is_file() else {}
+    known |= {name: [dataclasses.asdict(row) for row in some] for name, some in rows.items()}
+    ordered = {name: known[name] for name in BENCHMARKS if name in known}
+    results.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+    every = [measuring.Row(**row) for some in ordered.values() for row in some]
+    (folder / "results.svg").write_text(chart.as_svg(every), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
