@@ -25,20 +25,21 @@ _NEAR = 16384
 _ROOM = 1 << 18
 
 
-def changes(code: Code, isa: Isa) -> list[Change]:
+@functools.cache
+def changes(code: Code, isa: Isa) -> tuple[Change, ...]:
     """Return the changes to `code`, a library with LLVM in it, that let LLVM see a CPU that has `isa` and nothing else.
 
     Raises CannotChange when the library is not as expected.
     """
     at = room_near(code, _ROOM)
-    result = []
+    result: list[Change] = []
     for address in _sites(code):
         before = ctypes.string_at(address, _JUMP_SIZE)
         answer = _answer(isa, address, before, at)
         jump = b"\xe9" + struct.pack("<i", at - address - _JUMP_SIZE)
         result += [Change(at, bytes(len(answer)), answer), Change(address, before, jump)]
         at += len(answer)
-    return result
+    return tuple(result)
 
 
 def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:

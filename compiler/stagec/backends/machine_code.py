@@ -81,13 +81,17 @@ def changed(changes: Sequence[Change]) -> Iterator[None]:
         probe = ctypes.addressof(ctypes.c_char.from_buffer(page))
         if _libc().mprotect(probe, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
             raise CannotChange("this system does not let a process change its own code")
-    for change in changes:
-        _write(change.address, change.after)
+    mappings = list(_mappings())  # once: a library has hundreds
+    protections = [
+        next(entry.protection for entry in mappings if entry.start <= change.address < entry.end) for change in changes
+    ]
+    for change, protection in zip(changes, protections, strict=True):
+        _write(change.address, change.after, protection)
     try:
         yield
     finally:
-        for change in changes:
-            _write(change.address, change.before)
+        for change, protection in zip(changes, protections, strict=True):
+            _write(change.address, change.before, protection)
 
 
 @functools.cache
@@ -118,10 +122,10 @@ def imported(library: str, function: str) -> int:
     raise CannotChange(f"this {library} does not import {function}")
 
 
-def _write(address: int, code: bytes) -> None:
+def _write(address: int, code: bytes, before: int) -> None:
+    """Write to pages that have the protection `before`, and leave it to them."""
     page = address & -mmap.PAGESIZE
     size = address + len(code) - page
-    before = next(entry.protection for entry in _mappings() if entry.start <= address < entry.end)
     # Another thread may be running something else on the page: it stays executable where the system allows both.
     writable = mmap.PROT_READ | mmap.PROT_WRITE
     if _libc().mprotect(page, size, writable | before) and _libc().mprotect(page, size, writable):

@@ -27,7 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def preload() -> None:
     import stagec.stages.compiled
-    import stagec.stages.limits  # noqa: F401
+    import stagec.stages.limits
+    import stagec.stages.serialization  # noqa: F401
     from stagec.backends import cpu
 
     cpu.find_code()

@@ -24,8 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preload() -> None:
-    importlib.import_module("stagec.frontends.jax")
-    importlib.import_module("stagec.explanation")
+    for name in ("frontends.jax", "explanation", "stages.serialization"):
+        importlib.import_module(f"stagec.{name}")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -7,7 +7,11 @@ import re
 
 from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import sdy, stablehlo
+from jaxlib.mlir.dialects import (
+    builtin,  # noqa: F401 - jaxlib imports it when the first module is read: in each fork of a worker
+    sdy,
+    stablehlo,
+)
 
 from stagec.runtime import dialects
 from stagec.runtime.custom_calls import provider

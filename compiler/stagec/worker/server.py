@@ -23,6 +23,8 @@ from typing import NoReturn
 from stagec.worker import isolation
 from stagec.worker.protocol import Request, Requests, Response
 
+_COMPILER = Path(__file__).absolute().parent.parent
+
 
 def serve(run: Callable[[Sequence[str]], int]) -> int:
     """Answer the requests on stdin on stdout until stdin is closed; return the exit status.
@@ -51,7 +53,9 @@ def serve(run: Callable[[Sequence[str]], int]) -> int:
 def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]], int]) -> Response:
     """Have a child do the work; its last word is its exit status, on a pipe that is closed when it dies."""
     started = time.monotonic()
-    with isolation.folder_of(request.inputs) as folder, tempfile.TemporaryFile() as printed:
+    # The compiler is imported from where the worker found it: links to its sources would be many, and read by nobody.
+    inputs = [path for path in request.inputs if not Path(path).absolute().is_relative_to(_COMPILER)]
+    with isolation.folder_of(inputs) as folder, tempfile.TemporaryFile() as printed:
         last_word, said = os.pipe()
         child = os.fork()
         if not child:
