@@ -22,6 +22,7 @@ BENCHMARKS = ("clean_build", "edits", "scale")
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure builds and bundles against plain JAX.")
     parser.add_argument("names", nargs="*", metavar="BENCHMARK", help=f"which of {', '.join(BENCHMARKS)}; all of them")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is measured; 5")

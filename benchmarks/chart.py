@@ -34,12 +34,14 @@ def as_svg(rows: list[Row]) -> str:
         style = "reported" if row.target is None else "met" if share <= 1 else "missed"
         unit = "x" if row.unit == "x" else f" {row.unit}"
         target = "reported" if row.target is None else f"target {row.target:g}{unit}"
-        parts += [
-            f'<text x="{_LEFT - 10}" y="{top + 15}" text-anchor="end">{escape(row.name)}</text>',
+        parts.append(f'<text x="{_LEFT - 10}" y="{top + 15}" text-anchor="end">{escape(row.name)}</text>')
+        parts.append(
             f'<rect class="{style}" x="{_LEFT}" y="{top + 4}" width="{length}" height="{_LINE - 10}" rx="2">'
-            f"<title>{escape(row.against or row.name)}</title></rect>",
+            f"<title>{escape(row.against or row.name)}</title></rect>"
+        )
+        parts.append(
             f'<text x="{_LEFT + length + 8}" y="{top + 15}"><tspan class="figure">{row.ratio:.3g}{unit}</tspan>'
-            f'<tspan class="small" dx="8">{target}</tspan></text>',
-        ]
+            f'<tspan class="small" dx="8">{target}</tspan></text>'
+        )
     parts.append(f'<text class="small" x="{_LEFT}" y="{height - 8}">shorter is better</text></svg>')
     return "\n".join(parts) + "\n"

@@ -18,7 +18,7 @@ class NestedBazel:
 
     def __init__(self, folder: Path, root: Path) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "bazel-*")
-        for name in ("compiler", "rules", "tests/e2e"):
+        for name in ("compiler", "rules"):
             shutil.copytree(ROOT / name, folder / "stagec" / name, ignore=ignored)
         for name in ("BUILD", "MODULE.bazel", "WORKSPACE", "bazelw"):
             shutil.copy(ROOT / name, folder / "stagec" / name)

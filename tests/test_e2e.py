@@ -38,6 +38,7 @@ class Workspace(NestedBazel):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, folder / "stagec" / "tests" / "e2e")
+        shutil.copytree(ROOT / "tests" / "e2e", self.root, ignore=shutil.ignore_patterns("__pycache__", "bazel-*"))
         self.log = folder / "execution.json"
 
     def build(self, *arguments: str) -> list[tuple[str, str]]:

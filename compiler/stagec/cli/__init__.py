@@ -28,6 +28,7 @@ COMMANDS = (
     "inspect",
     "locate",
     "plan",
+    "profile",
     "provenance",
     "reproduce",
     "run",

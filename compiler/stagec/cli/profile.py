@@ -1,0 +1,31 @@
+"""Tell where the time of a build went, by actions and phases."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stagec.cli.files import print_json, write_whole
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="a .profile.json file, a folder with some, or what Bazel's --build_event_json_file wrote",
+    )
+    parser.add_argument("--svg", metavar="FILE", help="draw the actions in time, coloured by phase, into this file")
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec import profiles
+
+    found = profiles.read(options.paths)
+    if options.svg:
+        write_whole(options.svg, profiles.as_svg(found).encode())
+    report = profiles.report(found)
+    if options.json:
+        print_json(report)
+    else:
+        sys.stdout.write(profiles.as_text(report))

@@ -1,0 +1,49 @@
+"""The benchmarks run, on a workspace of few functions; what they measure there says nothing."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from benchmarks import chart, edits
+from benchmarks.measuring import Options, Row, as_table, interleaved, ratio
+
+ROWS = [
+    Row("a build", "a script", 0.75, 1.0, {"build": [3.0, 2.0], "script": [4.0, 4.0]}),
+    Row("a call", "", 0.0000123, None, {"call": [0.0000123]}, "s", "1 round"),
+    Row("<slow>", "jit", 250.0, 1.0),
+]
+TABLE = """\
+| benchmark | against | measured | target | seconds, median |
+| --- | --- | --- | --- | --- |
+| a build | a script | 0.750x | <= 1.00x | build 2.50, script 4.00 |
+| a call (1 round) | - | 0.000012 s | reported | call 0.000012 |
+| <slow> | jit | 250x | <= 1.00x |  |
+"""
+
+
+def test_rounds_are_interleaved_and_compared_one_by_one() -> None:
+    calls, times = [], iter([1.0, 2.0, 3.0, 2.0, 9.0, 3.0])
+
+    def measure(name: str) -> float:
+        calls.append(name)
+        return next(times)
+
+    seconds = interleaved(3, {"a": lambda: measure("a"), "b": lambda: measure("b")})
+    assert calls == ["a", "b"] * 3
+    assert seconds == {"a": [1.0, 3.0, 9.0], "b": [2.0, 2.0, 3.0]}
+    assert ratio(seconds, "a", "b") == 1.5
+
+
+def test_the_table_and_the_chart_say_the_same() -> None:
+    assert as_table(ROWS) == TABLE
+    picture = ElementTree.fromstring(chart.as_svg(ROWS))
+    bars = [bar.attrib for bar in picture.iterfind("{http://www.w3.org/2000/svg}rect")]
+    assert [bar["class"] for bar in bars] == ["met", "reported", "missed"]
+    assert [int(bar["width"]) for bar in bars] == [195, 2, 520]
+    assert {"0.75x", "1.23e-05 s", "250x"} <= set(picture.itertext())
+
+
+def test_an_edit_runs_the_actions_that_it_must(tmp_path: Path) -> None:
+    rows = edits.measure(Options(tmp_path, rounds=1, sizes=(1, 3, 3)))
+    nothing = "0 compile actions"
+    assert [(row.target, row.note) for row in rows] == [(0.2, ""), (0.1, nothing), (None, nothing)]
+    assert all(len(seconds) == 1 and seconds[0] > 0 for row in rows for seconds in row.seconds.values())
