@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure builds and bundles against plain JAX.")
     parser.add_argument("names", nargs="*", metavar="BENCHMARK", help=f"which of {', '.join(BENCHMARKS)}; all of them")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is measured; 5")
+    parser.add_argument("--sizes", type=int, nargs=3, default=(10, 100, 1000), help="numbers of functions; 10 100 1000")
     given = parser.parse_args()
     unknown = set(given.names) - set(BENCHMARKS)
     if unknown:
@@ -34,7 +35,7 @@ def main() -> None:
     for name in given.names or BENCHMARKS:
         print(f"{name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="stagec-benchmarks-", ignore_cleanup_errors=True) as folder:
-            options = measuring.Options(Path(folder), given.rounds)
+            options = measuring.Options(Path(folder), given.rounds, tuple(given.sizes))
             rows[name] = importlib.import_module(f"benchmarks.{name}").measure(options)
         print(measuring.as_table(rows[name]), flush=True)
     write(rows, Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "benchmarks")
