@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -31,6 +32,7 @@ def main() -> None:
     unknown = set(given.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}: write some of {', '.join(BENCHMARKS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a benchmark ends the Bazel that it started
     rows: dict[str, list[measuring.Row]] = {}
     for name in given.names or BENCHMARKS:
         print(f"{name} ...", file=sys.stderr, flush=True)
