@@ -33,6 +33,7 @@ _LARGEST = 2**63
 """Numbers are below it: no dimension is larger."""
 _DEEPEST = 100
 """Levels of parentheses, signs and calls: each takes a few of Python's own."""
+_SIZE = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
 
@@ -47,6 +48,8 @@ def canonical_dimension(text: str) -> int | str:
     Two expressions that differ in spacing, in the order of terms or in redundant parentheses have one canonical text.
     Raises DimensionError for anything else, negative constants included.
     """
+    if _SIZE.fullmatch(text):  # nearly all are: a bundle of a thousand functions has tens of thousands
+        return int(text)
     terms = _polynomial(_parse(text))
     if set(terms) <= {()}:
         size = terms.get((), 0)
@@ -163,8 +166,9 @@ def _check_depth(node: ast.AST) -> None:
     level: list[ast.AST] = [node]
     for _ in range(_DEEPEST):
         level = [child for one in level for child in ast.iter_child_nodes(one)]
-    if level:
-        raise DimensionError(f"dimension expression nested deeper than {_DEEPEST} levels")
+        if not level:
+            return
+    raise DimensionError(f"dimension expression nested deeper than {_DEEPEST} levels")
 
 
 def _sides(node: ast.expr) -> tuple[ast.expr, str, ast.expr]:
