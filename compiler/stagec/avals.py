@@ -4,7 +4,6 @@
 The same text is used in manifests, in the slices given to actions and in the descriptions inside bundles.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -133,6 +132,15 @@ def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tup
     return tuple(dim if isinstance(dim, int) else _evaluate(dim, bucket) for dim in shape)
 
 
+def physical(aval: Aval) -> Aval:
+    """What a program holds for an aval: a PRNG key is its words, in a last dimension; float0 is bools."""
+    if aval.dtype == "f0":
+        return Aval("bool", aval.shape)
+    if not aval.dtype.startswith("key<"):
+        return aval
+    return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
+
+
 def _check_dtype(text: str, name: str) -> None:
     if name in DTYPES:
         return
@@ -141,6 +149,8 @@ def _check_dtype(text: str, name: str) -> None:
     if name in _LONG_NAMES:
         short = _LONG_NAMES[name]
         raise AvalError(f'"{text}": "{name}" is not a short dtype name', f"write {short}")
+    import difflib  # only a mistake needs it
+
     closest = difflib.get_close_matches(name, DTYPES, n=1, cutoff=0.5)
     raise AvalError(
         f'"{text}": unknown dtype "{name}"',

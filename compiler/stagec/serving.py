@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stagec.runtime import signatures
 from stagec.runtime.archive import Archive
 from stagec.runtime.executable import Executable
 from stagec.runtime.loader import Bundle
@@ -17,6 +16,9 @@ from stagec.runtime.node_types import Types
 from stagec.runtime.refusal import LoadError
 from stagec.runtime.selection import Policy, Shapes
 from stagec.runtime.signature import Convention
+
+if TYPE_CHECKING:
+    from stagec.runtime.signatures import Key
 
 
 def load(
@@ -26,7 +28,7 @@ def load(
     *,
     policy: Policy = "allow_compile",
     devices: Sequence[Any] = (),
-    keys: Sequence[signatures.Key] = (),
+    keys: Sequence[Key] = (),
     threshold: int = 1,
     signature: str | Path | None = None,
 ) -> Bundle:
@@ -53,6 +55,8 @@ def load(
     """
     archive = Archive(path)
     if keys:
+        from stagec.runtime import signatures
+
         signatures.check(archive, keys, threshold, signature)
     return Bundle(archive, target, types, policy, devices, compile_exported)
 

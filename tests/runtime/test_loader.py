@@ -15,7 +15,7 @@ import stagec
 from stagec.runtime import host
 from stagec.runtime.arrays import Array
 from tests.building import COMPILER
-from tests.runtime.bundles import edited, edited_index
+from tests.runtime.bundles import edited, edited_descriptions, edited_index
 
 
 @pytest.fixture(scope="module")
@@ -244,19 +244,47 @@ def test_an_executable_is_checked_before_xla_sees_it(zoo: Path, tmp_path: Path) 
     assert str(refusal.value).startswith(f"{path}: loop.cpu.xla is not what the index says: its sha256 is ")
 
 
+def refusal_of_call(path: Path) -> tuple[str, str]:
+    with stagec.load(path) as bundle, pytest.raises(stagec.LoadError) as refusal:
+        bundle["loop"](np.zeros(8, np.float32))
+    return refusal.value.code, str(refusal.value).replace(str(path), "zoo.aot")
+
+
 def test_a_description_is_checked_before_it_is_read(zoo: Path, tmp_path: Path) -> None:
     def edit(members: dict[str, bytes]) -> None:
         members["loop.cpu.json"] = members["loop.cpu.json"].replace(b"{", b"[", 1)
 
-    code, text = refusal_of(edited(zoo, tmp_path / "x.aot", edit))
+    code, text = refusal_of_call(edited(zoo, tmp_path / "x.aot", edit))
     assert code == "digest"
     assert text.startswith("zoo.aot: loop.cpu.json is not what the index says: its sha256 is ")
 
 
+def test_a_description_of_another_format(zoo: Path, tmp_path: Path) -> None:
+    path = edited_descriptions(zoo, tmp_path / "x.aot", "loop", lambda description: description.update(format=9))
+    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1")
+
+
 def test_a_description_that_the_index_does_not_agree_with(zoo: Path, tmp_path: Path) -> None:
     path = edited_index(zoo, tmp_path / "x.aot", lambda index: index["targets"]["cpu"].update(requires=[]))
-    what = "zoo.aot: attention.cpu.batch2_seq3.json: it is not of the target that the index has"
-    assert refusal_of(path) == ("format", what)
+    what = "zoo.aot: loop.cpu.json: it is not of the target that the index has"
+    assert refusal_of_call(path) == ("format", what)
+
+
+def test_arguments_that_the_executable_does_not_take(zoo: Path, tmp_path: Path) -> None:
+    # XLA would read behind their end.
+    path = edited_descriptions(
+        zoo, tmp_path / "x.aot", "loop", lambda description: description.update(in_avals=["f32[9]"])
+    )
+    what = "zoo.aot: loop.cpu.json: its arguments are not those that the index has"
+    assert refusal_of_call(path) == ("format", what)
+
+
+def test_a_bucket_without_a_size(zoo: Path, tmp_path: Path) -> None:
+    def edit(index: dict[str, Any]) -> None:
+        index["functions"]["mlp"]["executables"][0]["bucket"] = {}
+
+    what = "zoo.aot: index.json: functions.mlp.executables[0].bucket: the size of batch is missing"
+    assert refusal_of(edited_index(zoo, tmp_path / "x.aot", edit)) == ("format", what)
 
 
 def test_a_member_too_many(zoo: Path, tmp_path: Path) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxlib import _jax, xla_client
-from numpy.typing import NDArray
 
 from stagec.avals import DTYPES, Aval
 from stagec.runtime import clients
 from stagec.runtime.node_types import children_by_jax
 from stagec.runtime.refusal import CallError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class _SingleDevice(_jax.SingleDeviceSharding):  # type: ignore[misc]  # jaxlib has no types for it

@@ -49,10 +49,11 @@ class Executable:
         else:
             self.parameter_shardings = self._shardings(loaded.get_parameter_shardings(), parameters)
             self.output_shardings = self._shardings(loaded.get_output_shardings(), results)
-        self._results = [(*result, s) for result, s in zip(results, self.output_shardings, strict=True)]
+        shapes, dtypes = [shape for shape, _ in results], [dtype for _, dtype in results]
+        self._results = shapes, dtypes, self.output_shardings
         self._handlers = [
             jaxlib_lines.result_handler(AbstractArray(shape, dtype), sharding.xla)
-            for shape, dtype, sharding in self._results
+            for shape, dtype, sharding in zip(*self._results, strict=True)
         ]
 
     def _shardings(self, protos: Sequence[xla_client.OpSharding] | None, arrays: ArraySpecs) -> list[Sharding]:
@@ -89,30 +90,29 @@ class Executable:
             raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
         return Executable(loaded, parameters, results, devices)
 
-    def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> Array:
-        """Return parameter `number` as the executable wants it: an array that lies so already stays where it is.
+    def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> _jax.ArrayImpl:
+        """Return the buffer of parameter `number`: an array that lies as the executable wants it stays where it is.
 
         donated: the call will overwrite it.
         """
         sharding = self.parameter_shardings[number]
         if isinstance(values, Array):
             if values.sharding is sharding or values.sharding.same(sharding, values.shape):
-                return values
+                return values._buffer
             values = values.numpy()
-        return put(values, sharding, donated)
+        return put(values, sharding, donated)._buffer
 
-    def __call__(self, arguments: Sequence[Array]) -> list[Array]:
-        """Run on `arguments`, which must be of the executable's own shapes and dtypes: XLA does not check."""
+    def __call__(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
+        """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
         if self._alone is None:
-            outputs = self._execute(arguments)
+            outputs = self._execute(buffers)
         else:
             with self._alone:
-                outputs = self._execute(arguments)
+                outputs = self._execute(buffers)
                 for output in outputs:
                     output.block_until_ready()
-        return [Array(buffer, *result) for buffer, result in zip(outputs, self._results, strict=True)]
+        return list(map(Array, outputs, *self._results))
 
-    def _execute(self, arguments: Sequence[Array]) -> list[Any]:
-        buffers = [array._buffer for array in arguments]
+    def _execute(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Any]:
         handled: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
         return handled

@@ -7,16 +7,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from jaxlib import _jax
 
 from stagec.avals import Aval, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
-from stagec.runtime.arrays import Sharding
+from stagec.runtime.arrays import Array, Sharding
 from stagec.runtime.description import Description
 from stagec.runtime.executable import Executable
+from stagec.runtime.flat import Flat
 from stagec.runtime.host import Host
 from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.padding import Fit, Padding
@@ -24,6 +25,8 @@ from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, Offer, Selection, Shapes
 from stagec.runtime.signature import OMITTED, Convention, Signature
 from stagec.trees import Tree
+
+_Results = TypeVar("_Results", bound=Sequence[Any])
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
@@ -100,12 +103,10 @@ class Function:
         entry = loaded.archive.index["functions"][artifact]
         self.static = _tupled(entry["static"])
         self._static_names = frozenset(self.static)
-        descriptions = [_describe(loaded.archive, artifact, executable) for executable in entry["executables"]]
-        members = [e["executable"] for e in entry["executables"]]
-        self._descriptions = dict(zip(members, descriptions, strict=True))
-        self._offers = selection.offers(loaded.archive.index, artifact, descriptions)
+        self._artifact = artifact
         avals = (tuple(map(parse_aval, entry[key])) for key in ("in_avals", "out_avals"))
         in_avals, out_avals = avals
+        self._offers = selection.offers(loaded.archive.index, artifact, in_avals)
         trees = (Tree.from_json(entry[key]) for key in ("in_tree", "out_tree"))
         in_tree, out_tree = trees
         self._interface = Signature(name, _Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
@@ -121,9 +122,12 @@ class Function:
 
     @property
     def descriptions(self) -> tuple[Description, ...]:
-        """The executables that calls of this function choose from here, those of its variants included."""
-        chosen = (c.offer.member for c in self.select().candidates if c.code == selection.CHOSEN)
-        own = tuple(d for member in chosen if (d := self._descriptions.get(member)))
+        """The executables that calls of this function choose from here, those of its variants included.
+
+        They are read now. Raises LoadError ("format", "digest"), CallError ("closed").
+        """
+        chosen = (c.offer for c in self.select().candidates if c.code == selection.CHOSEN)
+        own = tuple(self._describe(offer.member) for offer in chosen if offer.kind == "executable")
         return (*own, *(d for variant in self.variants.values() for d in variant.descriptions))
 
     def with_options(self, *, donate: bool = True) -> Function:
@@ -164,8 +168,29 @@ class Function:
         donated to an earlier call; LoadError when nothing in the bundle runs here, or jaxlib does not load the
         executable, at its first call.
         """
+        if self._static_names or self.variants:
+            function, kwargs = self._signature_of(kwargs)
+            return function._run(args, kwargs)
+        return self._run(args, kwargs)
+
+    def flat(self, *args: object, **kwargs: object) -> Flat:
+        """Return this function for arrays like these, bound to its executable: for calls that take no time to prepare.
+
+        The executable is loaded. Donation and the chosen static arguments are those of this function and this call.
+        Raises what a call raises; CallError ("shape") for sizes that padding would fill up.
+        """
         function, kwargs = self._signature_of(kwargs)
-        return function._run(args, kwargs)
+        leaves = function._flatten(args, kwargs)
+        signature, fit = function._calls.get(_shapes(leaves)) or function._resolve(leaves)
+        if fit and (fit.shapes != _shapes(leaves) or any(leaf is OMITTED for leaf in leaves)):
+            raise CallError("shape", f"{self.name}: a flat call is not filled up: give all arrays, of a bucket's sizes")
+
+        def run(arrays: Sequence[Any]) -> list[Array]:
+            if function._loaded.archive is None:
+                raise CallError("closed", f"{self.name}: the bundle was closed")
+            return function._guarded(signature, signature.call_on_device, arrays)
+
+        return Flat(signature, _shapes(leaves), run)
 
     def input_shardings(self, *args: object, **kwargs: object) -> Any:
         """Return how a call with these arguments lays them on devices: a `Sharding` for each, as `(args, kwargs)`.
@@ -204,12 +229,15 @@ class Function:
         signature, fit = self._resolve(leaves) if found is None else found
         if fit is not None:
             leaves = fit.fill(leaves)
+        results = self._guarded(signature, signature.call, leaves)
+        return signature.unflatten(results if fit is None else fit.cut(results))
+
+    def _guarded(self, signature: Signature, call: Callable[..., _Results], leaves: Sequence[Any]) -> _Results:
         try:
-            results = signature.call(leaves, self._donate)
+            return call(leaves, self._donate)
         except RuntimeError as error:  # XLA's own
             self._locate(error, signature)
             raise
-        return signature.unflatten(results if fit is None else fit.cut(results))
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         if self._padding and self._padding.masks:
@@ -256,7 +284,7 @@ class Function:
             signature = Signature(self.name, convention, loaded.types)
             signature.executable = executable
             return signature
-        description = self._descriptions[offer.member]
+        description = self._describe(offer.member)
         signature = Signature(self.name, description, loaded.types)
         try:
             devices = loaded.devices_for(platform, description.nr_devices)
@@ -270,6 +298,26 @@ class Function:
             self._locate(error, signature)
             raise
         return signature
+
+    def _describe(self, member: str) -> Description:
+        """Return the description of the executable `member`, read when it is first asked for."""
+        archive = self._loaded.archive
+        if archive is None:
+            raise CallError("closed", f"{self.name}: the bundle was closed")
+        if member not in self._descriptions:
+            entries = archive.index["functions"][self._artifact]["executables"]
+            entry = next(entry for entry in entries if entry["executable"] == member)
+            text = archive[entry["description"]]
+            offer = next(offer for offer in self._offers if offer.member == member)
+            try:
+                found = index.describe(archive.index, self._artifact, entry, text)
+                # Calls are checked against the index: XLA, which checks nothing, must get what the executable takes.
+                if found.in_avals != offer.static_avals:
+                    raise ValueError("its arguments are not those that the index has")
+            except ValueError as error:
+                raise LoadError("format", f"{archive.path}: {entry['description']}: {error}") from error
+            self._descriptions[member] = found
+        return self._descriptions[member]
 
     def release(self) -> None:
         """Let go of the executables; XLA frees their memory when no call uses them any more."""
@@ -292,8 +340,8 @@ class Function:
         executables = [offer for offer in self._offers if offer.kind == "executable"]
         faults = []
         for i, (path, leaf) in enumerate(zip(self._interface.paths, leaves, strict=True)):
-            wanted = sorted({str(offer.in_avals[i]) for offer in executables})
-            given = Aval(executables[0].in_avals[i].dtype, leaf.shape)
+            wanted = sorted({str(offer.static_avals[i]) for offer in executables})
+            given = Aval(executables[0].static_avals[i].dtype, leaf.shape)
             if leaf is not OMITTED and str(given) not in wanted:
                 faults.append(f"{path} is {given}, {' or '.join(wanted)} is wanted")
         buckets = "; ".join(dict.fromkeys(filter(None, (_bucket_name(o.bucket, " = ", ", ") for o in executables))))
@@ -310,13 +358,6 @@ class Function:
 
 def _shapes(leaves: Sequence[Any]) -> Shapes:
     return tuple([leaf.shape for leaf in leaves])
-
-
-def _describe(archive: Archive, artifact: str, entry: Mapping[str, Any]) -> Description:
-    try:
-        return index.describe(archive.index, artifact, entry, archive[entry["description"]])
-    except ValueError as error:
-        raise LoadError("format", f"{archive.path}: {entry['description']}: {error}") from error
 
 
 def _tupled(static: Mapping[str, Any]) -> dict[str, Any]:

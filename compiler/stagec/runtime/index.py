@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stagec.avals import dimension_variables, evaluate_shape, parse_aval
 from stagec.runtime import shapes
 from stagec.runtime.description import TARGET, Description
 from stagec.trees import Tree
@@ -89,11 +90,20 @@ def check(found: Any) -> None:
         if "description" in function:
             _check_named(f"{where}.description", function["description"], found["members"], "member")
         seen = set()
+        dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
+        names = {*dimension_variables(dims)}
         for i, executable in enumerate(function["executables"]):
             at = f"{where}.executables[{i}]"
             _check_named(f"{at}.target", executable["target"], found["targets"], "target")
             for key in ("executable", "description", "stablehlo"):
                 _check_named(f"{at}.{key}", executable[key], found["members"], "member")
+            missing = sorted(names - executable["bucket"].keys())
+            if missing:
+                raise ValueError(f"{at}.bucket: the size of {missing[0]} is missing")
+            try:
+                evaluate_shape(dims - names, executable["bucket"])  # of expressions: a name has the size itself
+            except ValueError as error:
+                raise ValueError(f"{at}.bucket: {error}") from None
             which_one = executable["target"], tuple(sorted(executable["bucket"].items()))
             if which_one in seen:
                 raise ValueError(f"{at}: there is another one for this target and bucket")

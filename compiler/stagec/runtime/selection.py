@@ -7,13 +7,13 @@ One pure function, `select`, over what a bundle offers and what is known of the 
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from stagec.avals import Aval
+from stagec.avals import Aval, evaluate_shape, physical
 from stagec.runtime.custom_calls import UNKNOWN
-from stagec.runtime.description import Description
 from stagec.runtime.host import Host
 from stagec.runtime.refusal import LoadError
 
@@ -46,6 +46,7 @@ class Offer:
     kind: "executable" or "exported". member: its name in the bundle.
     platforms: one for an executable; in the order of preference.
     nr_devices: None where it is not known before the artifact is read.
+    in_avals: the arguments of an executable, flat, as the module has them, with dimensions' names.
     readable_until: the last day for which JAX promises to read the artifact; None where none is known.
     """
 
@@ -62,10 +63,17 @@ class Offer:
     in_avals: tuple[Aval, ...] = ()
     readable_until: datetime.date | None = None
 
-    @property
+    @functools.cached_property
+    def static_avals(self) -> tuple[Aval, ...]:
+        """What an executable takes, flat, with the sizes of its bucket."""
+        if not self.bucket:
+            return self.in_avals
+        return tuple(Aval(aval.dtype, evaluate_shape(aval.shape, self.bucket)) for aval in self.in_avals)
+
+    @functools.cached_property
     def shapes(self) -> Shapes:
         """The shapes that an executable takes; empty for a portable artifact."""
-        return shapes_of(self.in_avals) if self.kind == "executable" else ()
+        return shapes_of(self.static_avals) if self.kind == "executable" else ()
 
 
 @dataclass(frozen=True)
@@ -148,30 +156,31 @@ def shapes_of(avals: Sequence[Aval]) -> Shapes:
     return tuple(tuple(map(int, aval.shape)) for aval in avals)
 
 
-def offers(index: Mapping[str, Any], artifact: str, descriptions: Sequence[Description]) -> tuple[Offer, ...]:
+def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) -> tuple[Offer, ...]:
     """Return what a bundle has of one signature of a function, in the order of preference.
 
-    descriptions: of its executables, in the order of the index. Accelerators come before the CPU, the most demanding
-    target first, executables before the portable artifact.
+    Accelerators come before the CPU, the most demanding target first, executables before the portable artifact.
+    in_avals: of the signature, as the index has them.
     """
-    entry = index["functions"][artifact]
+    entry, targets = index["functions"][artifact], index["targets"]
+    module_avals = tuple(Aval(aval.dtype, aval.shape) for aval in map(physical, in_avals))
     # The index lists targets from the least demanding to the most.
     rank = {name: (target["platform"] != "cpu", i) for i, (name, target) in enumerate(index["targets"].items())}
     found = [
         Offer(
             "executable",
             executable["executable"],
-            (description.target.platform,),
+            (targets[executable["target"]]["platform"],),
             target=executable["target"],
-            device_kind=description.target.device_kind,
-            requires=description.target.requires,
-            nr_devices=description.nr_devices,
-            versions=description.versions,
-            unknown_calls=tuple(n for n, provider in description.custom_calls.items() if provider == UNKNOWN),
+            device_kind=targets[executable["target"]]["device_kind"],
+            requires=tuple(targets[executable["target"]]["requires"]),
+            nr_devices=executable["nr_devices"],
+            versions=executable["versions"],
+            unknown_calls=tuple(n for n, provider in executable["custom_calls"].items() if provider == UNKNOWN),
             bucket=executable["bucket"],
-            in_avals=description.in_avals,
+            in_avals=module_avals,
         )
-        for executable, description in zip(entry["executables"], descriptions, strict=True)
+        for executable in entry["executables"]
     ]
     found.sort(key=lambda offer: rank[offer.target], reverse=True)
     # Without targets any accelerator comes before the CPU; with them, one that no target is for is not even looked at.
@@ -276,4 +285,4 @@ def _sizes(offer: Offer) -> str:
     """Return the sizes that an executable is for: its bucket, or where it has none its arguments."""
     if offer.bucket:
         return ", ".join(f"{name} = {size}" for name, size in sorted(offer.bucket.items()))
-    return ", ".join(map(str, offer.in_avals))
+    return ", ".join(map(str, offer.static_avals))

@@ -52,6 +52,12 @@ class _Omitted:
 
 OMITTED = _Omitted()
 
+_ARRAYS = {np.ndarray, Array}
+_CONTAINERS = _jax.pytree.PyTreeRegistry()
+"""jaxlib's own pytrees, in C++: of dicts, lists, tuples and namedtuples. It does not know what JAX has registered."""
+_MOST_STRUCTURES = 64
+"""Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
+
 
 class Signature:
     """One executable with its calling convention.
@@ -64,6 +70,8 @@ class Signature:
         self.name = name
         self.description = description
         self._types = types or NodeTypes()
+        self._orders: dict[Any, Sequence[int] | None] = {}
+        self._structure = _structure_of(description.out_tree)
         self._nodes_in = list(description.in_tree.custom_nodes())
         self._nodes_out = list(description.out_tree.custom_nodes())
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
@@ -94,16 +102,52 @@ class Signature:
 
     def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         """Return the leaves as numpy or device arrays of the right dtype. Raises CallError ("structure", "dtype")."""
+        leaves = self._flatten_quickly(args, kwargs)
+        return self.check_dtypes(self._flatten(args, kwargs) if leaves is None else leaves)
+
+    def _flatten_quickly(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
+        """Return the leaves of arguments in containers that were seen before, and fitted; None for others.
+
+        What containers fit is decided by `_flatten` alone: it is given the same ones once, with numbers for leaves.
+        """
+        try:
+            leaves, structure = _CONTAINERS.flatten((args, kwargs))
+            order = self._orders[structure]
+        except KeyError:
+            order = None
+            if len(self._orders) < _MOST_STRUCTURES:
+                order = self._orders[structure] = self._order(structure)
+        except (TypeError, ValueError, RecursionError):  # keys that cannot be sorted; auxiliary data without a hash
+            return None
+        if order is None:
+            return None
+        return leaves if type(order) is range else [leaves[i] for i in order]
+
+    def _order(self, structure: Any) -> Sequence[int] | None:
+        """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
+        if self._types.of_arguments(self._nodes_in):
+            return None
+        numbers = range(structure.num_leaves)
+        try:
+            order = self.description.in_tree.flatten(structure.unflatten(numbers))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # Not these containers, or a namedtuple of a class that takes no numbers.
+            return None
+        return numbers if order == [*numbers] else order
+
+    def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         try:
             types = self._types.of_arguments(self._nodes_in)
             leaves = self.description.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
             where = argument_path(error.path) if error.path else "the call"
             raise CallError("structure", f"{self.name}: {where}: {error.what}") from None
-        return self.check_dtypes(leaves)
+        return leaves
 
     def check_dtypes(self, leaves: Sequence[Any]) -> list[Any]:
         """Return flat arguments as numpy or device arrays. Raises CallError ("dtype")."""
+        if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
+            return list(leaves)
         return [
             leaf if isinstance(leaf, Array) and leaf.dtype == dtype else self._to_numpy(leaf, dtype, i)
             for i, (leaf, dtype) in enumerate(zip(leaves, self._dtypes, strict=True))
@@ -130,27 +174,45 @@ class Signature:
 
         donate: whether device arrays of donated arguments are consumed; otherwise the executable gets copies of them.
         """
+        outputs = self.call_on_device(leaves, donate)
+        return outputs if Array in map(type, leaves) else [output.numpy() for output in outputs]
+
+    def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[Array]:
+        """Return the flat results as device arrays, whatever the arguments are. Raises CallError ("deleted")."""
         executable = self.executable
         assert executable is not None
-        donated = self.description.donated
-        arguments = []
-        for number, i in enumerate(self.description.kept_var_idx):
-            leaf = leaves[i]
-            if isinstance(leaf, Array):
-                if leaf.is_deleted():
-                    what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
-                    raise CallError("deleted", what)
-                if donated[i] and not donate:
-                    leaf = leaf.copy()
-            arguments.append(executable.put(number, leaf, donated[i]))
-        outputs = executable(arguments)
-        if any(isinstance(leaf, Array) for leaf in leaves):
-            return outputs
-        return [output.numpy() for output in outputs]
+        kept, donated = self.description.kept_var_idx, self.description.donated
+        taken = leaves if len(kept) == len(leaves) else [leaves[i] for i in kept]
+        copied = not donate and True in donated
+        lying = [leaf.sharding if type(leaf) is Array else None for leaf in taken]
+        if not copied and lying == executable.parameter_shardings:
+            # The usual call of a program with state: nothing to move, and hundreds of arrays take no loop but these.
+            buffers = [leaf._buffer for leaf in taken]
+            if True not in [buffer.is_deleted() for buffer in buffers]:
+                return executable(buffers)
+        buffers = []
+        for number, (i, leaf) in enumerate(zip(kept, taken, strict=True)):
+            if isinstance(leaf, Array) and leaf.is_deleted():
+                what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
+                raise CallError("deleted", what)
+            own = leaf.copy() if copied and donated[i] and isinstance(leaf, Array) else leaf
+            buffers.append(executable.put(number, own, donated[i]))
+        return executable(buffers)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """Return the result in its structure. Raises CallError ("structure") when a type here has another one."""
+        if self._structure is not None:
+            return self._structure.unflatten(outputs)
         try:
             return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
         except TreeMismatch as error:
             raise CallError("structure", f"{self.name}: the result: {error.what}") from None
+
+
+def _structure_of(tree: Tree) -> Any:
+    """Return jaxlib's form of a tree of plain containers; None for others, and where it has leaves in another order."""
+    if any(True for _ in tree.custom_nodes()):
+        return None
+    numbers = range(tree.num_leaves)
+    leaves, structure = _CONTAINERS.flatten(tree.unflatten(numbers))
+    return structure if leaves == [*numbers] else None

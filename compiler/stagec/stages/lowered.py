@@ -14,7 +14,7 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from stagec.avals import DTYPES, Aval, evaluate_shape
+from stagec.avals import Aval, evaluate_shape, physical
 from stagec.runtime import clients, jaxlib_lines
 from stagec.runtime.arrays import dtype_of
 from stagec.specs import Scalar, TargetSpec
@@ -186,7 +186,7 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
             in_avals=in_avals,
             out_tree=exported.out_tree,
             out_avals=tuple(
-                Aval(_physical(aval).dtype, tuple(t.shape))
+                Aval(physical(aval).dtype, tuple(t.shape))
                 for aval, t in zip(exported.out_avals, out_types, strict=True)
             ),
             kept_var_idx=kept,
@@ -204,16 +204,7 @@ def _static(aval: Aval, bucket: Mapping[str, int], fun_name: str) -> Aval:
         shape = evaluate_shape(aval.shape, bucket)
     except ValueError as error:
         raise CannotLower(f"{fun_name}: {aval}: {str(error).partition(': ')[2]}") from error
-    return _physical(Aval(aval.dtype, shape))
-
-
-def _physical(aval: Aval) -> Aval:
-    """Return what the module holds for `aval`: for float0 bools; a PRNG key is its words, in a last dimension."""
-    if aval.dtype == "f0":
-        return Aval("bool", aval.shape)
-    if not aval.dtype.startswith("key<"):
-        return aval
-    return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
+    return physical(Aval(aval.dtype, shape))
 
 
 def _constant(value: int) -> Any:
