@@ -1,0 +1,73 @@
+"""Bundles of one function each, built by stagec's commands as Bazel's rules do, and processes that load them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).absolute().parent.parent
+COMPILER = ROOT / "compiler"
+MLP_ROWS, MLP_TARGETS = (1, 8, 32), {"cpu-avx2": "AVX2", "cpu-sse42": "SSE4_2"}
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """Return the environment of a child process: this one's packages, and no setting of XLA's or JAX's but `variables`.
+
+    folder: where its byte code lies between runs, as that of an installed package does.
+    """
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([*packages, str(ROOT), str(COMPILER)]),
+        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA tells at length what of a CPU an executable of JAX's has not been made for
+        **variables,
+    }
+
+
+def build(function: str, folder: Path) -> Path:
+    """Build the bundle of one function of `functions.py` in `folder`, a new one; return its path."""
+    folder.mkdir()
+    (folder / "functions.toml").write_text(_manifest(function))
+    plan = json.loads(_stagec(folder, "plan", "functions.toml", "--json"))
+    arguments: list[str] = []
+    for artifact in plan["exports"]:
+        name, spec = _specified(artifact, folder)
+        words = ("--output", f"{name}.exported", "--description", f"{name}.exported.json", "--import-root", str(ROOT))
+        _stagec(folder, "export", "--spec", spec, *words)
+        arguments += ["--export", f"{name}={name}.exported={spec}={name}.exported.json"]
+    for artifact in plan["executables"]:
+        name, spec = _specified(artifact, folder)
+        words = ("--output", f"{name}.xla", "--description", f"{name}.json")
+        _stagec(folder, "compile", "--spec", spec, "--exported", f"{artifact['export']}.exported", *words)
+        arguments += ["--executable", f"{name}={name}.xla={name}.json"]
+    _stagec(folder, "bundle", "--name", "functions", "--version", "1.0.0", "--output", "functions.aot", *arguments)
+    return folder / "functions.aot"
+
+
+def _manifest(function: str) -> str:
+    # One target and one size, but for the function whose bundle is weighed.
+    buckets, targets = ("", ["cpu-avx2"]) if function != "mlp" else (f"buckets.rows = {[*MLP_ROWS]}", [*MLP_TARGETS])
+    lines = ["[manifest]", 'name = "functions"', 'version = "1.0.0"', "", f"[functions.{function}]"]
+    names = (
+        f'{key} = "benchmarks.functions:{name}"' for key, name in (("entry", function), ("avals", f"{function}_avals"))
+    )
+    return "\n".join([*lines, *names, buckets, f"targets = {json.dumps(targets)}", ""])
+
+
+def _specified(artifact: dict[str, Any], folder: Path) -> tuple[str, str]:
+    name: str = artifact["name"]
+    (folder / f"{name}.spec").write_text(json.dumps(artifact["spec"]))
+    return name, f"{name}.spec"
+
+
+def _stagec(folder: Path, *arguments: str) -> str:
+    """Run a command of stagec; return its stdout. Raises CalledProcessError, after its message on stderr."""
+    command = [sys.executable, "-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), *arguments]
+    env = environment(folder, OPENBLAS_NUM_THREADS="1", PYTHONHASHSEED="0", PYTHONSAFEPATH="1")
+    return subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout

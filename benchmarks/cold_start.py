@@ -1,0 +1,51 @@
+"""From the start of a process to its first result: a bundle, and the ways that JAX has."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks import bundles
+from benchmarks.measuring import Options, Row, interleaved, ratio
+
+JAX = ("jit", "cached", "exported", "serialized")
+FLOORS = {"load": 1.3, "load_and_run": None}
+
+
+def measure(options: Options) -> list[Row]:
+    """Measure a perceptron, a transformer's block and 24 of them; ways are functions of starts.py."""
+    rows = []
+    for function in ("mlp", "block", "model"):
+        folder = options.folder / function
+        bundles.build(function, folder)
+        _seconds("prepare", function, folder)
+        ways = ("stagec", *JAX, *FLOORS)
+        for way in ways:  # byte code and pages of files
+            _seconds(way, function, folder)
+        seconds = interleaved(options.rounds, {way: partial(_seconds, way, function, folder) for way in ways})
+        best = min(JAX, key=lambda way: statistics.median(seconds[way]))
+        told = {way: seconds[way] for way in ("stagec", *JAX)}
+        name = f"process start to first result, {function}"
+        rows.append(Row(name, f"best of JAX's ways: {best}", ratio(seconds, "stagec", best), 0.3, told))
+        for floor, target in FLOORS.items():
+            against = f"numpy, jaxlib, {floor.replace('_', ' ')}"
+            rows.append(Row(name, against, ratio(seconds, "stagec", floor), target, {floor: seconds[floor]}))
+    return rows
+
+
+def _seconds(way: str, function: str, folder: Path) -> float:
+    """Return the seconds from the start of a process to its first result."""
+    # Without `site`: files of the machine's own packages that it would run are no part of any way.
+    command = [sys.executable, "-s", "-S", str(Path(__file__).with_name("starts.py")), way, function, str(folder)]
+    start = time.perf_counter()
+    with subprocess.Popen(command, env=bundles.environment(folder), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - start
+    if line != "done\n":
+        raise RuntimeError(f"{way} of {function} ended with {process.returncode}")
+    return seconds
