@@ -327,8 +327,9 @@ def test_the_documentation_has_every_code() -> None:
     assert {*raised, *_ORDER} <= set(documented)
 
 
-def test_the_example_of_the_documentation(zoo: Path) -> None:
-    text = (ROOT / "docs" / "loading.md").read_text()
+@pytest.mark.parametrize("page", ["loading.md", "performance.md"])
+def test_the_example_of_the_documentation(zoo: Path, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
     script = text.partition("```python\n")[2].partition("```")[0]
     bundle = str(zoo)
     exec(script.replace('"zoo.aot"', repr(bundle)), {})
