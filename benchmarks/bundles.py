@@ -43,9 +43,9 @@ def build(function: str, folder: Path) -> Path:
         arguments += ["--export", f"{name}={name}.exported={spec}={name}.exported.json"]
     for artifact in plan["executables"]:
         name, spec = _specified(artifact, folder)
-        words = ("--output", f"{name}.xla", "--description", f"{name}.json")
+        words = ("--output", f"{name}.xla", "--description", f"{name}.json", "--module", f"{name}.mlirbc")
         _stagec(folder, "compile", "--spec", spec, "--exported", f"{artifact['export']}.exported", *words)
-        arguments += ["--executable", f"{name}={name}.xla={name}.json"]
+        arguments += ["--executable", f"{name}={name}.xla={name}.json={name}.mlirbc"]
     _stagec(folder, "bundle", "--name", "functions", "--version", "1.0.0", "--output", "functions.aot", *arguments)
     return folder / "functions.aot"
 
