@@ -61,6 +61,14 @@ AotExecutableInfo = provider(
     },
 )
 
+AotGoldenInfo = provider(
+    doc = "Golden inputs and outputs of one exported function.",
+    fields = {
+        "name": "string: the name of its AotExportInfo.",
+        "golden": "File: the arrays, in a safetensors file.",
+    },
+)
+
 AotBundleInfo = provider(
     doc = "The artifacts of one manifest in one file.",
     fields = {
@@ -69,6 +77,7 @@ AotBundleInfo = provider(
         "bundle": "File: the .aot file.",
         "exports": "depset of AotExportInfo: the portable artifacts in it.",
         "executables": "depset of AotExecutableInfo: the executables in it.",
+        "weights": "depset of File: the safetensors files whose arrays are in it.",
     },
 )
 

@@ -51,7 +51,13 @@ def write_specs(manifest: str, root: Path, out: Path) -> dict[str, Any]:
 def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Path] = ()) -> Path:
     """Build the bundle of `manifest` into `out`; return its path."""
     plan = write_specs(manifest, root, out)
-    arguments: list[str | Path] = []
+    folder = root / Path(manifest).parent
+
+    def bound(*specs: Mapping[str, Any]) -> list[str]:
+        files = {weights["file"] for spec in specs for weights in spec["bind"].values()}
+        return [word for file in sorted(files) for word in ("--weights", f"{file}={folder / file}")]
+
+    arguments: list[str | Path] = [*bound(*(export["spec"] for export in plan["exports"]))]
     for export in plan["exports"]:
         name = export["name"]
         roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]
@@ -59,6 +65,10 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
         words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
         checked("export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
         arguments += ["--export", f"{name}={exported}={out / name}.spec={exported}.json"]
+        if export["spec"]["golden"]:
+            given = ("--exported", exported, "--description", f"{exported}.json", "--output", out / f"{name}.golden")
+            checked("golden", "--spec", out / f"{name}.spec", *given, *bound(export["spec"]), *roots, cwd=root)
+            arguments += ["--golden", f"{name}={out / name}.golden"]
     for executable in plan["executables"]:
         stem = out / executable["name"]
         checked(

@@ -54,7 +54,7 @@ PACKAGES = {
     "profiles": set(),
     "serving": set(),
     "manifest": {"pydantic", "pydantic_core"},
-    "frontends": {"jax", "jaxlib"},
+    "frontends": {"jax", "jaxlib", "numpy"},
     "bundle": {"cryptography"},
     "stages": {"jaxlib", "flatbuffers"},
     "backends": {"jaxlib"},

@@ -112,8 +112,8 @@ def built(workspace: Workspace) -> Workspace:
 
 def test_query_lists_every_artifact(built: Workspace) -> None:
     listed = built.run("query", "//models:all").stdout.split()
-    programs = ("explain", "provenance", "reproducibility_test", "sign")
-    names = ["models", *(f"models.{name}" for name in programs), *EXECUTABLES]
+    programs = ("affine.golden", "explain", "golden_test", "provenance", "reproducibility_test", "sign")
+    names = ["models", "weights", *(f"models.{name}" for name in programs), *EXECUTABLES]
     names += [f"models.{name}" for name in (*SHARED, *OWN)]
     assert sorted(listed) == sorted(f"//models:{name}" for name in names)
 
@@ -129,6 +129,7 @@ def test_the_bundle_runs(built: Workspace) -> None:
     bundle = stagec.load(built.output("models.aot"))
     weights, bias, x = np.eye(4, 3, dtype=np.float32), np.ones(3, np.float32), np.full((8, 4), 2, np.float32)
     np.testing.assert_array_equal(np.asarray(bundle["affine"](weights, bias, x)), x @ weights + bias)
+    np.testing.assert_array_equal(bundle["affine"](x), x @ np.ones((4, 3)))  # with the weights of a rule
     assert set(bundle) == {*SHARED, *OWN}
 
 

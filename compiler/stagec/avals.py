@@ -4,6 +4,7 @@
 The same text is used in manifests, in the slices given to actions and in the descriptions inside bundles.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -119,6 +120,35 @@ def parse_aval(text: str) -> Aval:
     return Aval(name.strip(), shape, weak_type)
 
 
+def physical(aval: Aval) -> Aval:
+    """Return what the module holds for `aval`: for float0 bools; a PRNG key is its words, in a last dimension."""
+    if aval.dtype == "f0":
+        return Aval("bool", aval.shape)
+    if not aval.dtype.startswith("key<"):
+        return aval
+    return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
+
+
+# Bits of the fraction of floating-point dtypes: the distance of 1 to the next number is 2 to the minus that.
+_FRACTION = {"f64": 52, "c128": 52, "f32": 23, "c64": 23, "f16": 10, "bf16": 7}
+_FRACTION_OF_F8 = 2
+
+
+def tolerance(aval: Aval) -> float:
+    """Return how far two computations of a value of this dtype may be apart: the square root of its epsilon.
+
+    Relative, and absolute about 1; 0 for integers and booleans.
+    """
+    if aval.dtype[0] not in "fc" and aval.dtype != "bf16":
+        return 0.0
+    return float(2 ** (-_FRACTION.get(aval.dtype, _FRACTION_OF_F8) / 2))
+
+
+def num_bytes(aval: Aval) -> int:
+    """Return how many bytes an array of static shape takes, of a dtype of whole bytes."""
+    return math.prod(map(int, aval.shape)) * DTYPES[aval.dtype].bits // 8
+
+
 def dimension_variables(shape: Iterable[int | str]) -> tuple[str, ...]:
     """The names of the symbolic dimensions in a shape, each once, sorted; () for a static shape."""
     return tuple(sorted({name for dim in shape if isinstance(dim, str) for name in names_in(dim)}))
@@ -130,15 +160,6 @@ def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tup
     Raises AvalError where a name is missing from the bucket or a size comes out negative.
     """
     return tuple(dim if isinstance(dim, int) else _evaluate(dim, bucket) for dim in shape)
-
-
-def physical(aval: Aval) -> Aval:
-    """What a program holds for an aval: a PRNG key is its words, in a last dimension; float0 is bools."""
-    if aval.dtype == "f0":
-        return Aval("bool", aval.shape)
-    if not aval.dtype.startswith("key<"):
-        return aval
-    return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
 
 
 def _check_dtype(text: str, name: str) -> None:

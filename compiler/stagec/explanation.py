@@ -36,11 +36,19 @@ _WRITE = (
 )
 
 
-def describe_export(spec: FunctionSpec, serialized: bytes, versions: Mapping[str, str]) -> str:
+def describe_export(
+    spec: FunctionSpec,
+    serialized: bytes,
+    versions: Mapping[str, str],
+    bound: Mapping[str, str] | None = None,
+    constants: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """Return the description of a portable artifact: what lies beside it as `<name>.exported.json`.
 
     spec: the function's slice of the plan. serialized: the artifact.
     versions: of jax, of stagec, and of everything else that tracing imported.
+    constants: its large ones, each with "name", "aval" and "bytes".
+    bound: where the arguments are that the manifest binds to weights: name there -> `args[0]`.
     """
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())
@@ -53,6 +61,9 @@ def describe_export(spec: FunctionSpec, serialized: bytes, versions: Mapping[str
         "function": spec.name,
         "variant": spec.variant,
         "custom_calls": mlir.inventory(exported.mlir_module_serialized),
+        "bound": dict(bound or {}),
+        # Without the line: it changes when the program does not.
+        "constants": [{key: one[key] for key in ("name", "aval", "bytes")} for one in constants],
         "exported_sha256": hashlib.sha256(serialized).hexdigest(),
         "components": made_from,
     }

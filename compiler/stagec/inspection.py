@@ -8,8 +8,9 @@ import json
 from typing import Any
 
 from stagec.errors import Problem, StagecError
+from stagec.runtime import strict_json
 from stagec.runtime.archive import Archive
-from stagec.runtime.description import Description
+from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.refusal import LoadError
 from stagec.stages import mlir
 from stagec.stages.exported import Exported, NotExported
@@ -50,6 +51,8 @@ def _bundle(archive: Archive) -> dict[str, Any]:
     archive.check_all()
     report = copy.deepcopy(archive.index)
     for function in report["functions"].values():
+        if "description" in function:
+            function["constants"] = strict_json.parse(archive[function["description"]], LARGEST).get("constants", [])
         for executable in function["executables"]:
             analysis = Description.from_json(archive[executable["description"]]).analysis
             executable |= {name: analysis[name] for name in ("flops", "peak_bytes")}
@@ -88,6 +91,10 @@ def _bundle_text(report: dict[str, Any]) -> str:
     members = report["members"]
     total = sum(member["bytes"] for member in members.values())
     lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
+    if report["weights"]:
+        stored = {weight["member"] for weight in report["weights"].values()}
+        size = sum(members[member]["bytes"] for member in stored)
+        lines.append(f"  weights: {len(report['weights'])} arrays, {size:,} bytes")
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {_hardware(target)}")
     rows = [("", "bytes", "flops", "peak bytes", "sha256")]
@@ -97,6 +104,9 @@ def _bundle_text(report: dict[str, Any]) -> str:
         entry = members[function["exported"]]
         platforms = f"portable: {', '.join(function['platforms'])}"
         rows.append((platforms, f"{entry['bytes']:,}", "", "", entry["sha256"][:12]))
+        for constant in function.get("constants", ()):
+            what = f"constant: {constant['name'] or 'an array'} {constant['aval']}"
+            rows.append((what, f"{constant['bytes']:,}", "", "", ""))
         for executable in function["executables"]:
             bucket = ", ".join(f"{dim} = {size}" for dim, size in executable["bucket"].items())
             entry = members[executable["executable"]]

@@ -201,6 +201,20 @@ class Tree:
                 return Tree("custom", tuple(map(Tree.from_json, children)), (), name, bytes.fromhex(auxdata))
         raise ValueError(f"not a tree: {data!r}")
 
+    def names(self) -> Iterator[tuple[str, ...]]:
+        """Yield the keys, fields and indices that lead to each leaf in flattening order."""
+        if self.kind == "leaf":
+            yield ()
+        for name, child in zip(self.child_names(), self.children, strict=True):
+            for rest in child.names():
+                yield (name, *rest)
+
+    def child_names(self) -> tuple[str, ...]:
+        """Return the key, field or index of each child."""
+        if self.kind == "dict":
+            return self.keys
+        return self.fields.names if self.fields else tuple(map(str, range(len(self.children))))
+
     def _steps(self) -> Iterator[str]:
         if self.kind == "dict":
             return (f"[{key!r}]" for key in self.keys)

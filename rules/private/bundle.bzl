@@ -1,6 +1,6 @@
 """All artifacts of a manifest, in one file."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotGoldenInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
 # What is written for a reader, of exports and of executables; see aot_export and aot_executable.
@@ -10,6 +10,30 @@ def _gathered(targets, group):
     """One output group of all targets that have it."""
     groups = [target[OutputGroupInfo] for target in targets]
     return depset(transitive = [getattr(one, group) for one in groups if hasattr(one, group)])
+
+WEIGHTS_ATTR = attr.label_keyed_string_dict(
+    doc = "The safetensors files that functions bind arguments to, with their paths in the manifest.",
+    allow_files = True,
+)
+
+def add_weights(ctx, arguments):
+    """Adds the files of the attribute `weights` to a command.
+
+    Args:
+      ctx: the rule's context.
+      arguments: Args of the command.
+
+    Returns:
+      list of File: what the command reads.
+    """
+    found = []
+    for target, path in ctx.attr.weights.items():
+        files = target.files.to_list()
+        if len(files) != 1:
+            fail("%s: weights: %s has %d files; name a target of one .safetensors file" % (ctx.label, path, len(files)))
+        arguments.add("--weights", "%s=%s" % (path, files[0].path))
+        found += files
+    return found
 
 def _aot_bundle_impl(ctx):
     name = ctx.label.name
@@ -32,6 +56,11 @@ def _aot_bundle_impl(ctx):
         files = [executable.executable, executable.description, executable.module]
         arguments.add("--executable", "=".join([executable.name] + [file.path for file in files]))
         inputs += files
+    for one in [target[AotGoldenInfo] for target in ctx.attr.golden]:
+        arguments.add("--golden", "%s=%s" % (one.name, one.golden.path))
+        inputs.append(one.golden)
+    weights = add_weights(ctx, arguments)
+    inputs += weights
     compiler_action(
         ctx,
         mnemonic = "StagecBundle",
@@ -53,6 +82,7 @@ def _aot_bundle_impl(ctx):
             bundle = bundle,
             exports = depset(exports),
             executables = depset(executables),
+            weights = depset(weights),
         ),
     ]
 
@@ -64,6 +94,8 @@ aot_bundle = rule(
         "version": attr.string(doc = "The manifest's version.", mandatory = True),
         "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),
         "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+        "golden": attr.label_list(doc = "Golden inputs and outputs.", providers = [AotGoldenInfo]),
+        "weights": WEIGHTS_ATTR,
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

@@ -4,8 +4,17 @@ load("//rules:providers.bzl", "AotExportInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
 
-def _execution_root_folders(roots, main_repository, bin_dir):
-    """Where import roots lie for an action: in the source tree, and in the output tree for generated sources."""
+def execution_root_folders(roots, main_repository, bin_dir):
+    """Where import roots lie for an action: in the source tree, and in the output tree for generated sources.
+
+    Args:
+      roots: list of string, as in AotExportInfo.
+      main_repository: string, its name.
+      bin_dir: string, path of the output tree.
+
+    Returns:
+      list of string, relative to the execution root.
+    """
     folders = []
     for root in roots:
         repository, _, folder = root.partition("/")
@@ -33,7 +42,7 @@ def _aot_export_impl(ctx):
     for dep in ctx.attr.deps:
         roots.update({root: None for root in import_roots(dep.label, ctx.workspace_name, [])})
 
-    folders = _execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
+    folders = execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
 
     # The first runs in a build. The others run when their output group is asked for, and nothing has what they write as
     # an input.

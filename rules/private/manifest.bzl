@@ -5,6 +5,7 @@ load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export")
+load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
@@ -144,6 +145,10 @@ def _tagged(common, tag):
     attributes["tags"] = attributes.get("tags", []) + [tag]
     return attributes
 
+def _bound_files(spec):
+    """The files that a function's arguments are bound to, relative to the manifest's folder."""
+    return [weights["file"] for weights in json.decode(spec)["bind"].values()]
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
@@ -179,13 +184,21 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     for executable, export, spec in plan["executables"]:
         plugin = PLUGINS[platform_of(spec)]
         aot_executable(name = executable, spec = spec, export = ":" + export, plugin = plugin, **common)
+    golden = [(export, spec) for export, _, spec in plan["exports"] if json.decode(spec)["golden"]]
+    for export, spec in golden:
+        weights = {":" + file: file for file in _bound_files(spec)}
+        aot_golden(name = export + ".golden", export = ":" + export, weights = weights, **common)
     aot_bundle(
         name = name,
         version = version,
         exports = [":" + export for export, _, _ in plan["exports"]],
         executables = [":" + executable for executable, _, _ in plan["executables"]],
+        golden = [":" + export + ".golden" for export, _ in golden],
+        weights = {":" + file: file for _, _, spec in plan["exports"] for file in _bound_files(spec)},
         **common
     )
+    if golden:
+        aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
     aot_explanation(
         name = name + ".explain",
         bundle = name,

@@ -188,7 +188,7 @@ WRONG = {
     "a weights file that is damaged": (
         {"args": ["safetensors:short.safetensors"]},
         "pkg/m.toml: functions.f.args[0]: pkg/short.safetensors is not a safetensors file that stagec can read: "
-        "unpack requires a buffer of 8 bytes\n",
+        "the header runs over the end of the file\n",
     ),
 }
 

@@ -80,6 +80,8 @@ def test_a_plan(tmp_path: Path) -> None:
         "allow_custom_calls": [],
         "matmul_precision": None,
         "padding": {},
+        "bind": {},
+        "golden": {},
     }
     assert planned == {
         "format": 1,

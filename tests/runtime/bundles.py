@@ -55,6 +55,9 @@ def only(bundle: Path, out: Path, name: str) -> Path:
         index["functions"] = {name: function}
         entries = [function, *function["executables"]]
         named = {entry.get(key) for entry in entries for key in ("exported", "executable", "description", "stablehlo")}
+        bound = {entry["weight"] for entry in function["bind"]}
+        index["weights"] = {weight: entry for weight, entry in index["weights"].items() if weight in bound}
+        named |= {entry["member"] for entry in index["weights"].values()}
         kept = {member: members[member] for member in sorted(named & members.keys())}
         index["members"] = members_table(kept)
         members.clear()

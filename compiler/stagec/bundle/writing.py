@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec import components
+from stagec.avals import tolerance
+from stagec.bundle.binding import Bindings
 from stagec.bundle.expiry import readable_until
+from stagec.bundle.safetensors import Tensor
 from stagec.runtime import index, shapes, strict_json
-from stagec.runtime.archive import FORMAT, INDEX, encode, encode_index, members_table
+from stagec.runtime.archive import FORMAT, INDEX, Content, encode, encode_index, members_table
 from stagec.runtime.description import LARGEST, Description
 from stagec.specs import FunctionSpec
 from stagec.stages import mlir
@@ -43,14 +46,34 @@ def write_bundle(
     specs: Mapping[str, FunctionSpec],
     executables: Sequence[Member],
     descriptions: Mapping[str, bytes] | None = None,
+    weights: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> bytes:
-    """Return the bytes of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
+    """Return the bytes of a bundle; `gather` has the arguments, and says what is raised."""
+    return encode(gather(name, version, exports, specs, executables, descriptions, weights))
+
+
+def gather(
+    name: str,
+    version: str,
+    exports: Mapping[str, bytes],
+    specs: Mapping[str, FunctionSpec],
+    executables: Sequence[Member],
+    descriptions: Mapping[str, bytes] | None = None,
+    weights: Mapping[str, Mapping[str, Tensor]] | None = None,
+    golden: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> dict[str, Content]:
+    """Return the members of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
 
     exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
-    specs: the slice of each of `exports`. descriptions: what each of `exports` was made from; may be left out.
-    Raises Inconsistent when an executable was not compiled from the export given, or is not the one described.
+    specs: the slice of each of `exports`.
+    descriptions: what each of `exports` was made from; may be left out of those that bind no argument.
+    weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
+    golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
+    Raises Inconsistent when an executable was not compiled from the export given, or is not the one described;
+    StagecError when weights are not those that the bound arguments take.
     """
     members = _Members()
+    bindings = Bindings(weights or {})
     functions: dict[str, Any] = {}
     targets: dict[str, Any] = {}
     for full_name, serialized in sorted(exports.items()):
@@ -67,6 +90,7 @@ def write_bundle(
             "in_avals": [str(aval) for aval in exported.in_avals],
             "out_tree": exported.out_tree.to_json(),
             "out_avals": [str(aval) for aval in exported.out_avals],
+            "bind": bindings.of(spec, exported, made_from),
             "padding": {dim: dict(table) for dim, table in sorted(spec.padding.items())},
             "exported": members.add(f"{artifact}.exported", serialized),
             "platforms": list(exported.platforms),
@@ -93,6 +117,15 @@ def write_bundle(
             members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
         )
         functions[description.artifact]["executables"].append(index.executable_entry(description, *names))
+    bindings.check()
+    weight_entries = {
+        name: {"member": members.add_array("weights", tensor), "aval": str(tensor.aval)}
+        for name, tensor in sorted(bindings.tensors.items())
+    }
+    # Last: a member that is there for other reasons keeps its name when these are stripped.
+    for full_name, tensors in sorted((golden or {}).items()):
+        function = functions[full_name.removeprefix(f"{name}.")]
+        function["golden"] = _golden(members, specs[full_name], function, tensors)
     found = {
         "format": FORMAT,
         "kind": "bundle",
@@ -102,31 +135,57 @@ def write_bundle(
         # From the least demanding to the most: a loader takes the last that its machine can run.
         "targets": dict(sorted(targets.items(), key=lambda item: (len(item[1]["requires"]), item[0]))),
         "functions": functions,
-        "weights": {},
+        "weights": weight_entries,
         "members": members_table(members.data),
     }
     index.check(found)
-    return encode({INDEX: encode_index(found), **dict(sorted(members.data.items()))})
+    return {INDEX: encode_index(found), **dict(sorted(members.data.items()))}
 
 
 class _Members:
     """The members of a bundle, each content once. data: name -> content."""
 
     def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-        self._names: dict[bytes, str] = {}
+        self.data: dict[str, Content] = {}
+        self._names: dict[str, str] = {}
 
     def add(self, name: str, content: bytes) -> str:
         """Add a member, unless one has the same content; return the name of the one that has it."""
-        found = self._names.setdefault(hashlib.sha256(content).digest(), name)
+        return self._add(hashlib.sha256(content).hexdigest(), name, content)
+
+    def add_array(self, folder: str, tensor: Tensor) -> str:
+        """Add the bytes of an array, in the same way; the name is their digest."""
+        digest = hashlib.sha256(tensor.data).hexdigest()
+        return self._add(digest, f"{folder}/{digest}", tensor.data)
+
+    def _add(self, digest: str, name: str, content: Content) -> str:
+        found = self._names.setdefault(digest, name)
         self.data[found] = content
         return found
+
+
+def _golden(
+    members: _Members, spec: FunctionSpec, function: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return what the index says of golden inputs and outputs."""
+    rows: dict[str, Any] = {"bucket": dict(spec.golden["bucket"]), "inputs": {}, "outputs": {}}
+    for path, tensor in tensors.items():
+        row: dict[str, Any] = {"member": members.add_array("golden", tensor), "aval": str(tensor.aval)}
+        if not path.startswith("result"):
+            rows["inputs"][path] = row
+            continue
+        default = tolerance(tensor.aval)
+        given = {key: spec.golden[key] for key in ("rtol", "atol")}
+        row |= {key: default if value is None else value for key, value in given.items()}
+        rows["outputs"][path] = row
+    return rows
 
 
 _MADE_FROM = shapes.record(
     {
         "exported_sha256": shapes.sha256,
         "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.sha256})),
+        "bound": shapes.table(shapes.text),
     },
     rest=shapes.anything,
 )

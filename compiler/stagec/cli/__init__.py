@@ -25,6 +25,7 @@ COMMANDS = (
     "explain-load",
     "export",
     "extract",
+    "golden",
     "inspect",
     "locate",
     "plan",
@@ -34,6 +35,7 @@ COMMANDS = (
     "run",
     "schema",
     "sign",
+    "strip",
     "targets",
     "verify",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import digest, print_json, read, read_text, split, write_whole
+from stagec.cli.files import digest, print_json, read, read_text, read_weights, split, write_whole
 from stagec.errors import Problem, StagecError
 
 
@@ -26,6 +26,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE=DESCRIPTION=MODULE",
         help="an executable, its description and its StableHLO module; may be repeated",
     )
+    parser.add_argument(
+        "--weights",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a safetensors file that functions bind arguments to; NAME is its path in the manifest; may be repeated",
+    )
+    parser.add_argument(
+        "--golden",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="golden inputs and outputs of the portable artifact NAME, as `stagec golden` writes them; may be repeated",
+    )
 
 
 def preload() -> None:
@@ -36,17 +50,23 @@ def run(options: argparse.Namespace) -> None:
     from stagec import phases, specs
 
     with phases.phase("import"):
-        from stagec.bundle.writing import Member, write_bundle
+        from stagec.bundle.writing import Member, gather
+        from stagec.runtime.archive import pieces
 
     given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
     exports = {name: read(path) for name, path, *_ in given}
     slices = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
     descriptions = {name: read(path) for name, _, _, *described in given for path in described}
     executables = [Member(name, *map(read, paths)) for name, *paths in (split(text, 4) for text in options.executable)]
+    weights = read_weights(options.weights)
+    golden = read_weights(options.golden)
     try:
-        bundle = write_bundle(options.name, options.version, exports, slices, executables, descriptions)
+        inputs = exports, slices, executables, descriptions, weights, golden
+        members = gather(options.name, options.version, *inputs)
+        # Weights are larger than memory may be: they are copied from file to file.
+        parts = pieces(members)
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
-    write_whole(options.output, bundle)
+    write_whole(options.output, *parts)
     if options.json:
-        print_json({"name": options.name, "output": options.output, **digest(bundle)})
+        print_json({"name": options.name, "output": options.output, **digest(*parts)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 
 from stagec.cli.files import digest, print_json, read_text, write_whole
 
@@ -46,12 +47,22 @@ def run(options: argparse.Namespace) -> None:
             from stagec.frontends import padding
 
             padding.check(spec, serialized)
+        bound: dict[str, str] = {}
+        if spec.bind:
+            from stagec.frontends import binding
+
+            bound = binding.resolve(spec, serialized, frontend.parameters(spec, options.import_root))
+        from stagec.frontends import constants
+
+        large = constants.find(spec, serialized)
+    for problem in constants.advice(spec, large):
+        sys.stderr.write(f"{problem}\n")
     write_whole(options.output, serialized)
     if options.description:
         with phases.phase("import"):
             from stagec import explanation
 
-        description = explanation.describe_export(spec, serialized, frontend.versions())
+        description = explanation.describe_export(spec, serialized, frontend.versions(), bound, large)
         write_whole(options.description, description.encode())
     if options.json:
         print_json({"function": spec.name, "output": options.output, **digest(serialized)})

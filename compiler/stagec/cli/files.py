@@ -7,14 +7,20 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagec.errors import Problem, StagecError
 
+if TYPE_CHECKING:
+    from stagec.bundle.safetensors import Tensor
 
-def write_whole(path: str, data: bytes) -> None:
+
+def write_whole(path: str, *data: bytes | memoryview) -> None:
     """Write a file under a temporary name beside it, then rename it: readers never see half a file.
 
+    data: its parts, one after the other.
     Raises StagecError, naming the file, where that is not possible: a full disk, a folder that is read-only.
     """
     target = Path(path)
@@ -23,7 +29,7 @@ def write_whole(path: str, data: bytes) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(data)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(target)
         temporary = None
@@ -47,6 +53,21 @@ def read_text(path: str) -> str:
     return read(path).decode("utf-8")
 
 
+def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Return the arrays of safetensors files, which are given as NAME=FILE, by name. Raises StagecError."""
+    from stagec.bundle import safetensors
+
+    found = {}
+    for name, path in (split(text, 2) for text in given):
+        try:
+            found[name] = safetensors.read(path)
+        except OSError as error:
+            raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
+        except ValueError as error:
+            raise StagecError(Problem(path, "", f"not a safetensors file: {error}")) from error
+    return found
+
+
 def split(text: str, parts: int) -> list[str]:
     """Return the values of an option that is `A=B=...`, as many as `parts`. Raises StagecError."""
     values = text.split("=")
@@ -55,9 +76,12 @@ def split(text: str, parts: int) -> list[str]:
     return values
 
 
-def digest(data: bytes) -> dict[str, object]:
+def digest(*data: bytes | memoryview) -> dict[str, object]:
     """Return size and digest of what was written, for `--json`."""
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    state = hashlib.sha256()
+    for part in data:
+        state.update(part)
+    return {"bytes": sum(map(len, data)), "sha256": state.hexdigest()}
 
 
 def print_json(value: object) -> None:

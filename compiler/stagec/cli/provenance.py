@@ -43,6 +43,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def preload() -> None:
+    import stagec.bundle.provenance
+    import stagec.bundle.sbom  # noqa: F401
+
+
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle import provenance, sbom
     from stagec.runtime.archive import Archive

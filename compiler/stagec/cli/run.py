@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import zipfile
 from typing import Any
@@ -13,28 +14,38 @@ from stagec.errors import Problem, StagecError
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("function", help="name of the function; of one of its variants, FUNCTION-VARIANT")
+    parser.add_argument(
+        "function", nargs="?", help="name of the function; of one of its variants, FUNCTION-VARIANT; all with --golden"
+    )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--inputs", metavar="FILE.npz", help="an array for each argument, named as in \"args[0]['w']\"")
     given.add_argument("--random", action="store_true", help="make arguments, for the function's first bucket")
+    given.add_argument(
+        "--golden", action="store_true", help="compare executables for CPUs with the inputs and outputs in the bundle"
+    )
     parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="of --random: another bucket")
     parser.add_argument("--seed", type=int, default=0, help="of --random (default: 0)")
     parser.add_argument("--output", metavar="FILE.npz", help="where to write the results, named as in \"result['y']\"")
     parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int | None:
     import numpy as np
 
     from stagec.runtime import trials
     from stagec.runtime.refusal import Refusal
     from stagec.serving import load
 
+    if options.golden:
+        return _compare(options)
+    if not options.function:
+        raise StagecError(Problem("", "", "no function is given", "name one after the bundle"))
     try:
         bundle = load(options.bundle, options.target)
         function = trials.find(bundle, options.function)
         if options.random:
-            values = trials.random_arguments(trials.of_bucket(function, _bucket(options.bucket)), options.seed)
+            description = trials.of_bucket(function, _bucket(options.bucket))
+            values = trials.random_arguments(description, options.seed, function.weights)
         else:
             values = _arrays(options.inputs)
         results, seconds = trials.call(function, values)
@@ -49,10 +60,33 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         told = {"function": function.name, "target": bundle.target, "results": report}
         print_json({**told, "seconds": {"first": first, "second": second}})
-        return
+        return None
     print(f"{function.name} for {bundle.target}: first call {first:.3g} s, second {second:.3g} s")
     for path, figures in report.items():
         print(f"  {path}: {_told(figures)}")
+    return None
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Compare with golden outputs; the status is 1 where one differs."""
+    from stagec.runtime import golden
+    from stagec.runtime.archive import Archive
+    from stagec.runtime.refusal import Refusal
+
+    try:
+        checks = list(golden.check(Archive(options.bundle), options.function))
+    except Refusal as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    if not checks:
+        of = f" of {options.function}" if options.function else ""
+        what = f"no golden inputs{of} for what runs on this machine"
+        raise StagecError(Problem(options.bundle, "", what, "write golden = {} for it in the manifest"))
+    if options.json:
+        print_json({"kind": "golden", "checks": [dataclasses.asdict(check) for check in checks]})
+    else:
+        for check in checks:
+            print(check.as_text())
+    return 0 if all(check.ok for check in checks) else 1
 
 
 def _bucket(words: list[str]) -> dict[str, int]:

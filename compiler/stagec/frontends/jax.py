@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import platform
 import re
-import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from jax._src import effects
 
 from stagec import partitions, phases
 from stagec.avals import DTYPES, Aval, parse_aval
+from stagec.bundle import safetensors
 from stagec.errors import Problem, StagecError
 from stagec.frontends import callbacks, pytrees, source_locations, user_code
 from stagec.runtime import custom_calls
@@ -29,24 +28,13 @@ from stagec.stages import mlir
 from stagec.version import VERSION
 
 _SAFETENSORS = "safetensors:"
-# Names in the header of a safetensors file (https://huggingface.co/docs/safetensors): ours.
-_SAFETENSORS_DTYPES = {
-    "BOOL": "bool",
-    **{f"I{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": f"f{bits}" for bits in (16, 32, 64)},
-    "BF16": "bf16",
-    "C64": "c64",
-    "F8_E4M3": "f8_e4m3fn",
-    "F8_E5M2": "f8_e5m2",
-    "F8_E8M0": "f8_e8m0fnu",
-}
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
 }
 """What JAX tells its listeners when it has done it (jax/_src/dispatch.py), and our names of it."""
-_KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""JAX's names of the implementations of PRNG keys, by dtype."""
 
 
 @contextlib.contextmanager
@@ -92,7 +80,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
     import_roots: folders below which the user's modules and files are found, first wins.
     The bytes hold no source location. Raises StagecError for every mistake of the user's.
     """
-    exported, jitted, args, kwargs = _stage(spec, import_roots)
+    exported, jitted, args, kwargs = stage(spec, import_roots)
     trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
     pytrees.check(spec.manifest, spec.key, trees)
     try:
@@ -115,7 +103,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
-    exported = _stage(spec, import_roots, frames=64).exported
+    exported = stage(spec, import_roots, frames=64).exported
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, exported.mlir_module_serialized)
         source_locations.rewrite(module, import_roots)
@@ -131,10 +119,22 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 
     Raises StagecError as `export` does.
     """
-    _, jitted, args, kwargs = _stage(spec, import_roots)
+    _, jitted, args, kwargs = stage(spec, import_roots)
     with jax.sharding.use_abstract_mesh(_mesh(spec)):
         text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
     return _ADDRESS.sub("", text) + "\n"
+
+
+def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
+    """Return the names of the parameters of the function of `spec` that take positional arguments, in order."""
+    user_code.add_import_roots(import_roots)
+    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []  # a builtin
+    return [parameter.name for parameter in found if parameter.kind in positional and parameter.name not in spec.static]
 
 
 def versions() -> dict[str, str]:
@@ -149,7 +149,7 @@ def versions() -> dict[str, str]:
     return {**found, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
 
 
-class _Staged(NamedTuple):
+class Staged(NamedTuple):
     """An exported function, and what was traced for it: the function under `jax.jit` and its abstract arguments."""
 
     exported: jax.export.Exported
@@ -158,8 +158,11 @@ class _Staged(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> _Staged:
-    """Trace, lower and export; the locations in the module have that many frames of the user's call stack."""
+def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> Staged:
+    """Trace, lower and export. Raises StagecError for every mistake of the user's.
+
+    frames: how many frames of the user's call stack the locations in the module have.
+    """
     _configure(spec)
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
     jax.config.update("jax_traceback_in_locations_limit", frames)
@@ -181,20 +184,20 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> 
         options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
     entry = _bind(function, static) if static else function
 
-    def stage() -> _Staged:
+    def traced() -> Staged:
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             if spec.out_shardings is not None:
                 result = jax.eval_shape(entry, *args, **kwargs)
                 options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
             jitted = jax.jit(entry, **options)
             try:
-                return _Staged(_export(spec, jitted, args, kwargs), jitted, args, kwargs)
+                return Staged(_export(spec, jitted, args, kwargs), jitted, args, kwargs)
             except NotImplementedError as error:
                 if problems := callbacks.problems(spec, jitted.trace(*args, **kwargs).jaxpr.jaxpr):
                     raise StagecError(*problems) from error
                 raise
 
-    return user_code.run(stage, f"staging {spec.entry} raised", spec.manifest, spec.key)
+    return user_code.run(traced, f"staging {spec.entry} raised", spec.manifest, spec.key)
 
 
 def _bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:
@@ -325,8 +328,8 @@ def _struct(aval: Aval, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct
 
 
 def _dtype(name: str) -> Any:
-    if name in _KEY_IMPLEMENTATIONS:
-        return jax.eval_shape(lambda: jax.random.key(0, impl=_KEY_IMPLEMENTATIONS[name])).dtype
+    if name in KEY_IMPLEMENTATIONS:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=KEY_IMPLEMENTATIONS[name])).dtype
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
 
 
@@ -338,17 +341,8 @@ def _safetensors_tree(spec: FunctionSpec, text: str, key: str, roots: Sequence[s
     if path is None:
         raise spec.problem(key, f"no file {folder / name}", "name the file in data, relative to the manifest's folder")
     try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            if size > path.stat().st_size:
-                raise ValueError("the header runs over the end of the file")
-            header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        avals = {
-            tensor: str(Aval(_SAFETENSORS_DTYPES[entry["dtype"]], tuple(entry["shape"])))
-            for tensor, entry in header.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        avals = {tensor: str(found.aval) for tensor, found in safetensors.read(path).items()}
+    except ValueError as error:
         raise spec.problem(key, f"{folder / name} is not a safetensors file that stagec can read: {error}") from error
     if not query:
         return avals

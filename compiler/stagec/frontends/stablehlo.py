@@ -101,6 +101,11 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     raise spec.problem("entry", f"{spec.entry} is a StableHLO module, and has no jaxpr")
 
 
+def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
+    """Return no names: the arguments of a module have positions alone."""
+    return []
+
+
 def versions() -> dict[str, str]:
     """Return what a portable artifact was made with: name -> version."""
     return {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, "python": platform.python_version()}
@@ -140,10 +145,16 @@ def _main(module: ir.Module, spec: FunctionSpec) -> Any:
 def _aval(spec: FunctionSpec, kind: ir.Type, what: str) -> Aval:
     if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
         raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}", "make it a tensor of static shape")
-    dtype = _DTYPES.get(str(kind.element_type))
-    if dtype is None:
+    found = aval(kind)
+    if found is None:
         raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}, which is no dtype of JAX")
-    return Aval(dtype, tuple(kind.shape))
+    return found
+
+
+def aval(kind: ir.RankedTensorType) -> Aval | None:
+    """Return the aval of a tensor of static shape; None where JAX has no such dtype."""
+    dtype = _DTYPES.get(str(kind.element_type))
+    return Aval(dtype, tuple(kind.shape)) if dtype else None
 
 
 def _allowed(spec: FunctionSpec, module: ir.Module) -> tuple[str, ...]:

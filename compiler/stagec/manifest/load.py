@@ -19,6 +19,7 @@ from stagec.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import TOPOLOGY
 from stagec.manifest.models import (
+    ARGUMENT,
     AUTOTUNING,
     DEVICE,
     ENTRY,
@@ -27,16 +28,19 @@ from stagec.manifest.models import (
     NAME,
     SHAPE,
     VERSION,
+    WEIGHTS,
     CpuTarget,
     CudaTarget,
     Document,
     Function,
+    Golden,
     Header,
     Limits,
     Mesh,
     Padding,
     TpuTarget,
     Variant,
+    Weights,
 )
 from stagec.manifest.targets import resolve
 from stagec.manifest.values import abbreviate
@@ -294,6 +298,8 @@ _PATTERNS = {
     TOPOLOGY: lambda shown: f"{shown} is not a TPU topology: a generation, and chips along each axis",
     DEVICE: lambda shown: f"{shown} is not the short name of a device, and no .toml file",
     AUTOTUNING: lambda shown: f"{shown} is not a .textproto file",
+    ARGUMENT: lambda shown: f"{shown} is no argument: a Python name, or args[0] in quotes",
+    WEIGHTS: lambda shown: f"{shown} is no relative path of a .safetensors file",
     SHAPE: lambda shown: f"{shown} is not a shape: sizes with x between them",
     VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
 }
@@ -325,6 +331,10 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
         return Limits, str(location[_VARIANT])
     if table == "functions" and location[depth] == "padding" and len(location) > _VARIANT:
         return Padding, str(location[_VARIANT])
+    if table == "functions" and location[depth] == "bind" and len(location) > _VARIANT:
+        return Weights, str(location[_VARIANT])
+    if table == "functions" and location[depth] == "golden" and len(location) > depth + 1:
+        return Golden, str(location[depth + 1])
     if table == "targets" and len(location) > _PLATFORM + 1:
         return _TARGETS[str(location[_PLATFORM])], str(location[_PLATFORM + 1])
     return _TABLES[table][0], str(location[depth])

@@ -6,7 +6,16 @@ from them, so every field has a description and an example.
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from stagec.hardware.catalog import PARALLELISM
 from stagec.hardware.tpu_topologies import TOPOLOGY
@@ -25,6 +34,7 @@ from stagec.manifest.values import (
     read_constraint,
     read_count,
     read_distinct,
+    read_file,
     read_fill,
     read_scalar,
     read_seconds,
@@ -32,6 +42,7 @@ from stagec.manifest.values import (
     read_sizes,
     read_static,
     read_tree,
+    read_weights,
 )
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$"
@@ -49,6 +60,10 @@ SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
 """Sizes along axes."""
 DEVICE = rf"({NAME})|(^[^:\\/][^:\\]*\.toml$)"
 """The short name of a device, or the path of a file relative to the manifest's folder."""
+ARGUMENT = r"^([A-Za-z_][A-Za-z0-9_]*|args\[(0|[1-9][0-9]*)\])$"
+"""An argument: the name of a Python parameter, or its position."""
+WEIGHTS = r"^[^:\\/][^:\\]*\.safetensors$"
+"""The path of a file relative to the manifest's folder."""
 AUTOTUNING = r"^[^:\\/][^:\\]*\.textproto$"
 """The path of a file relative to the manifest's folder."""
 
@@ -301,6 +316,48 @@ class Padding(_Table):
     ] = ""
 
 
+class Weights(_Table):
+    """The arrays that a bound argument consists of."""
+
+    file: Annotated[
+        str,
+        StringConstraints(pattern=WEIGHTS),
+        AfterValidator(read_file),
+        Field(
+            description="A safetensors file by its path relative to the manifest's folder; a target of Bazel's may "
+            "write it.",
+            examples=["weights.safetensors"],
+        ),
+    ]
+    prefix: Annotated[
+        str,
+        Field(
+            description="What the names of the argument's arrays start with in the file; others are another's.",
+            examples=["encoder."],
+        ),
+    ] = ""
+
+
+class Golden(_Table):
+    """Inputs and outputs that are stored with a function, to check its executables with."""
+
+    seed: Annotated[
+        int, Field(ge=0, lt=2**32, description="Seed of the inputs, which are generated.", examples=[0])
+    ] = 0
+    rtol: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Relative tolerance. Without it: the square root of the dtype's epsilon; integers are equal.",
+            examples=[1e-5],
+        ),
+    ] = None
+    atol: Annotated[
+        float | None,
+        Field(ge=0, description="Absolute tolerance. Without it: as for rtol.", examples=[1e-6]),
+    ] = None
+
+
 class Function(_Table):
     """A function to build: where it is, what it takes, and what is made of it."""
 
@@ -366,6 +423,18 @@ class Function(_Table):
             "for functions whose results for real elements do not depend on the others, or that take a mask. Of "
             "all other dimensions the sizes in buckets are the only ones.",
             examples=[{"length": {"fill": 0, "mask": "valid"}}],
+        ),
+    ] = {}
+    bind: Annotated[
+        dict[
+            Annotated[str, StringConstraints(pattern=ARGUMENT)],
+            Annotated[Weights, BeforeValidator(read_weights, json_schema_input_type=str | Weights)],
+        ],
+        Field(
+            description="Arguments that the bundle has the data of, by the name of the Python parameter or, as in "
+            '"args[0]", by position: a safetensors file, or a table. An array of the argument is called by its path '
+            "in it, such as hidden.w or layers.0.w. A caller leaves the argument out.",
+            examples=[{"params": "weights.safetensors"}],
         ),
     ] = {}
     constraints: Annotated[
@@ -465,6 +534,14 @@ class Function(_Table):
             examples=[{"cpu": {"peak_memory": "2GiB"}}],
         ),
     ] = {}
+    golden: Annotated[
+        Golden | None,
+        Field(
+            description="Store inputs and outputs of the function in the bundle: generated inputs of its first bucket, "
+            "and what jax.jit makes of them. The test <manifest>.golden_test compares the executables for CPUs.",
+            examples=[{"seed": 0, "rtol": 1e-5}],
+        ),
+    ] = None
     vjp_order: Annotated[
         Literal[0, 1, 2],
         Field(description="How many times the portable artifact can be differentiated (reverse mode).", examples=[1]),

@@ -19,7 +19,7 @@ from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, TpuTa
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
-_MACRO_TARGETS = ("autotune", "explain", "reproducibility_test")
+_MACRO_TARGETS = ("autotune", "explain", "golden_test", "reproducibility_test")
 """What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 _Location: TypeAlias = tuple[str | int, ...]
@@ -149,6 +149,8 @@ def _function_spec(
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
         matmul_precision=function.matmul_precision,
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
+        golden={**function.golden.model_dump(), "bucket": next(_buckets(function))} if function.golden else {},
+        bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
     )
 
 
@@ -218,6 +220,11 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
             write = nearest(target, function.targets) or "leave the table out"
             yield problem(("limits", target), f'"{target}" is not in targets', write)
     yield from _check_variants(function, problem)
+    yield from _check_bound(function, problem)
+    if function.golden and function.mesh:
+        yield problem(("golden",), "what runs on several devices has no reference here", "leave it out")
+    if function.golden and not any(manifest.targets[target].platform == "cpu" for target in function.targets):
+        yield problem(("golden",), "there is no executable for a CPU to check", "add a target for a CPU")
     mesh = manifest.meshes[function.mesh].axes if function.mesh else None
     for key, shardings in (("in_shardings", function.in_shardings), ("out_shardings", function.out_shardings)):
         yield from _check_axes(key, shardings, mesh, problem)
@@ -308,6 +315,19 @@ def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem:
             if dim in aval.shape and location != ("kwargs", table.mask) and not holds(aval.dtype, table.fill):
                 what = f"{key_path(location)} is {aval}, which cannot hold {table.fill}"
                 yield problem((*where, "fill"), what, "write a number that it can, such as 0")
+
+
+def _check_bound(function: Function, problem: _Report) -> Iterator[Problem]:
+    """Bound arguments that are donated or beyond the last; names of parameters are only known when tracing."""
+    for argument in function.bind:
+        where = ("bind", argument)
+        position = int(argument[5:-1]) if argument.startswith("args[") else None
+        if argument in function.donate_argnames or position in function.donate_argnums:
+            what = "a bound argument is used by every call, and cannot be donated"
+            yield problem(where, what, "take it out of donate_argnums and donate_argnames, or do not bind it")
+        if function.args is not None and position is not None and position >= len(function.args):
+            what = f"there is no argument {position}: the number of args is {len(function.args)}"
+            yield problem(where, what, "count from 0")
 
 
 def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
@@ -442,7 +462,7 @@ def _collisions(manifest: Manifest) -> Iterator[Problem]:
             if first != place:
                 what = f'its artifacts would be called "{name}-{variant}", like those of {key_path(first)}'
                 yield Problem(manifest.file, key_path(place), what, "give one of them another name")
-    reserved = {"functions": ("aot",), "targets": ("exported", "profile")}
+    reserved = {"functions": ("aot",), "targets": ("exported", "golden", "profile")}
     targets = {written: target.name for written, target in manifest.targets.items()}
     for table, names in (("functions", {name: name for name in manifest.functions}), ("targets", targets)):
         seen: dict[str, str] = {}

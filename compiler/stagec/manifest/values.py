@@ -176,6 +176,19 @@ def read_fill(value: object) -> int | float | bool:
     raise refuse(Refusal((), f"{abbreviate(value)} is not a number", "write for example 0"))
 
 
+def read_weights(value: object) -> object:
+    """Reads the short form of a table of weights: the file alone."""
+    return {"file": value} if isinstance(value, str) else value
+
+
+def read_file(value: str) -> str:
+    """Reads the path of a file below the manifest's folder."""
+    if ".." in PurePosixPath(value).parts or str(PurePosixPath(value)) != value:
+        what = f"{show(value)}: the file must be relative to the manifest's folder, without . or .."
+        raise refuse(Refusal((), what, 'write for example "weights.safetensors"'))
+    return value
+
+
 def read_static(value: object) -> Static:
     """Reads a scalar, or nested arrays of them, which become tuples."""
     static: Static = _collect(value, _static_leaf, tables=False)

@@ -15,10 +15,10 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
@@ -30,14 +30,17 @@ FORMAT = 3
 1 (November 2026): the first.
 2 (November 2026): members are page-aligned, and equal ones stored once; the index says what selection needs of each
 executable, and until when exports are readable.
-3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface.
+3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface;
+weights and golden arrays are members; zip64 where it is needed.
 """
 
 INDEX = "index.json"
+Content: TypeAlias = bytes | memoryview
+"""What a member holds: bytes, or a part of a mapped file."""
 PAGE = 4096
 """The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
-LARGEST_FILE = 2**32 - 2
-"""Bytes of a bundle: sizes and offsets of a zip have 32 bits, and the last value means that zip64 has it elsewhere."""
+LARGEST_FILE = 2**48
+"""Bytes of a bundle (256 TiB): what no file system holds, and far from the end of 64 bits."""
 LARGEST_INDEX = 2**24
 """Bytes of the index (16 MiB): that of some 20,000 executables, and parsed in well under a second."""
 MOST_MEMBERS = 2**16 - 2
@@ -51,12 +54,18 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _END = struct.Struct("<4sHHHHIIH")
-_VERSION, _UNIX = 20, 3 << 8
+_VERSION, _VERSION_ZIP64, _UNIX = 20, 45, 3 << 8
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
 _REGULAR_FILE = (stat.S_IFREG | 0o644) << 16
 # The extra field with which Android's tools align what is mapped: ALIGNMENT_ZIP_EXTRA_DATA_FIELD_HEADER_ID of apksig.
 _ALIGNMENT = struct.Struct("<HHH")
 _ALIGNMENT_ID = 0xD935
+# Zip64 (4.5.3, 4.3.14, 4.3.15): where a size or an offset is too large for its field, that holds _ELSEWHERE.
+_ELSEWHERE = 2**32 - 1
+_ZIP64_ID = 1
+_ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
+_ZIP64_LOCATOR = struct.Struct("<4sIQI")
+_LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
 
 
 @dataclass(frozen=True)
@@ -76,25 +85,52 @@ def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], byte
     """
     placed, directory, offset = [], [], 0
     for entry in entries:
-        if offset + entry.size > LARGEST_FILE:
-            raise ValueError(f"the members take more than the {LARGEST_FILE:,} bytes of one bundle")
         name = entry.name.encode("ascii")
-        fixed = _VERSION, 0, 0, _MIDNIGHT, _NEW_YEAR_1980, entry.crc, entry.size, entry.size, len(name)
-        padding = -(offset + _LOCAL.size + len(name) + _ALIGNMENT.size) % PAGE
-        extra = _ALIGNMENT.pack(_ALIGNMENT_ID, 2 + padding, PAGE) + bytes(padding)
-        local = _LOCAL.pack(b"PK\3\4", *fixed, len(extra)) + name + extra
-        directory.append(_CENTRAL.pack(b"PK\1\2", _UNIX | _VERSION, *fixed, 0, 0, 0, 0, _REGULAR_FILE, offset) + name)
+        sizes, large_sizes = _narrow(entry.size, entry.size)
+        (at,), large_offset = _narrow(offset)
+        stamp = _MIDNIGHT, _NEW_YEAR_1980, entry.crc, *sizes, len(name)
+        version = _VERSION_ZIP64 if large_sizes else _VERSION
+        extra = _zip64(large_sizes)
+        padding = -(offset + _LOCAL.size + len(name) + len(extra) + _ALIGNMENT.size) % PAGE
+        extra += _ALIGNMENT.pack(_ALIGNMENT_ID, 2 + padding, PAGE) + bytes(padding)
+        local = _LOCAL.pack(b"PK\3\4", version, 0, 0, *stamp, len(extra)) + name + extra
+        large = large_sizes + large_offset
+        version = _VERSION_ZIP64 if large else _VERSION
+        fixed = _UNIX | version, version, 0, 0, *stamp, len(_zip64(large)), 0, 0, 0, _REGULAR_FILE, at
+        directory.append(_CENTRAL.pack(b"PK\1\2", *fixed) + name + _zip64(large))
         start = offset + len(local)
         placed.append((_Entry(entry.name, entry.crc, entry.size, start), local))
         offset = start + entry.size
     records = b"".join(directory)
-    if offset + len(records) + _END.size > LARGEST_FILE:
+    (at,), large_start = _narrow(offset)
+    end = _END.pack(b"PK\5\6", 0, 0, len(placed), len(placed), len(records), at, 0)
+    if large_start:
+        counts = _UNIX | _VERSION_ZIP64, _VERSION_ZIP64, 0, 0, len(placed), len(placed), len(records), offset
+        locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, offset + len(records), 1)
+        end = _ZIP64_END.pack(b"PK\6\6", _ZIP64_END.size - 12, *counts) + locator + end
+    if offset + len(records) + len(end) > LARGEST_FILE:
         raise ValueError(f"the members take more than the {LARGEST_FILE:,} bytes of one bundle")
-    return placed, records + _END.pack(b"PK\5\6", 0, 0, len(placed), len(placed), len(records), offset, 0)
+    return placed, records + end
 
 
-def encode(members: Mapping[str, bytes]) -> bytes:
-    """Return the zip of `members`, in their order.
+def _narrow(*values: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the values of 32-bit fields, and those of `values` that zip64 has elsewhere: all or none."""
+    large = max(values) >= _ELSEWHERE
+    return ((_ELSEWHERE,) * len(values), values) if large else (values, ())
+
+
+def _zip64(values: Sequence[int]) -> bytes:
+    """Return the extra field with large values; nothing where there are none."""
+    return struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
+
+
+def encode(members: Mapping[str, Content]) -> bytes:
+    """Return the zip of `members`, in their order. Raises what `pieces` raises."""
+    return b"".join(pieces(members))
+
+
+def pieces(members: Mapping[str, Content]) -> list[Content]:
+    """Return the parts of the zip of `members`, in their order: to be written one after the other.
 
     Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS.
     """
@@ -103,11 +139,11 @@ def encode(members: Mapping[str, bytes]) -> bytes:
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
     placed, directory = _layout(_Entry(name, zlib.crc32(data), len(data)) for name, data in members.items())
-    pieces = [piece for (_, local), data in zip(placed, members.values(), strict=True) for piece in (local, data)]
-    return b"".join([*pieces, directory])
+    parts = [part for (_, local), data in zip(placed, members.values(), strict=True) for part in (local, data)]
+    return [*parts, directory]
 
 
-def members_table(members: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
     """Return the key "members" of an index: size and digest of each member, by name in sorted order."""
     return {
         name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in sorted(members.items())
@@ -192,11 +228,11 @@ class Archive:
         signature, _, _, _, count, length, start, _ = _END.unpack(end)
         if signature != b"PK\5\6":
             raise self._not_a_bundle("it does not end as a zip file does")
-        if (
-            count > MOST_MEMBERS
-            or length > count * (_CENTRAL.size + LONGEST_NAME)
-            or start + length + _END.size != size
-        ):
+        after = _END.size
+        if start == _ELSEWHERE:
+            after += _ZIP64_END.size + _ZIP64_LOCATOR.size
+            start = size - after - length  # compared with what the records say, below
+        if count > MOST_MEMBERS or length > count * _LARGEST_RECORD or start < 0 or start + length + after != size:
             raise self._not_a_bundle("the zip's directory is not where its end says")
         directory = read(start, size - start)
         entries = list(self._read_directory(directory, count))
@@ -214,7 +250,8 @@ class Archive:
             record = _CENTRAL.unpack(directory[at : at + _CENTRAL.size].ljust(_CENTRAL.size, b"\0"))
             if record[0] != b"PK\1\2":
                 raise self._not_a_bundle("the zip's directory is damaged")
-            flags, method, crc, size, length = record[3], record[4], record[7], record[9], record[10]
+            flags, method, crc = record[3], record[4], record[7]
+            size, length, extra = record[9], record[10], record[11]
             name = directory[at + _CENTRAL.size : at + _CENTRAL.size + length].decode("latin-1")
             try:
                 _check_name(name)
@@ -225,7 +262,10 @@ class Archive:
             if flags & 1 or method:
                 raise self._not_a_bundle(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
             names.add(name)
-            at += _CENTRAL.size + length
+            if size == _ELSEWHERE:  # the first number of the extra field; what else is in it is compared later
+                found = directory[at + _CENTRAL.size + length + 4 :][:8]
+                size = int.from_bytes(found, "little")
+            at += _CENTRAL.size + length + extra
             yield _Entry(name, crc, size)
 
     def _read_index(self, check: Callable[[Any], None]) -> dict[str, Any]:

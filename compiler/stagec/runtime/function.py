@@ -24,6 +24,7 @@ from stagec.runtime.padding import Fit, Padding
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, Offer, Selection, Shapes
 from stagec.runtime.signature import OMITTED, Convention, Signature
+from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
 
 _Results = TypeVar("_Results", bound=Sequence[Any])
@@ -46,6 +47,7 @@ class Loaded:
     host: Host
     asked: Asked
     types: NodeTypes
+    weights: Weights
     devices: tuple[_jax.Device, ...] = ()
     compile: Compile | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -76,6 +78,8 @@ class Function:
     a type of the model's own is an object of that type, a dict of its fields, or, of a type that is not known by
     fields, a tuple of its children. Calls from several threads are safe.
 
+    Arguments that the manifest binds to weights are left out; one that is given all the same is used instead.
+
     Static arguments are passed by keyword, as in JAX; they may be left out where the function was built with one
     combination of them. `variants[NAME]` is the function of one combination.
 
@@ -97,6 +101,7 @@ class Function:
         self._signatures: dict[Shapes, Signature] = {}
         self._static_names: frozenset[str] = frozenset()
         self._padding: Padding | None = None
+        self._bound: Bound | None = None
         if artifact is None:
             return
         assert loaded.archive is not None
@@ -110,6 +115,8 @@ class Function:
         trees = (Tree.from_json(entry[key]) for key in ("in_tree", "out_tree"))
         in_tree, out_tree = trees
         self._interface = Signature(name, _Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
+        if entry["bind"]:
+            self._bound = Bound(name, in_tree, entry["bind"], loaded.weights)
         buckets = [e["bucket"] for e in entry["executables"]]
         declared = entry["padding"]
         if declared and buckets:
@@ -129,6 +136,11 @@ class Function:
         chosen = (c.offer for c in self.select().candidates if c.code == selection.CHOSEN)
         own = tuple(self._describe(offer.member) for offer in chosen if offer.kind == "executable")
         return (*own, *(d for variant in self.variants.values() for d in variant.descriptions))
+
+    @property
+    def weights(self) -> Mapping[str, Weight]:
+        """What takes the place of the arguments that callers leave out, by path: `args[0]['w']`."""
+        return {self._interface.paths[i]: weight for i, weight in self._bound.weights.items()} if self._bound else {}
 
     def with_options(self, *, donate: bool = True) -> Function:
         """Return the same function, whose calls differ in this.
@@ -242,6 +254,8 @@ class Function:
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         if self._padding and self._padding.masks:
             kwargs = {**dict.fromkeys(self._padding.masks, OMITTED), **kwargs}
+        if self._bound:
+            args, kwargs = self._bound.fill(args, kwargs)
         return self._interface.flatten(args, kwargs)
 
     def _resolve(self, leaves: Sequence[Any]) -> tuple[Signature, Fit | None]:

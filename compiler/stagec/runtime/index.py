@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagec.avals import dimension_variables, evaluate_shape, parse_aval
+from stagec.avals import dimension_variables, evaluate_shape, num_bytes, parse_aval
 from stagec.runtime import shapes
 from stagec.runtime.description import TARGET, Description
 from stagec.trees import Tree
@@ -35,6 +35,14 @@ _EXECUTABLE = shapes.record(
         "stablehlo": shapes.text,
     }
 )
+_ARRAY = {"member": shapes.text, "aval": shapes.static_aval}
+_GOLDEN = shapes.record(
+    {
+        "bucket": _SIZES,
+        "inputs": shapes.table(shapes.record(_ARRAY)),
+        "outputs": shapes.table(shapes.record({**_ARRAY, "rtol": shapes.number, "atol": shapes.number})),
+    }
+)
 _FUNCTION = shapes.record(
     {
         "function": shapes.text,
@@ -44,6 +52,7 @@ _FUNCTION = shapes.record(
         "in_avals": shapes.array(shapes.aval),
         "out_tree": shapes.tree,
         "out_avals": shapes.array(shapes.aval),
+        "bind": shapes.array(shapes.record({"leaf": shapes.count, "weight": shapes.text})),
         "padding": shapes.table(shapes.record({"fill": shapes.number, "mask": shapes.text})),
         "exported": shapes.text,
         "platforms": shapes.array(shapes.text),
@@ -54,7 +63,7 @@ _FUNCTION = shapes.record(
         "readable_until": _DATE,
         "executables": shapes.array(_EXECUTABLE),
     },
-    optional={"description": shapes.text},
+    optional={"description": shapes.text, "golden": _GOLDEN},
 )
 _BUNDLE = shapes.record(
     {
@@ -65,8 +74,7 @@ _BUNDLE = shapes.record(
         "versions": _VERSIONS,
         "targets": shapes.table(TARGET),
         "functions": shapes.table(_FUNCTION),
-        # Bound to arguments in a later version of the format.
-        "weights": shapes.record({}),
+        "weights": shapes.table(shapes.record(_ARRAY)),
         "members": MEMBERS,
     }
 )
@@ -78,6 +86,8 @@ def check(found: Any) -> None:
     Raises ValueError, naming the key at fault.
     """
     _BUNDLE("", found)
+    for name, weight in found["weights"].items():
+        _check_array(f"weights.{name}", weight, found["members"])
     for name, function in found["functions"].items():
         where = f"functions.{name}"
         artifact = "-".join(filter(None, (function["function"], function["variant"])))
@@ -89,6 +99,10 @@ def check(found: Any) -> None:
         _check_named(f"{where}.exported", function["exported"], found["members"], "member")
         if "description" in function:
             _check_named(f"{where}.description", function["description"], found["members"], "member")
+        for key in ("inputs", "outputs"):
+            for path, array in function.get("golden", {}).get(key, {}).items():
+                _check_array(f"{where}.golden.{key}.{path}", array, found["members"])
+        _check_bound(f"{where}.bind", function, found["weights"])
         seen = set()
         dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
         names = {*dimension_variables(dims)}
@@ -108,6 +122,39 @@ def check(found: Any) -> None:
             if which_one in seen:
                 raise ValueError(f"{at}: there is another one for this target and bucket")
             seen.add(which_one)
+
+
+def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any]) -> None:
+    _check_named(f"{where}.member", array["member"], members, "member")
+    count = num_bytes(parse_aval(array["aval"]))
+    if members[array["member"]]["bytes"] != count:
+        raise ValueError(f"{where}: {array['aval']} takes {count:,} bytes, and the member has others")
+
+
+def _is_call(tree: Tree) -> bool:
+    return tree.kind == "tuple" and [child.kind for child in tree.children] == ["tuple", "dict"]
+
+
+def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    leaves = [entry["leaf"] for entry in function["bind"]]
+    if leaves != sorted(set(leaves)) or any(leaf >= len(function["in_avals"]) for leaf in leaves):
+        raise ValueError(f"{where}: sorted numbers of {len(function['in_avals'])} arguments are wanted")
+    if not leaves:
+        return
+    if not _is_call(Tree.from_json(function["in_tree"])):
+        raise ValueError(f"{where}: in_tree is not of (args, kwargs)")
+    first = 0
+    for top in Tree.from_json(function["in_tree"]).children:
+        for argument in top.children:
+            count = len([leaf for leaf in leaves if first <= leaf < first + argument.num_leaves])
+            if count not in (0, argument.num_leaves):
+                raise ValueError(f"{where}: an argument is bound in part")
+            first += argument.num_leaves
+    for i, entry in enumerate(function["bind"]):
+        _check_named(f"{where}[{i}].weight", entry["weight"], weights, "weight")
+        wanted, given = function["in_avals"][entry["leaf"]].removeprefix("~"), weights[entry["weight"]]["aval"]
+        if wanted != given:
+            raise ValueError(f"{where}[{i}]: the argument is {wanted}, the weight {given}")
 
 
 def executable_entry(description: Description, executable: str, member: str, stablehlo: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from jaxlib import _jax
 
-from stagec.avals import DTYPES, Aval, parse_aval
+from stagec.avals import Aval, parse_aval, physical
 from stagec.runtime import host, jaxlib_lines
 from stagec.runtime.archive import Archive
 from stagec.runtime.arrays import dtype_of
@@ -17,6 +17,7 @@ from stagec.runtime.function import Compile, Function, Loaded
 from stagec.runtime.node_types import NodeTypes, Types
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import POLICIES, Asked, Policy, Selection
+from stagec.runtime.weights import Weights
 
 
 class Bundle(Mapping[str, Function]):
@@ -70,6 +71,7 @@ class Bundle(Mapping[str, Function]):
                 len(devices) or None,
             ),
             NodeTypes(types),
+            Weights(archive),
             tuple(devices),
             compiler,
         )
@@ -122,6 +124,7 @@ class Bundle(Mapping[str, Function]):
         """
         with self._loaded.lock:
             self._loaded.archive = None
+            self._loaded.weights.release()
             for function in self._signatures.values():
                 function.release()
 
@@ -161,6 +164,4 @@ def _arrays(tree: Any) -> Any:
 
 
 def _zeros(aval: Aval) -> Any:
-    # A PRNG key is its words, in a last dimension.
-    words = (DTYPES[aval.dtype].bits // 32,) if aval.dtype.startswith("key<") else ()
-    return np.broadcast_to(np.zeros((), dtype_of(aval)), (*map(int, aval.shape), *words))
+    return np.broadcast_to(np.zeros((), dtype_of(aval)), tuple(map(int, physical(aval).shape)))

@@ -13,6 +13,7 @@ from stagec.runtime.arrays import Array, dtype_of
 from stagec.runtime.executable import ArraySpecs, Executable
 from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.refusal import CallError
+from stagec.runtime.weights import Weight
 from stagec.trees import Tree, TreeMismatch, argument_path
 
 
@@ -154,7 +155,7 @@ class Signature:
         ]
 
     def _to_numpy(self, leaf: object, dtype: np.dtype[Any], i: int) -> Any:
-        if leaf is OMITTED:
+        if leaf is OMITTED or isinstance(leaf, Weight):
             return leaf
         if type(leaf) in (bool, int, float, complex):
             # A Python number has no dtype of its own: it takes the parameter's where the value survives.
@@ -192,10 +193,17 @@ class Signature:
                 return executable(buffers)
         buffers = []
         for number, (i, leaf) in enumerate(zip(kept, taken, strict=True)):
-            if isinstance(leaf, Array) and leaf.is_deleted():
-                what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
-                raise CallError("deleted", what)
-            own = leaf.copy() if copied and donated[i] and isinstance(leaf, Array) else leaf
+            own = leaf
+            if isinstance(leaf, Weight):
+                own = leaf.on(executable.parameter_shardings[number])
+                if donated[i]:  # every call uses it, and its memory may be the file's
+                    own = own.copy()
+            elif isinstance(leaf, Array):
+                if leaf.is_deleted():
+                    what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
+                    raise CallError("deleted", what)
+                if copied and donated[i]:
+                    own = leaf.copy()
             buffers.append(executable.put(number, own, donated[i]))
         return executable(buffers)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.avals import Aval
+from stagec.avals import Aval, physical
 from stagec.runtime.arrays import dtype_of
 from stagec.runtime.description import Description
 from stagec.runtime.function import Function
@@ -44,35 +44,43 @@ def of_bucket(function: Function, bucket: Mapping[str, int]) -> Description:
     raise CallError("shape", f"{function.name} has no such bucket; its buckets are: {have}")
 
 
-def random_arguments(description: Description, seed: int) -> dict[str, NDArray[Any]]:
-    """Return arguments for an executable: the same for the same seed. Floats are normal, integers 0 or 1."""
+def random_arguments(description: Description, seed: int, bound: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+    """Return arguments for an executable: the same for the same seed. Floats are normal, integers 0 or 1.
+
+    bound: paths of the arguments to leave out.
+    """
+    pairs = zip(_paths(description), random_arrays(description.in_avals, seed), strict=True)
+    return {path: values for path, values in pairs if path not in bound}
+
+
+def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
+    """Return an array for each of `avals`, which are static; a PRNG key is its words."""
     generator = np.random.default_rng(seed)
 
     def values(aval: Aval) -> NDArray[Any]:
-        shape, dtype = tuple(map(int, aval.shape)), dtype_of(aval)
+        shape, dtype = tuple(map(int, physical(aval).shape)), dtype_of(aval)
         if dtype.kind in "biu":
             return generator.integers(0, 2, shape).astype(dtype)
         normal = generator.standard_normal(shape)
         return (normal + 1j * generator.standard_normal(shape) if dtype.kind == "c" else normal).astype(dtype)
 
-    return {path: values(aval) for path, aval in zip(_paths(description), description.in_avals, strict=True)}
+    return list(map(values, avals))
 
 
 def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]], list[float]]:
     """Call a function twice; return its result and the seconds that both calls took, the first with loading.
 
-    arguments: all that the function takes. Raises CallError for one that is missing, unknown or does not fit;
-    LoadError when the executable is not loaded.
+    arguments: all that the function takes; bound ones may be left out.
+    Raises CallError for one that is missing, unknown or does not fit; LoadError when the executable is not loaded.
     """
     description = function.descriptions[0]
     paths = _paths(description)
-    faults = [f"{path} is missing" for path in paths if path not in arguments]
+    given: Mapping[str, Any] = {**function.weights, **arguments}
+    faults = [f"{path} is missing" for path in paths if path not in given]
     faults += [f"{path} is no argument" for path in arguments if path not in paths]
     if faults:
         raise CallError("structure", f"{function.name}: {'; '.join(faults)}")
-    leaves = [
-        _as_dtype(arguments[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)
-    ]
+    leaves = [_as_dtype(given[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)]
     # A custom node becomes a dict of its fields or a tuple, which every function takes.
     args, kwargs = cast("tuple[tuple[Any, ...], dict[str, Any]]", description.in_tree.unflatten(leaves))
     seconds = []
@@ -106,7 +114,7 @@ def _paths(description: Description) -> list[str]:
     return [argument_path(path) for path in description.in_tree.paths()]
 
 
-def _as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _as_dtype(values: Any, dtype: np.dtype[Any]) -> Any:
     """Return an array of a file with its dtype: .npy files hold bfloat16 and the like as bytes without a name."""
     unnamed = values.dtype.kind == "V" and values.dtype.itemsize == dtype.itemsize
     return values.view(dtype) if unnamed else values

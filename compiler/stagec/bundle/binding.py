@@ -1,0 +1,104 @@
+"""Bound arguments: which array of a file of weights each leaf of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.avals import Aval
+from stagec.bundle.safetensors import Tensor
+from stagec.errors import Problem, StagecError
+from stagec.specs import FunctionSpec
+from stagec.stages.exported import Exported
+
+_LISTED = 20
+"""How many arrays a message lists."""
+
+
+class Bindings:
+    """The weights of a bundle, gathered function by function.
+
+    tensors: those that are used, by the name that the index has for them: `FILE:TENSOR`.
+    """
+
+    def __init__(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """files: the arrays of each file, by its path in the manifest."""
+        self.tensors: dict[str, Tensor] = {}
+        self._files = files
+        self._problems: list[Problem] = []
+        self._claimed: dict[tuple[str, str], tuple[FunctionSpec, str]] = {}
+
+    def of(self, spec: FunctionSpec, exported: Exported, description: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """Return what the index says of the bound arguments of a function: which weight each leaf is.
+
+        description: of the portable artifact, which says where the arguments are. What is wrong is kept for `check`.
+        """
+        places = description["bound"] if description else {}
+        found: list[dict[str, Any]] = []
+        for argument, source in spec.bind.items():
+            if argument not in places:
+                what = "the description of the portable artifact does not say which argument this is"
+                self._report(spec, argument, what, "give the description that was written with the artifact")
+            elif source["file"] not in self._files:
+                self._report(spec, argument, f"no weights {source['file']} are given", "give them with --weights")
+            else:
+                found += self._of_argument(spec, argument, exported, places[argument])
+        return sorted(found, key=lambda entry: entry["leaf"])
+
+    def check(self, only_used: bool = True) -> None:
+        """Raise StagecError with all that was wrong.
+
+        only_used: whether arrays that nothing is bound to are wrong: not where one function of several is looked at.
+        """
+        for (file, prefix), (spec, argument) in self._claimed.items() if only_used else ():
+            names = [name for name in self._files[file] if name.startswith(prefix)]
+            extra = [name for name in names if f"{file}:{name}" not in self.tensors]
+            if extra:
+                what = f"{file} has {_listed(extra)}, and nothing is bound to that"
+                self._report(spec, argument, what, "leave it out of the file, or write a prefix")
+        if self._problems:
+            raise StagecError(*self._problems)
+
+    def _of_argument(
+        self, spec: FunctionSpec, argument: str, exported: Exported, place: str
+    ) -> Iterator[dict[str, Any]]:
+        file, prefix = spec.bind[argument]["file"], spec.bind[argument]["prefix"]
+        leaves = _leaves(exported, place)
+        if "" in leaves:  # the argument is one array, and has no path
+            wanted = {prefix or argument: leaves[""]}
+        else:
+            wanted = {prefix + name: leaf for name, leaf in leaves.items()}
+        if not prefix or "" not in leaves:
+            self._claimed.setdefault((file, prefix), (spec, argument))
+        missing = []
+        for name, leaf in wanted.items():
+            aval, tensor = exported.in_avals[leaf], self._files[file].get(name)
+            if tensor is None:
+                missing.append(f"{name} ({aval})")
+                continue
+            if Aval(aval.dtype, aval.shape) != tensor.aval:
+                what = f"{name} of {file} is {tensor.aval}, {aval} is wanted"
+                self._report(spec, argument, what, "save it with this dtype and shape, or change the aval")
+            self.tensors[f"{file}:{name}"] = tensor
+            yield {"leaf": leaf, "weight": f"{file}:{name}"}
+        if missing:
+            self._report(spec, argument, f"{file} lacks {_listed(missing)}", "save it under this name")
+
+    def _report(self, spec: FunctionSpec, argument: str, what: str, write: str) -> None:
+        self._problems += spec.problem(f"bind.{argument}", what, write).problems
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _leaves(exported: Exported, place: str) -> dict[str, int]:
+    """Return the name of each leaf of the argument at `place`, and its number among all; one that is an array is ""."""
+    first = 0
+    for top, which in zip(exported.in_tree.children, ("args", "kwargs"), strict=True):
+        for key, argument in zip(top.child_names(), top.children, strict=True):
+            if place == (f"args[{key}]" if which == "args" else f"kwargs[{key!r}]"):
+                return {".".join(names): first + i for i, names in enumerate(argument.names())}
+            first += argument.num_leaves
+    return {}

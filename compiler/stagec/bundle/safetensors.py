@@ -1,0 +1,108 @@
+"""Safetensors files: named arrays behind a header in JSON (https://github.com/huggingface/safetensors, "Format").
+
+A file is mapped and its header checked as strictly as the format says; the arrays' bytes are not looked at.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagec.avals import Aval, num_bytes
+from stagec.runtime import shapes, strict_json
+
+LARGEST_HEADER = 100_000_000
+"""Bytes of a header: the format's own limit."""
+# Dtypes by the format's names. Those of less than a byte are left out: XLA stores them in another way.
+_DTYPES = {
+    "BOOL": "bool",
+    **{f"I{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "BF16": "bf16",
+    "C64": "c64",
+    "F8_E4M3": "f8_e4m3fn",
+    "F8_E5M2": "f8_e5m2",
+    "F8_E8M0": "f8_e8m0fnu",
+}
+_LENGTH = 8
+_ENTRY = shapes.record(
+    {
+        "dtype": shapes.constant(*_DTYPES),
+        "shape": shapes.array(shapes.count),
+        "data_offsets": shapes.array(shapes.count),
+    }
+)
+_HEADER = shapes.record({}, {"__metadata__": shapes.table(shapes.text)}, rest=_ENTRY)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One array of a file. data: its bytes in little-endian, row-major order, mapped from the file."""
+
+    aval: Aval
+    data: memoryview
+
+
+def read(path: str | Path) -> dict[str, Tensor]:
+    """Return the arrays of the file at `path` by name, in the order of its header.
+
+    Raises OSError, and ValueError when the header is not as the format says: arrays lie one after the other, from the
+    header to the end of the file, without holes.
+    """
+    with Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        start = _LENGTH + length
+        if size < _LENGTH or start > size:
+            raise ValueError("the header runs over the end of the file")
+        if length > LARGEST_HEADER:
+            raise ValueError(f"the header has {length:,} bytes, over the limit of {LARGEST_HEADER:,}")
+        text = file.read(length)
+        if not text.startswith(b"{"):
+            raise ValueError("the header does not start with {")
+        header = strict_json.parse(text, LARGEST_HEADER)
+        _HEADER("", header)
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:]
+    header.pop("__metadata__", None)
+    avals = {name: Aval(_DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}
+    _check_offsets(header, avals, len(content))
+    return {name: Tensor(aval, content[slice(*header[name]["data_offsets"])]) for name, aval in avals.items()}
+
+
+def parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """Return the parts of a file with these arrays, to be written one after the other.
+
+    Raises ValueError for a dtype that the format has not.
+    """
+    header, at = {}, 0
+    names = {ours: theirs for theirs, ours in _DTYPES.items()}
+    for name, tensor in tensors.items():
+        if tensor.aval.dtype not in names:
+            raise ValueError(f"{name} is {tensor.aval}, and safetensors files have no such dtype")
+        end = at + len(tensor.data)
+        shape = list(map(int, tensor.aval.shape))
+        header[name] = {"dtype": names[tensor.aval.dtype], "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    return [len(text).to_bytes(_LENGTH, "little"), text, *(tensor.data for tensor in tensors.values())]
+
+
+def _check_offsets(header: Mapping[str, Any], avals: Mapping[str, Aval], size: int) -> None:
+    """Raise ValueError where arrays overlap, leave a hole, or have another number of bytes than their aval says."""
+    at = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if len(entry["data_offsets"]) != 2 or entry["data_offsets"][0] != at:
+            raise ValueError(f"{name}: its bytes do not start at {at}, where the array before it ends")
+        count = num_bytes(avals[name])
+        at += count
+        if entry["data_offsets"][1] != at:
+            raise ValueError(f"{name} is {avals[name]}, which takes {count:,} bytes, and its offsets say otherwise")
+    if at != size:
+        raise ValueError(f"its arrays end after {at:,} bytes, and the file has {size:,}")

@@ -1,0 +1,26 @@
+"""What `stagec strip` does: a bundle without the golden inputs and outputs of its functions."""
+
+from __future__ import annotations
+
+import copy
+
+from stagec.runtime.archive import INDEX, Archive, Content, encode_index
+
+_NAMES = ("exported", "executable", "description", "stablehlo")
+"""Keys of the index's functions and executables that name members."""
+
+
+def strip(archive: Archive) -> dict[str, Content]:
+    """Return the members of the bundle as if its manifest asked for no golden inputs and outputs.
+
+    Raises LoadError for a damaged member.
+    """
+    index = copy.deepcopy(archive.index)
+    for function in index["functions"].values():
+        function.pop("golden", None)
+    kept = {weight["member"] for weight in index["weights"].values()}
+    for function in index["functions"].values():
+        for entry in (function, *function["executables"]):
+            kept |= {entry[key] for key in _NAMES if key in entry}
+    index["members"] = {name: entry for name, entry in index["members"].items() if name in kept}
+    return {INDEX: encode_index(index), **{name: archive.map(name) for name in index["members"]}}

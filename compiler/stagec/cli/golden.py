@@ -1,0 +1,57 @@
+"""Run a function with JAX on generated inputs, and write inputs and outputs to check executables with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from stagec.cli.files import print_json, read, read_text, read_weights, write_whole
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--spec", required=True, help="the function's slice of the plan, a JSON file")
+    parser.add_argument("--exported", required=True, help="its portable artifact")
+    parser.add_argument("--description", required=True, help="what that was made from")
+    parser.add_argument("--output", required=True, help="where to write the arrays, a safetensors file")
+    parser.add_argument(
+        "--weights",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a safetensors file that arguments are bound to; NAME is its path in the manifest; may be repeated",
+    )
+    parser.add_argument(
+        "--import-root",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder below which the user's modules and files are found; may be repeated, the first wins",
+    )
+
+
+def preload() -> None:
+    import stagec.bundle.binding
+    import stagec.frontends.golden  # noqa: F401
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec import specs
+    from stagec.bundle import safetensors
+    from stagec.bundle.binding import Bindings
+    from stagec.frontends import golden
+    from stagec.stages.exported import Exported
+
+    spec = specs.function_spec(read_text(options.spec))
+    serialized = read(options.exported)
+    bindings = Bindings(read_weights(options.weights))
+    bound = bindings.of(spec, Exported.deserialize(serialized), json.loads(read(options.description)))
+    bindings.check(only_used=False)
+    weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
+    found = golden.make(spec, options.import_root, serialized, weights)
+    try:
+        parts = safetensors.parts(found)
+    except ValueError as error:
+        raise spec.problem("golden", str(error), "leave golden out") from error
+    write_whole(options.output, *parts)
+    if options.json:
+        print_json({name: str(tensor.aval) for name, tensor in found.items()})

@@ -1,0 +1,62 @@
+"""Golden inputs and outputs: what JAX makes of generated inputs, and a test that executables give the same."""
+
+load("//rules:providers.bzl", "AotBundleInfo", "AotExportInfo", "AotGoldenInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:bundle.bzl", "WEIGHTS_ATTR", "add_weights")
+load("//rules/private:export.bzl", "execution_root_folders")
+load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+
+def _aot_golden_impl(ctx):
+    export = ctx.attr.export[AotExportInfo]
+    golden = ctx.actions.declare_file(export.name + ".golden.safetensors")
+    arguments = ctx.actions.args()
+    arguments.add("--spec", export.spec)
+    arguments.add("--exported", export.exported)
+    arguments.add("--description", export.description)
+    arguments.add("--output", golden)
+    folders = execution_root_folders(export.import_roots, ctx.workspace_name, ctx.bin_dir.path)
+    arguments.add_all(folders, before_each = "--import-root")
+    weights = add_weights(ctx, arguments)
+    compiler_action(
+        ctx,
+        mnemonic = "StagecGolden",
+        progress_message = "Running %s with JAX" % export.name,
+        command = "golden",
+        arguments = arguments,
+        inputs = depset(
+            [export.spec, export.exported, export.description] + weights,
+            transitive = [export.sources],
+        ),
+        outputs = [golden],
+    )
+    return [DefaultInfo(files = depset([golden])), AotGoldenInfo(name = export.name, golden = golden)]
+
+aot_golden = rule(
+    implementation = _aot_golden_impl,
+    doc = "Runs an exported function with `jax.jit` on a CPU and generated inputs: `<export>.golden.safetensors`. The " +
+          "macro of a manifest declares one for each function with `golden`.",
+    attrs = {
+        "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
+        "weights": WEIGHTS_ATTR,
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)
+
+def _aot_golden_test_impl(ctx):
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    bundle = ctx.attr.bundle[AotBundleInfo].bundle
+    body = "exec {stagec} run \"$workspace\"/%s --golden \"$@\"\n" % shell_quote(bundle.short_path)
+    script = write_stagec_launcher(ctx, stagec, body, [])
+    return [DefaultInfo(
+        executable = script,
+        runfiles = ctx.runfiles(files = [bundle], transitive_files = stagec.inputs),
+    )]
+
+aot_golden_test = rule(
+    implementation = _aot_golden_test_impl,
+    doc = "Runs the executables of a bundle for CPUs, as far as this machine can, with the golden inputs that are in it, " +
+          "and compares the results. The macro of a manifest declares one where a function has `golden`.",
+    test = True,
+    attrs = {"bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo])},
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

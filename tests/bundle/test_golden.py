@@ -1,0 +1,139 @@
+"""Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from stagec.runtime import golden
+from stagec.runtime.archive import INDEX, Archive, members_table
+from tests.building import build, checked
+from tests.building import stagec as command
+from tests.runtime.bundles import edited
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+
+[targets.cpu]
+platform = "cpu"
+isa = "AVX2"
+
+[functions.draw]
+entry = "model:draw"
+args = ["key<fry>[]", { w = "f32[3]" }, "bf16[n,3]"]
+bind = { params = "w.safetensors" }
+targets = ["cpu"]
+buckets = { n = [4, 1] }
+golden = { seed = 3, atol = 1e-6 }
+
+[functions.double]
+entry = "double.mlir"
+targets = ["cpu"]
+golden = {}
+"""
+MODEL = """
+import jax
+
+def draw(key, params, x):
+    return {"y": jax.random.normal(key, x.shape) + x * params["w"], "key": jax.random.split(key)[0]}
+"""
+MODULE = """
+func.func @main(%arg0: tensor<2xi64>) -> tensor<2xi64> {
+  %0 = stablehlo.add %arg0, %arg0 : tensor<2xi64>
+  return %0 : tensor<2xi64>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    (folder / "m.toml").write_text(MANIFEST)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "double.mlir").write_text(MODULE)
+    save_file({"w": np.full(3, 7, np.float32)}, folder / "w.safetensors")
+    return build("m.toml", folder, folder)
+
+
+def test_they_are_in_the_index(built: Path) -> None:
+    found = Archive(built).index["functions"]["draw"]["golden"]
+    assert found["bucket"] == {"n": 1}
+    assert {path: row["aval"] for path, row in found["inputs"].items()} == {"args[0]": "u32[2]", "args[2]": "bf16[1,3]"}
+    outputs = {path: (row["aval"], row["rtol"], row["atol"]) for path, row in found["outputs"].items()}
+    assert outputs == {"result['key']": ("u32[2]", 0, 1e-6), "result['y']": ("f32[1,3]", 2**-11.5, 1e-6)}
+
+
+def test_executables_give_the_same(built: Path) -> None:
+    told = checked("run", built, "--golden").splitlines()
+    pattern = r"ok      (.*): largest error \S+, relative \S+; allowed .*"
+    assert [re.sub(pattern, r"\1", line) for line in told] == [
+        "double for cpu: result",
+        "draw for cpu, n = 1: result['key']",
+        "draw for cpu, n = 1: result['y']",
+    ]
+    assert len(checked("run", built, "double", "--golden").splitlines()) == 1
+
+
+def change(members: dict[str, bytes]) -> None:
+    """Have the golden result `y` differ by 1 in its first element."""
+    index: dict[str, Any] = json.loads(members[INDEX])
+    row = index["functions"]["draw"]["golden"]["outputs"]["result['y']"]
+    values = np.frombuffer(members[row["member"]], np.float32).copy()
+    values[0] += 1
+    members[row["member"]] = values.tobytes()
+    index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
+    members[INDEX] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
+
+
+def test_a_difference_is_told(built: Path, tmp_path: Path) -> None:
+    done = command("run", edited(built, tmp_path / "m.aot", change), "draw", "--golden")
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"FAILED  draw for cpu, n = 1: result\['y'\]: largest error 1, relative \S+; "
+        r"allowed 1e-06 \+ 0.000345 \* \|value\|",
+        done.stdout.splitlines()[1],
+    )
+
+
+def test_stripped_it_is_as_built_without(built: Path, tmp_path: Path) -> None:
+    without = re.sub("golden = .*\n", "", MANIFEST)
+    for name in ("model.py", "double.mlir", "w.safetensors"):
+        (tmp_path / name).write_bytes((built.parent / name).read_bytes())
+    (tmp_path / "m.toml").write_text(without)
+    checked("strip", built, "--output", tmp_path / "stripped.aot")
+    assert (tmp_path / "stripped.aot").read_bytes() == build("m.toml", tmp_path, tmp_path).read_bytes()
+    done = command("run", tmp_path / "stripped.aot", "--golden")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"{tmp_path / 'stripped.aot'}: no golden inputs for what runs on this machine\n"
+        "  write golden = {} for it in the manifest\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "ok"),
+    [
+        ([1, np.nan, np.inf], [1, np.nan, np.inf], True),
+        ([1, np.nan, np.inf], [1, np.inf, np.nan], False),
+        ([1, 2, np.nan], [1, 2, 3], False),
+        ([1, 2, 3.0001], [1, 2, 3], True),
+        ([1, 2, 3.1], [1, 2, 3], False),
+        ([1, 2], [1, 2, 3], False),
+        ([], [], True),
+    ],
+)
+def test_what_is_the_same(given: list[float], wanted: list[float], ok: bool) -> None:
+    errors = golden.errors(np.array(given, np.float32), np.array(wanted, np.float32), 1e-3, 1e-3)
+    assert errors[2] is ok
+
+
+def test_integers_are_equal_or_not() -> None:
+    first, second = np.array([2**62], np.int64), np.array([2**62 + 1], np.int64)
+    assert golden.errors(first, first.copy(), 0, 0)[2]
+    assert not golden.errors(first, second, 0, 0)[2]

@@ -1,0 +1,82 @@
+"""Large arrays that a function closes over are told when it is built."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.building import build, checked, write_specs
+from tests.building import stagec as command
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+
+[functions.f]
+entry = "model:f"
+args = ["f32[700]"]
+platforms = ["cpu"]
+"""
+MODEL = """
+import numpy as np
+import ml_dtypes
+import tables
+
+SMALL = np.arange(4, dtype=np.float32)
+PARAMS = {"w": [np.random.default_rng(0).standard_normal((700, 700), dtype=np.float32)]}
+PHASES = np.exp(1j * np.arange(200_000)).astype(np.complex64)
+
+
+def layer(x):
+    return x @ PARAMS["w"][0]
+
+
+def make():
+    table = np.random.default_rng(1).standard_normal((1024, 512)).astype(ml_dtypes.bfloat16)
+
+    def f(x):
+        def inner(x):
+            return x[0] * tables.COUNTS.sum()
+
+        zeros = np.zeros((1000, 1000), np.float32)
+        return layer(x)[:4] + SMALL, x[0] + table, inner(x), zeros + x[0], PHASES * x[0], zeros * 1j
+
+    return f
+
+
+f = make()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("constants")
+    (folder / "m.toml").write_text(MANIFEST)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "tables.py").write_text("import jax.numpy as jnp\n\nCOUNTS = jnp.arange(300_000, dtype=jnp.int32)\n")
+    return folder
+
+
+def test_they_are_told_with_name_place_and_size(folder: Path) -> None:
+    write_specs("m.toml", folder, folder)
+    done = command("export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("m.toml")]
+    assert set(told) == {
+        f"m.toml: functions.f: warning: {what} is a constant of every executable"
+        for what in (
+            "PARAMS['w'][0] of model.py:11 (f32[700,700], 1,960,000 bytes)",
+            "PHASES of model.py:18 (c64[200000], 1,600,000 bytes)",
+            "table of model.py:18 (bf16[1024,512], 1,048,576 bytes)",
+            "tables.COUNTS of model.py:18 (i32[300000], 1,200,000 bytes)",
+        )
+    }
+    assert done.stderr.count('  pass it as an argument, and bind that: bind = { NAME = "weights.safetensors" }\n') == 4
+
+
+def test_they_are_shown_in_a_bundle(folder: Path) -> None:
+    bundle = build("m.toml", folder, folder)
+    assert "constant: PARAMS['w'][0] f32[700,700]  1,960,000" in checked("inspect", bundle)
+    constants = json.loads(checked("inspect", bundle, "--json"))["functions"]["f"]["constants"]
+    assert {"name": "table", "aval": "bf16[1024,512]", "bytes": 1048576} in constants
