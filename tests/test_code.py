@@ -108,6 +108,12 @@ def test_every_room_is_listed() -> None:
     assert rooms - {None} == set(ROOMS)
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    # One run of pytest cannot collect two files of one name.
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if "bazel-" not in str(path.relative_to(ROOT))]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 @pytest.mark.parametrize(
     "command",
     [
