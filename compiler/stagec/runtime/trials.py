@@ -14,6 +14,7 @@ from stagec.runtime.arrays import dtype_of
 from stagec.runtime.description import Description
 from stagec.runtime.function import Function
 from stagec.runtime.loader import Bundle
+from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.refusal import CallError
 from stagec.trees import argument_path
 
@@ -89,7 +90,9 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
         result = function(*args, **kwargs)
         seconds.append(time.perf_counter() - started)
     names = [f"result{path}" for path in description.out_tree.paths()]
-    flat = description.out_tree.flatten(result)
+    # Where this process knows the model's own types, the result has objects of them.
+    types = NodeTypes().of_arguments(list(description.out_tree.custom_nodes()))
+    flat = description.out_tree.flatten(result, types=types)
     return {name: np.asarray(leaf) for name, leaf in zip(names, flat, strict=True)}, seconds
 
 
