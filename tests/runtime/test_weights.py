@@ -249,7 +249,8 @@ def test_a_large_array_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def total(x):\n    return x.sum()\n")
     save_file({"x": np.ones(25_000_000, np.float32)}, tmp_path / "large.safetensors")
     path = build("m.toml", tmp_path, tmp_path)
-    done = subprocess.run([sys.executable, "-c", SCRIPT, path], env={"PYTHONPATH": str(COMPILER)}, capture_output=True)
+    search = ":".join([str(COMPILER), *sys.path])
+    done = subprocess.run([sys.executable, "-c", SCRIPT, path], env={"PYTHONPATH": search}, capture_output=True)
     assert done.returncode == 0, done.stderr
     grown, first, second = done.stdout.split()
     assert int(grown) < 50e6  # XLA's own
