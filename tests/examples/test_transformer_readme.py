@@ -12,6 +12,6 @@ from tests.examples import transformer_readme
 def test_output_is_as_printed() -> None:
     shown = transformer_readme.README.read_text("utf-8")
     folder = Path(os.environ["TRANSFORMER_FOLDER"]).parent
-    assert shown.count("<!-- output of: ") == 4
+    assert shown.count("<!-- output of: ") == 5
     # When it has changed: python -m tests.examples.transformer_readme bazel-bin/examples/transformer
     assert transformer_readme.rewritten(shown, folder) == shown

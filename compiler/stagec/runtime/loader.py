@@ -16,7 +16,7 @@ from stagec.runtime.arrays import dtype_of
 from stagec.runtime.function import Compile, Function, Loaded
 from stagec.runtime.node_types import NodeTypes, Types
 from stagec.runtime.refusal import CallError, LoadError
-from stagec.runtime.selection import POLICIES, Asked, Policy, Selection
+from stagec.runtime.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
 from stagec.runtime.weights import Weights
 
 
@@ -84,10 +84,10 @@ class Bundle(Mapping[str, Function]):
                 family.add_variant(entry["variant"], function)
             else:
                 self._functions[name] = function
-        chosen = {name: function.select().chosen for name, function in self._signatures.items()}
-        if selected_only and chosen and not any(chosen.values()):
-            raise next(iter(self._signatures.values())).select().refusal(archive.path)
-        used = {candidate.offer.target for candidate in chosen.values() if candidate}
+        selections = self.selections()
+        if selected_only and selections and not any(selection.chosen for selection in selections):
+            raise nearest_refusal(selections, archive.path)
+        used = {selection.chosen.offer.target for selection in selections if selection.chosen}
         self.target: str = next((name for name in reversed(targets) if name in used), "")
 
     def select(

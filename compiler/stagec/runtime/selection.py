@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -149,6 +149,14 @@ class Selection:
         widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
         lines = [f"  {member:<{widths[0]}}  {code:<{widths[1]}}  {reason}" for member, code, reason in rows]
         return "\n".join([self.function, *lines]) + "\n"
+
+
+def nearest_refusal(selections: Iterable[Selection], path: str) -> LoadError:
+    """Return the refusal of the function that came nearest to running, the first of several.
+
+    selections: of the functions of the bundle at `path`, at least one; in none of them is a candidate chosen.
+    """
+    return max((selection.refusal(path) for selection in selections), key=lambda error: _ORDER.index(error.code))
 
 
 def shapes_of(avals: Sequence[Aval]) -> Shapes:
