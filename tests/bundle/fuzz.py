@@ -272,16 +272,25 @@ SUBJECTS: Sequence[tuple[type[Bundles | Descriptions | Exports], float]] = (
 
 
 def small_bundle(folder: Path) -> bytes:
-    """Return the bundle of the folder with two of its functions: most bytes of a large one are alike."""
+    """Return the bundle of the folder with three functions, one with weights: most bytes of a large one are alike."""
     from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
 
     archive = Archive(next(folder.glob("*.aot")))
     index = dict(archive.index)
-    index["functions"] = {name: index["functions"][name] for name in ("loop", "mlp")}
-    used = set()
-    for function in index["functions"].values():
+    index["functions"] = {name: index["functions"][name] for name in ("loop", "mlp", "from_file")}
+    functions = index["functions"].values()
+    bound = {entry["weight"] for function in functions for entry in function["bind"]}
+    index["weights"] = {name: entry for name, entry in index["weights"].items() if name in bound}
+    arrays = [
+        array
+        for function in functions
+        for kind in ("inputs", "outputs")
+        for array in function.get("golden", {}).get(kind, {}).values()
+    ]
+    used = {array["member"] for array in [*index["weights"].values(), *arrays]}
+    for function in functions:
         used |= {function["exported"], function.get("description", function["exported"])}
-        used |= {entry[key] for entry in function["executables"] for key in ("executable", "description")}
+        used |= {entry[key] for entry in function["executables"] for key in ("executable", "description", "stablehlo")}
     members = {name: archive[name] for name in sorted(used)}
     return encode({INDEX: encode_index({**index, "members": members_table(members)}), **members})
 

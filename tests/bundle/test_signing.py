@@ -73,9 +73,9 @@ def test_verify_tells_of_each_check(material: Path) -> None:
     text = checked("verify", "zoo.aot", *keys, "--threshold", "2", cwd=material)
     keyids = [one["keyid"][:12] for one in json.loads((material / "zoo.aot.dsse.json").read_text())["signatures"]]
     assert text == (
-        "ok      container   4 members, each with the digest that the index says\n"
+        "ok      container   5 members, each with the digest that the index says\n"
         f"ok      signatures  2 of 3 keys signed, 2 must: {keyids[0]}, {keyids[1]}\n"
-        "ok      subjects    signed were this file and its 4 members\n"
+        "ok      subjects    signed were this file and its 5 members\n"
         "zoo.aot: verified\n"
     )
 
