@@ -275,6 +275,8 @@ def test_provenance_names_what_a_build_takes_and_nothing_of_the_machine(built: W
     for name in ("models.toml", "attention.py", "classifier.py", "layers.py", "regressor.py"):
         content = (built.root / "models" / name).read_bytes()
         assert found.pop(f"models/{name}") == hashlib.sha256(content).hexdigest()
+    generated = built.output("affine.safetensors").read_bytes()
+    assert found.pop("models/affine.safetensors") == hashlib.sha256(generated).hexdigest()
     lock = (built.root / "requirements.lock").read_text() + (ROOT / "compiler" / "planning.lock").read_text()
     assert [name for name in found if not name.endswith(".whl")] == []
     assert [name for name, digest in found.items() if f"sha256:{digest}" not in lock] == []

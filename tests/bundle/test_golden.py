@@ -13,7 +13,7 @@ from stagec.runtime import golden
 from stagec.runtime.archive import INDEX, Archive, members_table
 from tests.building import build, checked
 from tests.building import stagec as command
-from tests.runtime.bundles import edited
+from tests.bundles import edited
 
 MANIFEST = """
 [manifest]

@@ -71,7 +71,7 @@ def _export_test_impl(ctx):
         difference("files", names(target.files), ["sample.f.exported"]) +
         difference("exported", target[AotExportInfo].exported.basename, "sample.f.exported") +
         difference("name", target[AotExportInfo].name, "sample.f") +
-        difference("spec", write.content, '{"entry":"model:f","name":"f"}') +
+        difference("spec", write.content, '{"bind":{},"entry":"model:f","golden":null,"name":"f"}') +
         difference("inputs", _own_inputs(action), ["data.txt", "library.py", "model.py", "only_f.py", "sample.f.spec.json"]) +
         difference("outputs", names(action.outputs), ["sample.f.exported", "sample.f.exported.json", "sample.f.profile.json"]) +
         difference("profile", names(target[OutputGroupInfo].profile), ["sample.f.profile.json"]) +

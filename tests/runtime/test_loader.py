@@ -15,7 +15,7 @@ import stagec
 from stagec.runtime import host
 from stagec.runtime.arrays import Array
 from tests.building import COMPILER
-from tests.runtime.bundles import edited, edited_descriptions, edited_index
+from tests.bundles import edited, edited_descriptions, edited_index
 
 
 @pytest.fixture(scope="module")

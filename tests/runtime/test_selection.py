@@ -21,7 +21,7 @@ from stagec.runtime.host import Host, Platform
 from stagec.runtime.selection import _ORDER, Asked, Offer, select
 from tests.building import COMPILER, ROOT, checked
 from tests.building import stagec as command
-from tests.runtime.bundles import edited_descriptions, edited_index, only
+from tests.bundles import edited_descriptions, edited_index, only
 
 RUNTIME = COMPILER / "stagec" / "runtime"
 TODAY = datetime.date(2026, 11, 21)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stagec
-from tests.runtime.bundles import only
+from tests.bundles import only
 
 THREADS = 8
 CALLS = int(os.environ.get("STAGEC_LOAD_CALLS", "2000"))

@@ -15,7 +15,7 @@ import stagec
 from stagec.runtime.archive import Archive
 from tests.building import COMPILER, build, checked
 from tests.building import stagec as command
-from tests.runtime.bundles import edited_index
+from tests.bundles import edited_index
 
 MANIFEST = """
 [manifest]
