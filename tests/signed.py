@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from stagec.bundle.writing import Member, write_bundle
+from stagec.bundle.writing import Member, gather
+from stagec.runtime.archive import encode
 from stagec.specs import function_spec
 from tests.building import checked
 
@@ -45,7 +46,7 @@ def write_bundle_of(zoo: Path, folder: Path, *functions: str, version: str = "1"
     members = [Member(stem.name, *(Path(f"{stem}{suffix}").read_bytes() for suffix in suffixes)) for stem in stems]
     described = {name: (zoo.parent / f"{name}.exported.json").read_bytes() for name in exports}
     path = folder / "zoo.aot"
-    path.write_bytes(write_bundle("zoo", version, exports, specs, members, described))
+    path.write_bytes(encode(gather("zoo", version, exports, specs, members, described)))
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stagec.bundle.expiry import readable_until
-from stagec.bundle.writing import Inconsistent, Member, write_bundle
+from stagec.bundle.writing import Inconsistent, Member, gather
 from stagec.runtime import jaxlib_lines
 from stagec.runtime.archive import Archive, encode, encode_index
 from stagec.runtime.refusal import LoadError
@@ -39,16 +39,16 @@ def member(stem: Path, name: str = "") -> Member:
 
 def test_bytes_depend_on_the_content_alone(zoo: Path) -> None:
     exports, members = artifacts(zoo)
-    first = write_bundle("zoo", "1", exports, specs_of(zoo), members)
+    first = encode(gather("zoo", "1", exports, specs_of(zoo), members))
     backwards = dict(reversed(exports.items()))
-    assert write_bundle("zoo", "1", backwards, specs_of(zoo), members[::-1]) == first
-    assert write_bundle("zoo", "2", exports, specs_of(zoo), members) != first
+    assert encode(gather("zoo", "1", backwards, specs_of(zoo), members[::-1])) == first
+    assert encode(gather("zoo", "2", exports, specs_of(zoo), members)) != first
 
 
 def test_the_index(zoo: Path, tmp_path: Path) -> None:
     exports, members = artifacts(zoo)
     path = tmp_path / "zoo.aot"
-    path.write_bytes(write_bundle("zoo", "1", exports, specs_of(zoo), members))
+    path.write_bytes(encode(gather("zoo", "1", exports, specs_of(zoo), members)))
     index = Archive(path).index
     keys = ("format", "kind", "name", "version", "versions", "targets", "functions", "weights", "members")
     assert tuple(index) == keys
@@ -75,28 +75,28 @@ def test_an_executable_of_another_export(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     exports["zoo.loop"] = exports["zoo.mlp"]
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu was compiled from another export of 'loop'"):
-        write_bundle("zoo", "1", exports, specs_of(zoo), members)
+        gather("zoo", "1", exports, specs_of(zoo), members)
 
 
 def test_a_description_of_another_executable(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     members[0] = dataclasses.replace(members[0], executable=b"other")
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description is of another executable"):
-        write_bundle("zoo", "1", exports, specs_of(zoo), members)
+        gather("zoo", "1", exports, specs_of(zoo), members)
 
 
 def test_a_description_of_another_module(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     members[0] = dataclasses.replace(members[0], stablehlo=b"other")
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description is of another StableHLO module"):
-        write_bundle("zoo", "1", exports, specs_of(zoo), members)
+        gather("zoo", "1", exports, specs_of(zoo), members)
 
 
 def test_an_executable_without_its_export(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     del exports["zoo.loop"]
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu is of function 'loop', which has no export here"):
-        write_bundle("zoo", "1", exports, specs_of(zoo), members)
+        gather("zoo", "1", exports, specs_of(zoo), members)
 
 
 def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -
     checked("compile", "--spec", tmp_path / "spec", "--exported", f"{stem}.exported", *files)
     exports, members = artifacts(zoo)
     twin = member(tmp_path / "x", "zoo.loop.twin")
-    archive = Archive("x", write_bundle("zoo", "1", exports, specs_of(zoo), [*members, twin]))
+    archive = Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), [*members, twin])))
     archive.check_all()
     listed = archive.index["functions"]["loop"]["executables"]
     assert [entry["target"] for entry in listed] == ["cpu", "twin"]
@@ -140,7 +140,7 @@ def test_two_signatures_with_the_same_export(zoo: Path) -> None:
     loop = specs_of(zoo)["zoo.loop"]
     specs = {f"zoo.loop-{name}": dataclasses.replace(loop, variant=name, static={"n": name}) for name in ("a", "b")}
     given = dict.fromkeys(specs, exports["zoo.loop"])
-    archive = Archive("x", write_bundle("zoo", "1", given, specs, []))
+    archive = Archive("x", encode(gather("zoo", "1", given, specs, [])))
     assert [one["exported"] for one in archive.index["functions"].values()] == ["loop-a.exported"] * 2
     assert list(archive.index["members"]) == ["loop-a.exported"]
 
@@ -200,7 +200,7 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
 )
 def test_an_index_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any]], object], what: str) -> None:
     exports, members = artifacts(zoo)
-    archive = Archive("x", write_bundle("zoo", "1", exports, specs_of(zoo), members))
+    archive = Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), members)))
     index = json.loads(json.dumps(archive.index))
     edit(index)
     contents = {name: archive[name] for name in archive.index["members"]}

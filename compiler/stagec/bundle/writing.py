@@ -14,7 +14,7 @@ from stagec.bundle.binding import Bindings
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.safetensors import Tensor
 from stagec.runtime import index, shapes, strict_json
-from stagec.runtime.archive import FORMAT, INDEX, Content, encode, encode_index, members_table
+from stagec.runtime.archive import FORMAT, INDEX, Content, encode_index, members_table
 from stagec.runtime.description import LARGEST, Description
 from stagec.specs import FunctionSpec
 from stagec.stages import mlir
@@ -37,19 +37,6 @@ class Member:
 
 class Inconsistent(ValueError):
     """The artifacts given do not belong together."""
-
-
-def write_bundle(
-    name: str,
-    version: str,
-    exports: Mapping[str, bytes],
-    specs: Mapping[str, FunctionSpec],
-    executables: Sequence[Member],
-    descriptions: Mapping[str, bytes] | None = None,
-    weights: Mapping[str, Mapping[str, Tensor]] | None = None,
-) -> bytes:
-    """Return the bytes of a bundle; `gather` has the arguments, and says what is raised."""
-    return encode(gather(name, version, exports, specs, executables, descriptions, weights))
 
 
 def gather(

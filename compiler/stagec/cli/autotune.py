@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from stagec.cli.files import print_json, write_whole
+from stagec.cli.options import add_manifest_import_roots
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,12 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", default=".", help="folder that the manifest's path is relative to (default: this one)"
     )
-    parser.add_argument(
-        "--import-root",
-        action="append",
-        metavar="FOLDER",
-        help="of a manifest: folder below which modules and files are found; may be repeated (default: this folder)",
-    )
+    add_manifest_import_roots(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -7,25 +7,15 @@ import sys
 from pathlib import Path
 
 from stagec.cli.files import print_json, split
+from stagec.cli.options import add_manifest_import_roots, add_plugins
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     what = "a bundle (.aot), executable (.xla), portable artifact (.exported) or description (.json)"
     parser.add_argument("first", help=f"{what}; or a manifest (.toml) for what would be built now")
     parser.add_argument("second", help="another of the same kind, a bundle that has such a one, or a manifest")
-    parser.add_argument(
-        "--import-root",
-        action="append",
-        metavar="FOLDER",
-        help="of a manifest: folder below which modules and files are found; may be repeated (default: this folder)",
-    )
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="PLATFORM=FOLDER",
-        help="packages that only compiling for the platform may import; may be repeated",
-    )
+    add_manifest_import_roots(parser)
+    add_plugins(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import importlib
 import sys
 
 from stagec.cli.files import digest, print_json, read_text, write_whole
+from stagec.cli.options import add_import_roots
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,13 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--description", help="where to write what it was made from, a JSON file")
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
     parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
-    parser.add_argument(
-        "--import-root",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="folder below which the user's modules and files are found; may be repeated, the first wins",
-    )
+    add_import_roots(parser)
 
 
 def preload() -> None:

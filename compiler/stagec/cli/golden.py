@@ -6,6 +6,7 @@ import argparse
 import json
 
 from stagec.cli.files import print_json, read, read_text, read_weights, write_whole
+from stagec.cli.options import add_import_roots
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="a safetensors file that arguments are bound to; NAME is its path in the manifest; may be repeated",
     )
-    parser.add_argument(
-        "--import-root",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="folder below which the user's modules and files are found; may be repeated, the first wins",
-    )
+    add_import_roots(parser)
 
 
 def preload() -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from stagec.cli.files import print_json, split
+from stagec.cli.options import add_import_roots, add_plugins
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=EXPORT=SPEC=FILE=DESCRIPTION",
         help="an executable, with the name of its export; may be repeated",
     )
-    parser.add_argument("--import-root", action="append", default=[], metavar="FOLDER", help="as for export")
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="PLATFORM=FOLDER",
-        help="packages that only compiling for the platform may import; may be repeated",
-    )
+    add_import_roots(parser)
+    add_plugins(parser)
 
 
 def run(options: argparse.Namespace) -> int:
