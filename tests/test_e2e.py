@@ -303,15 +303,19 @@ def test_programs_as_text(built: Workspace) -> None:
         assert built.output(file).read_text().startswith(start)
 
 
-def test_an_executable_over_its_limit_is_named(built: Workspace) -> None:
-    limit = "[functions.gelu.limits.cpu]\nexecutable_size = 1\n\n[functions.cosine]"
-    with built.broken("models/models.toml", "[functions.cosine]", limit):
-        said = built.refusal("//models:models.gelu.cpu")
+def test_an_executable_over_its_limit_is_named_and_fails_alone(built: Workspace) -> None:
+    old = 'args = ["f32[32]"]\ntargets = ["cpu"]'
+    new = 'args = ["f32[32]"]\ntargets = ["cpu", "cpu-avx512"]\nlimits = { cpu = { executable_size = 1 } }'
+    with built.broken("models/models.toml", old, new):
+        other = "//models:models.gelu.cpu-avx512"
+        said = built.refusal("//models:models.gelu.cpu", other, "--keep_going")
+        assert built.output("models.gelu.cpu-avx512.xla").exists()
     line = next(line for line in said.splitlines() if "is over the limit" in line)
     assert line.startswith("//models:models.gelu.cpu: size of the executable ")
     assert line.endswith(
         " is over the limit of 1 bytes (models/models.toml: functions.gelu.limits.cpu.executable_size)"
     )
+    assert said.count("is over the limit") == 1
 
 
 @pytest.mark.parametrize(
