@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import sys
 
 from stagec.cli.files import digest, print_json, read_text, write_whole
@@ -20,8 +21,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preload() -> None:
-    for name in ("frontends.jax", "explanation", "stages.serialization"):
+    for name in ("frontends.jax", "frontends.constants", "explanation", "stages.serialization"):
         importlib.import_module(f"stagec.{name}")
+    # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
+    importlib.metadata.entry_points(group="jax_plugins")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -28,6 +28,8 @@ def find(spec: FunctionSpec, serialized: bytes) -> list[dict[str, Any]]:
     Each is a table: "name" of the variable that the function closed over, and "where", FILE:LINE of the code that uses
     it, "" where they are not found; "aval"; "bytes". Arrays of one repeated value take no space and are not told.
     """
+    if len(serialized) < LARGE:
+        return []
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, Exported.deserialize(serialized).mlir_module_serialized)
         operations: list[ir.Operation] = []
