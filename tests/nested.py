@@ -30,10 +30,17 @@ class NestedBazel:
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of Bazel."""
-        return subprocess.run(
+        process = self.start(command, *arguments)
+        output, errors = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def start(self, command: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command of Bazel."""
+        return subprocess.Popen(
             [*self._command, command, "--color=no", *arguments],
             cwd=self.root,
             env=self._env,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )

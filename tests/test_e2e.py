@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import stagec
-from tests.building import ROOT
+from tests.building import ROOT, checked
 from tests.building import stagec as command
 from tests.nested import NestedBazel
 from tests.signed import write_keys
@@ -61,6 +62,14 @@ class Workspace(NestedBazel):
                 ran.append((spawn["mnemonic"], Path(spawn["listedOutputs"][0]).stem))
                 self.runners.add(spawn["runner"])
         return sorted(ran)
+
+    def workers(self) -> set[int]:
+        """The processes of the workers that Bazel has started."""
+        server = self.run("info", "server_pid").stdout.strip()
+        children = {
+            path: (path / "stat").read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*")
+        }
+        return {int(path.name) for path, stat in children.items() if stat[1] == server and stat[0] != "Z"}
 
     def refusal(self, target: str, *arguments: str) -> str:
         """What Bazel says about a target that cannot be built."""
@@ -247,6 +256,47 @@ def test_an_action_that_dies_is_told_and_the_worker_goes_on(built: Workspace) ->
     with built.broken("models/layers.py", "return jax.nn.gelu(x)", "import os; os.kill(os.getpid(), 11)"):
         said = built.refusal("//models:models.gelu.cpu")
         assert "stagec: the process of this action died of SIGSEGV (Segmentation fault) after " in said
+
+
+def test_a_worker_that_dies_is_started_again(built: Workspace) -> None:
+    with built.broken("models/layers.py", "return jax.nn.gelu(x)", "import os; os.kill(os.getppid(), 9)"):
+        assert "//models:models.gelu" in built.refusal("//models:models.gelu.cpu")
+    before = built.workers()
+    assert before
+    for worker in before:
+        os.kill(worker, signal.SIGKILL)
+    built.replace("models/layers.py", "return jax.nn.gelu(x)", "return jax.nn.gelu(x) * 2")
+    assert ("StagecCompile", "models.gelu.cpu") in built.build()
+    assert built.runners == {"worker"}
+    assert built.workers().isdisjoint(before)
+
+
+def test_an_interrupted_build_leaves_nothing(built: Workspace, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    sleeping = f"import os, time; open('{child}', 'w').write(str(os.getpid())); time.sleep(600)"
+    with built.broken("models/layers.py", "return x * rate", sleeping):
+        build = built.start("build", "//models:models.decay.cpu")
+        deadline = time.monotonic() + 120
+        while not (child.is_file() and child.read_text()):
+            assert build.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        build.send_signal(signal.SIGINT)
+        assert build.wait(timeout=60) == 8  # Bazel's status of what was interrupted
+        process = Path("/proc", child.read_text(), "stat")
+        while process.exists() and process.read_text().split()[2] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    built.build()
+
+
+def test_where_the_time_of_a_build_went(built: Workspace, tmp_path: Path) -> None:
+    built.replace("models/attention.py", "axis=-1) @ value", "axis=-1) @ value * 3")
+    events = tmp_path / "events.json"
+    built.build("--output_groups=+profile", f"--build_event_json_file={events}")
+    table = checked("profile", events, "--svg", tmp_path / "build.svg")
+    assert {"models.attention", "models.attention.cpu", "models"} <= {line.split(" ")[0] for line in table.splitlines()}
+    assert "models.attention.cpu" in (tmp_path / "build.svg").read_text()
 
 
 def test_explain_an_artifact_and_what_would_be_built_now(built: Workspace) -> None:

@@ -195,33 +195,54 @@ def test_what_the_model_prints_is_shown(exporting: Worker, root: Path) -> None:
     assert (status, sorted(output.splitlines())) == (0, ["imported", "traced"])
 
 
-def test_work_can_be_cancelled(exporting: Worker, root: Path) -> None:
+def test_work_can_be_cancelled(exporting: Worker, root: Path, tmp_path: Path) -> None:
     source = "import os, time\ndef f(x):\n    os.system('sleep 77 & echo $! > /tmp/x')\n    time.sleep(77)\n"
-    (root / "models" / "changing.py").write_text(source.replace("/tmp/x", str(root / "child")))
+    (root / "models" / "changing.py").write_text(source.replace("/tmp/x", str(tmp_path / "child")))
     exporting.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
     deadline = time.monotonic() + 30
-    while not (root / "child").is_file() or not (root / "child").read_text():
+    while not (tmp_path / "child").is_file() or not (tmp_path / "child").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     exporting.send([], cancel=1)
     response = exporting.receive()
     assert (response[3], response[4]) == (0, 1)
-    sleeping = Path("/proc", (root / "child").read_text().strip(), "stat")
+    sleeping = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
     assert not sleeping.exists() or sleeping.read_text().split()[2] == "Z"  # what it started is gone too
     exporting.send([], cancel=1)  # too late: there is nothing to cancel
     assert ask(exporting, root, "def f(x):\n    return x\n") == (0, "")
 
 
-def _networks_can_be_left() -> bool:
+@pytest.fixture(scope="module")
+def namespaces() -> None:
+    """What a worker's children need to leave the network and the mounts of the machine."""
     script = (
-        "import ctypes, sys; libc = ctypes.CDLL(None)\nsys.exit(bool(libc.unshare(1 << 30) and libc.unshare(5 << 28)))"
+        "import ctypes, sys; libc = ctypes.CDLL(None); new = 1 << 30 | 1 << 17\n"
+        "sys.exit(bool(libc.unshare(new) and libc.unshare(new | 1 << 28)))"
     )
-    return subprocess.run([sys.executable, "-c", script]).returncode == 0
+    if subprocess.run([sys.executable, "-c", script]).returncode:
+        pytest.skip("this system does not let a process leave its network and its mounts")
 
 
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize("file", ["models/data.txt", "bazel-out/m.changing.spec", "../beside", "{root}/models/new"])
+def test_a_model_writes_to_nothing_of_the_build(exporting: Worker, root: Path, tmp_path: Path, file: str) -> None:
+    file = file.replace("{root}", str(root))
+    source = (
+        f"def f(x):\n    open('{tmp_path}/scratch', 'w').close()\n    open('{file}', 'a').write('more')\n    return x\n"
+    )
+    (root / "models" / "changing.py").write_text(source)
+    inputs = ["models/changing.py", "models/data.txt", "bazel-out/m.changing.spec"]
+    before = sorted(root.rglob("*")), (root / "models" / "data.txt").read_text()
+    status, output = exporting.ask(export("m.changing"), inputs)
+    if file != "../beside":  # that is beside the folder of links, and goes with it
+        assert status == 2
+        assert f"OSError: [Errno 30] Read-only file system: '{file}'" in output
+    assert before == (sorted(root.rglob("*")), (root / "models" / "data.txt").read_text())
+    assert (tmp_path / "scratch").exists()
+
+
+@pytest.mark.usefixtures("namespaces")
 def test_a_model_reaches_no_network(exporting: Worker, root: Path) -> None:
-    if not _networks_can_be_left():
-        pytest.skip("this system does not let a process leave its network")
     with socket.create_server(("127.0.0.1", 0)) as server:
         source = (
             f"import socket\ndef f(x):\n    socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)\n"
@@ -244,3 +265,27 @@ def test_a_worker_ends_with_its_bazel_and_leaves_nothing(root: Path) -> None:
         assert worker.process.wait(timeout=30) == 0
         worker.process.stdin = None
     assert [name for name in os.listdir(root / "bazel-out") if name.startswith("stagec-worker-")] == []  # noqa: PTH208
+
+
+def test_a_worker_removes_what_a_dead_one_left(root: Path, tmp_path: Path) -> None:
+    folders = root / "bazel-out"
+    source = f"import time\ndef f(x):\n    open('{tmp_path}/started', 'w')\n    time.sleep(77)\n"
+    (root / "models" / "changing.py").write_text(source)
+    with Worker("export", root) as worker:
+        worker.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (left,) = folders.glob("stagec-worker-*")
+        os.utime(left, (0, 0))
+        with Worker("bundle", root) as other:
+            assert other.ask(["--name"])[0] == 2
+            assert left.exists()  # its worker lives
+        worker.process.kill()
+        worker.process.wait()
+    while left.exists():  # the child ends after its parent
+        assert time.monotonic() < deadline
+        with Worker("bundle", root) as other:
+            assert other.ask(["--name"])[0] == 2
+    assert list(folders.glob("stagec-worker-*")) == []

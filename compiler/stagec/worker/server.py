@@ -39,6 +39,7 @@ def serve(run: Callable[[Sequence[str]], int]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise RuntimeError("what was imported started threads: forks would wait for them")
+    isolation.remove_folders_of_the_dead()
     gc.collect()
     gc.freeze()  # what is imported is not looked at again, and stays in memory that all children share
     while request := requests.next():
@@ -59,7 +60,7 @@ def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]],
         last_word, said = os.pipe()
         child = os.fork()
         if not child:
-            _work(request, run, folder, printed.fileno(), said)
+            _work(request, run, folder, inputs, printed.fileno(), said)
         os.close(said)
         try:
             cancelled = requests.ended_before(last_word)
@@ -83,14 +84,21 @@ def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]],
         return Response(int(status), output, request.request_id)
 
 
-def _work(request: Request, run: Callable[[Sequence[str]], int], folder: Path, printed: int, said: int) -> NoReturn:
+def _work(
+    request: Request,
+    run: Callable[[Sequence[str]], int],
+    folder: Path,
+    inputs: Sequence[str],
+    printed: int,
+    said: int,
+) -> NoReturn:
     """Do the work of a request in this process, print into one descriptor and say the exit status on the other."""
     status = 1
     try:
         for descriptor in (1, 2):
             os.dup2(printed, descriptor)
         missed = isolation.undeclared(folder, Path.cwd())
-        isolation.enter(folder)
+        isolation.enter(folder, inputs)
         faulthandler.enable()  # where it died is worth knowing
         status = run(request.arguments)
         for path in sorted(missed) if status else ():
