@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -97,6 +98,11 @@ class Workspace(NestedBazel):
         """Return the bytes of memory that Bazel's server has had at the most."""
         status = Path("/proc", self.run("info", "server_pid").stdout.strip(), "status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+
+    def bundling_memory(self) -> int:
+        """Return the bytes of memory that the last action that wrote the bundle had at the most."""
+        profile = json.loads((self.root / "bazel-bin" / "models" / "models.profile.json").read_text())
+        return int(profile["max_rss"])
 
     def append(self, file: str, text: str) -> None:
         """Add a line to a source, as a user who edits it would."""
