@@ -66,6 +66,7 @@ AotGoldenInfo = provider(
     fields = {
         "name": "string: the name of its AotExportInfo.",
         "golden": "File: the arrays, in a safetensors file.",
+        "inputs": "list of File: the .npz file that the inputs are from; empty where they were generated.",
     },
 )
 
@@ -77,7 +78,7 @@ AotBundleInfo = provider(
         "bundle": "File: the .aot file.",
         "exports": "depset of AotExportInfo: the portable artifacts in it.",
         "executables": "depset of AotExecutableInfo: the executables in it.",
-        "weights": "depset of File: the safetensors files whose arrays are in it.",
+        "arrays": "depset of File: the files whose arrays are in it: weights, and golden inputs.",
     },
 )
 

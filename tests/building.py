@@ -66,7 +66,9 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
         checked("export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
         arguments += ["--export", f"{name}={exported}={out / name}.spec={exported}.json"]
         if export["spec"]["golden"]:
-            given = ("--exported", exported, "--description", f"{exported}.json", "--output", out / f"{name}.golden")
+            file = export["spec"]["golden"]["inputs"]
+            given = ["--exported", exported, "--description", f"{exported}.json", "--output", out / f"{name}.golden"]
+            given += ["--inputs", folder / file] if file else []
             checked("golden", "--spec", out / f"{name}.spec", *given, *bound(export["spec"]), *roots, cwd=root)
             arguments += ["--golden", f"{name}={out / name}.golden"]
     for executable in plan["executables"]:

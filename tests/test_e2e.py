@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.runtime.archive import Archive
 from tests.building import ROOT, checked
 from tests.building import stagec as command
 from tests.nested import NestedBazel
@@ -140,6 +141,10 @@ def test_the_bundle_runs(built: Workspace) -> None:
     np.testing.assert_array_equal(np.asarray(bundle["affine"](weights, bias, x)), x @ weights + bias)
     np.testing.assert_array_equal(bundle["affine"](x), x @ np.ones((4, 3)))  # with the weights of a rule
     assert set(bundle) == {*SHARED, *OWN}
+    archive = Archive(built.output("models.aot"))
+    golden = archive.index["functions"]["affine"]["golden"]
+    assert golden["bucket"] == {"batch": 8}
+    assert archive[golden["inputs"]["args[2]"]["member"]] == np.arange(32, dtype=np.float32).tobytes()  # affine.npz
 
 
 def test_nothing_changed_is_nothing_done(built: Workspace) -> None:
@@ -322,7 +327,7 @@ def test_provenance_names_what_a_build_takes_and_nothing_of_the_machine(built: W
     assert not re.search(r"https?://(?!in-toto\.io|slsa\.dev)", text)
     build = json.loads(text)["predicate"]["buildDefinition"]
     found = {one["name"]: one["digest"]["sha256"] for one in build["resolvedDependencies"]}
-    for name in ("models.toml", "attention.py", "classifier.py", "layers.py", "regressor.py"):
+    for name in ("models.toml", "attention.py", "classifier.py", "layers.py", "regressor.py", "affine.npz"):
         content = (built.root / "models" / name).read_bytes()
         assert found.pop(f"models/{name}") == hashlib.sha256(content).hexdigest()
     generated = built.output("affine.safetensors").read_bytes()

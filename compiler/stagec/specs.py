@@ -71,9 +71,11 @@ class FunctionSpec:
     """Dimension -> "fill" and "mask": what a loader fills up. It changes no byte of the artifact."""
     bind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Argument -> "file" and "prefix": the weights that a loader passes. It changes no byte of the artifact."""
-
     golden: Mapping[str, Any] = field(default_factory=dict)
-    """Empty, or "seed", "bucket", "rtol" and "atol" of inputs and outputs to store. No byte of the artifact differs."""
+    """Empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store.
+
+    No byte of the artifact differs.
+    """
 
     @property
     def is_module(self) -> bool:

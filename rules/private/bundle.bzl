@@ -56,9 +56,11 @@ def _aot_bundle_impl(ctx):
         files = [executable.executable, executable.description, executable.module]
         arguments.add("--executable", "=".join([executable.name] + [file.path for file in files]))
         inputs += files
+    given = []
     for one in [target[AotGoldenInfo] for target in ctx.attr.golden]:
         arguments.add("--golden", "%s=%s" % (one.name, one.golden.path))
         inputs.append(one.golden)
+        given += one.inputs
     weights = add_weights(ctx, arguments)
     inputs += weights
     compiler_action(
@@ -82,7 +84,7 @@ def _aot_bundle_impl(ctx):
             bundle = bundle,
             exports = depset(exports),
             executables = depset(executables),
-            weights = depset(weights),
+            arrays = depset(weights + given),
         ),
     ]
 

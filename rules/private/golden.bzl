@@ -1,4 +1,4 @@
-"""Golden inputs and outputs: what JAX makes of generated inputs, and a test that executables give the same."""
+"""Golden inputs and outputs: what JAX makes of generated or given inputs, and a test that executables give the same."""
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotExportInfo", "AotGoldenInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
@@ -17,6 +17,8 @@ def _aot_golden_impl(ctx):
     folders = execution_root_folders(export.import_roots, ctx.workspace_name, ctx.bin_dir.path)
     arguments.add_all(folders, before_each = "--import-root")
     weights = add_weights(ctx, arguments)
+    given = ctx.files.inputs
+    arguments.add_all("--inputs", given)
     compiler_action(
         ctx,
         mnemonic = "StagecGolden",
@@ -24,19 +26,26 @@ def _aot_golden_impl(ctx):
         command = "golden",
         arguments = arguments,
         inputs = depset(
-            [export.spec, export.exported, export.description] + weights,
+            [export.spec, export.exported, export.description] + weights + given,
             transitive = [export.sources],
         ),
         outputs = [golden],
     )
-    return [DefaultInfo(files = depset([golden])), AotGoldenInfo(name = export.name, golden = golden)]
+    return [
+        DefaultInfo(files = depset([golden])),
+        AotGoldenInfo(name = export.name, golden = golden, inputs = given),
+    ]
 
 aot_golden = rule(
     implementation = _aot_golden_impl,
-    doc = "Runs an exported function with `jax.jit` on a CPU and generated inputs: `<export>.golden.safetensors`. The " +
-          "macro of a manifest declares one for each function with `golden`.",
+    doc = "Runs an exported function with `jax.jit` on CPUs and generated or given inputs: " +
+          "`<export>.golden.safetensors`. The macro of a manifest declares one for each function with `golden`.",
     attrs = {
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
+        "inputs": attr.label(
+            doc = "The file of inputs that the manifest names; without it they are generated.",
+            allow_single_file = [".npz"],
+        ),
         "weights": WEIGHTS_ATTR,
     },
     toolchains = [str(TOOLCHAIN_TYPE)],

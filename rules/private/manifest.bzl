@@ -187,7 +187,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     golden = [(export, spec) for export, _, spec in plan["exports"] if json.decode(spec)["golden"]]
     for export, spec in golden:
         weights = {":" + file: file for file in _bound_files(spec)}
-        aot_golden(name = export + ".golden", export = ":" + export, weights = weights, **common)
+        file = json.decode(spec)["golden"]["inputs"]
+        inputs = ":" + file if file else None
+        aot_golden(name = export + ".golden", export = ":" + export, inputs = inputs, weights = weights, **common)
     aot_bundle(
         name = name,
         version = version,

@@ -20,7 +20,7 @@ def _aot_provenance_impl(ctx):
         ctx.toolchains[TOOLCHAIN_TYPE].stagec.environment,
     ] + plugins_of(executables).values()
     inputs = [info.bundle, ctx.file.manifest]
-    sources = depset(transitive = [info.weights] + [export.sources for export in exports])
+    sources = depset(transitive = [info.arrays] + [export.sources for export in exports])
 
     arguments = ctx.actions.args()
     arguments.add("--bundle", info.bundle)

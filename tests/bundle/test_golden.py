@@ -3,8 +3,10 @@
 import json
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -36,13 +38,43 @@ golden = { seed = 3, atol = 1e-6 }
 entry = "double.mlir"
 targets = ["cpu"]
 golden = {}
+
+[meshes.grid]
+axes = { data = 2, model = 2 }
+
+[functions.sharded]
+entry = "model:sharded"
+args = [{ w = "bf16[4,6]", b = "f32[6]" }, "f32[n,4]", "key<fry>[]"]
+mesh = "grid"
+in_shardings = [{ w = "P(None, model)", b = "P(model)" }, "P(data)", "P()"]
+out_shardings = ["P(data, model)", "P()"]
+targets = ["cpu"]
+buckets = { n = [2, 4] }
+constraints = ["n % 2 == 0"]
+[functions.sharded.golden]
+inputs = "inputs/sharded.npz"
+bucket = { n = 4 }
 """
 MODEL = """
 import jax
+from jax.sharding import PartitionSpec as P
+
+AXES = ("data", "model")
+
+def sharded(params, x, key):
+    y = jax.lax.with_sharding_constraint(x @ params["w"] + params["b"], P("data", "model"))
+    total = jax.shard_map(lambda part: jax.lax.psum(part.sum(), AXES), in_specs=P(*AXES), out_specs=P())
+    return [y, total(y) + jax.random.uniform(key)]
 
 def draw(key, params, x):
     return {"y": jax.random.normal(key, x.shape) + x * params["w"], "key": jax.random.split(key)[0]}
 """
+INPUTS = {
+    "args[0]['b']": np.arange(6, dtype=np.float32),
+    "args[0]['w']": np.ones((4, 6), jax.numpy.bfloat16),
+    "args[1]": np.eye(4, dtype=np.float32),
+    "args[2]": np.array([0, 7], np.uint32),
+}
 MODULE = """
 func.func @main(%arg0: tensor<2xi64>) -> tensor<2xi64> {
   %0 = stablehlo.add %arg0, %arg0 : tensor<2xi64>
@@ -58,6 +90,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.py").write_text(MODEL)
     (folder / "double.mlir").write_text(MODULE)
     save_file({"w": np.full(3, 7, np.float32)}, folder / "w.safetensors")
+    (folder / "inputs").mkdir()
+    np.savez(folder / "inputs" / "sharded.npz", **INPUTS)
     return build("m.toml", folder, folder)
 
 
@@ -76,8 +110,58 @@ def test_executables_give_the_same(built: Path) -> None:
         "double for cpu: result",
         "draw for cpu, n = 1: result['key']",
         "draw for cpu, n = 1: result['y']",
+        "sharded for cpu, n = 4: result[0]",
+        "sharded for cpu, n = 4: result[1]",
     ]
     assert len(checked("run", built, "double", "--golden").splitlines()) == 1
+
+
+def test_inputs_are_those_of_the_file(built: Path) -> None:
+    archive = Archive(built)
+    found = archive.index["functions"]["sharded"]["golden"]
+    assert found["bucket"] == {"n": 4}
+    avals = {"args[0]['b']": "f32[6]", "args[0]['w']": "bf16[4,6]", "args[1]": "f32[4,4]", "args[2]": "u32[2]"}
+    assert {path: row["aval"] for path, row in found["inputs"].items()} == avals
+    for path, row in found["inputs"].items():
+        assert bytes(archive[row["member"]]) == INPUTS[path].tobytes()
+    first = np.frombuffer(archive[found["outputs"]["result[0]"]["member"]], np.float32).reshape(4, 6)
+    np.testing.assert_array_equal(first, 1 + np.tile(np.arange(6), (4, 1)))
+
+
+def refused(built: Path, tmp_path: Path, function: str, **arrays: np.ndarray) -> str:
+    """Give `stagec golden` a file of inputs for a function; return what it says."""
+    np.savez(tmp_path / "given.npz", **arrays)
+    name = built.with_name(f"m.{function}")
+    spec = json.loads(Path(f"{name}.spec").read_text())
+    spec["golden"]["inputs"] = "inputs/given.npz"
+    (tmp_path / "spec").write_text(json.dumps(spec))
+    options = ("--exported", f"{name}.exported", "--description", f"{name}.exported.json", "--output", tmp_path / "out")
+    weights = ("--weights", f"w.safetensors={built.parent / 'w.safetensors'}") if spec["bind"] else ()
+    done = command("golden", "--spec", tmp_path / "spec", *options, *weights, "--inputs", tmp_path / "given.npz")
+    assert (done.returncode, (tmp_path / "out").exists()) == (2, False)
+    return done.stderr
+
+
+def test_inputs_that_are_not_what_the_function_takes(built: Path, tmp_path: Path) -> None:
+    arrays = INPUTS | {"args[0]['b']": np.zeros(5, np.float32), "args[1]": np.eye(4), "arg[2]": INPUTS["args[2]"]}
+    del arrays["args[2]"]
+    assert refused(built, tmp_path, "sharded", **arrays) == dedent("""\
+        m.toml: functions.sharded.golden.inputs: args[0]['b'] of inputs/given.npz is f32[5], f32[6] is wanted
+          save it with this dtype and shape, or name another bucket
+        m.toml: functions.sharded.golden.inputs: args[1] of inputs/given.npz is f64[4,4], f32[4,4] is wanted
+          save it with this dtype and shape, or name another bucket
+        m.toml: functions.sharded.golden.inputs: inputs/given.npz lacks args[2] (u32[2])
+          save it under this name
+        m.toml: functions.sharded.golden.inputs: inputs/given.npz has arg[2], which is no argument
+          did you mean "args[2]"?
+        """)
+    bound = {"args[1]['w']": np.zeros(3, np.float32), "args[2]": np.zeros((1, 3), jax.numpy.bfloat16)}
+    assert refused(built, tmp_path, "draw", **bound, **{"args[0]": np.zeros(2, np.uint32)}) == dedent("""\
+        m.toml: functions.draw.golden.inputs: inputs/given.npz has args[1]['w'], which is bound to weights
+          leave it out of the file
+        """)
+    pickled = refused(built, tmp_path, "double", **{"args[0]": np.array([{}, {}])})
+    assert pickled == f"{tmp_path / 'given.npz'}: not an .npz file of plain arrays\n  write it with numpy.savez\n"
 
 
 def change(members: dict[str, bytes]) -> None:
@@ -102,7 +186,7 @@ def test_a_difference_is_told(built: Path, tmp_path: Path) -> None:
 
 
 def test_stripped_it_is_as_built_without(built: Path, tmp_path: Path) -> None:
-    without = re.sub("golden = .*\n", "", MANIFEST)
+    without = re.sub("golden = .*\n", "", MANIFEST.partition("[functions.sharded.golden]")[0])
     for name in ("model.py", "double.mlir", "w.safetensors"):
         (tmp_path / name).write_bytes((built.parent / name).read_bytes())
     (tmp_path / "m.toml").write_text(without)

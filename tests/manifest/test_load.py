@@ -272,6 +272,33 @@ def test_load(tmp_path: Path) -> None:
         ),
         pytest.param(
             """args = []
+            bind = { p = "../w.safetensors", q = "w.npz" }
+            [functions.f.golden]
+            inputs = "./golden.npz"
+            bucket = { n = "8" }
+            input = 1""",
+            """\
+            m.toml: functions.f.bind.p.file: "../w.safetensors": the file must be relative to the manifest's folder, without . or ..
+              write for example "w.safetensors"
+            m.toml: functions.f.bind.q.file: "w.npz" is no relative path of a .safetensors file
+              write for example file = "weights.safetensors"
+            m.toml: functions.f.golden.inputs: "./golden.npz": the file must be relative to the manifest's folder, without . or ..
+              write for example "golden.npz"
+            m.toml: functions.f.golden.bucket.n: "8" is not an integer
+              write for example bucket = { batch = 8 }
+            m.toml: functions.f.golden.input: unknown key
+              did you mean "inputs"?""",
+            id="weights and golden",
+        ),
+        pytest.param(
+            'args = []\ngolden = { inputs = "/data/golden.npy" }',
+            """\
+            m.toml: functions.f.golden.inputs: "/data/golden.npy" is no relative path of an .npz file
+              write for example inputs = "golden.npz\"""",
+            id="golden inputs",
+        ),
+        pytest.param(
+            """args = []
             [functions.f.variants."é"]
             static = { n = 1 }
             [functions.f.variants.empty]

@@ -581,6 +581,51 @@ def test_weights_in_a_file_are_not_read(tmp_path: Path) -> None:
     assert planned.exports[0].spec.args == ("safetensors:none.safetensors", "f32[n]")
 
 
+def test_golden(tmp_path: Path) -> None:
+    function = '[functions.f]\nentry = "a:b"\nargs = ["f32[n,m]"]\ntargets = ["cpu"]\n'
+    function += "buckets = { n = [2, 8], m = [3] }\n"
+    given = '[functions.f.golden]\ninputs = "data/golden.npz"\nbucket = { n = 8, m = 3 }\natol = 1e-6\n'
+    planned = plan_of(HEAD + function + given, tmp_path).exports[0].spec.golden
+    assert planned == {
+        "seed": 0,
+        "inputs": "data/golden.npz",
+        "bucket": {"m": 3, "n": 8},
+        "rtol": None,
+        "atol": 1e-6,
+    }
+    planned = plan_of(HEAD + function + "golden = {}", tmp_path).exports[0].spec.golden
+    assert planned == {"seed": 0, "inputs": "", "bucket": {"m": 3, "n": 2}, "rtol": None, "atol": None}
+
+
+def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
+    text = """
+    [functions.f]
+    entry = "a:b"
+    args = ["f32[n]"]
+    targets = ["cpu"]
+    buckets = { n = [2, 8] }
+    golden = { seed = 1, inputs = "golden.npz", bucket = { n = 3 } }
+    [functions.g]
+    entry = "a:b"
+    args = []
+    targets = ["v5e:2x2"]
+    golden = { bucket = { n = 3 } }
+    """
+    with pytest.raises(StagecError) as caught:
+        plan_of(HEAD + text, tmp_path)
+    assert str(caught.value) == dedent(
+        """\
+        m.toml: functions.f.golden.seed: golden.npz has the inputs, and none are generated
+          leave out seed, or inputs
+        m.toml: functions.f.golden.bucket: n = 3 is no bucket of the function
+          write for example bucket = { n = 8 }
+        m.toml: functions.g.golden: there is no executable for a CPU to check
+          add a target for a CPU
+        m.toml: functions.g.golden.bucket: n = 3 is no bucket of the function
+          leave it out: it has none"""
+    )
+
+
 def heavy_modules_after(code: str, folder: Path) -> set[str]:
     """The array libraries that a fresh interpreter has imported after some code."""
     script = f"{code}\nimport sys\nprint('HEAVY', *sorted({{'jax', 'jaxlib', 'numpy'}} & sys.modules.keys()))"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stagec.errors import Problem, StagecError
 
@@ -66,6 +68,17 @@ def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         except ValueError as error:
             raise StagecError(Problem(path, "", f"not a safetensors file: {error}")) from error
     return found
+
+
+def read_arrays(path: str) -> dict[str, Any]:
+    """Return the arrays of an .npz file by name; nothing is unpickled. Raises StagecError, naming the file."""
+    import numpy as np
+
+    try:
+        with np.load(io.BytesIO(read(path)), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise StagecError(Problem(path, "", "not an .npz file of plain arrays", "write it with numpy.savez")) from error
 
 
 def split(text: str, parts: int) -> list[str]:

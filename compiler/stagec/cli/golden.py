@@ -1,11 +1,11 @@
-"""Run a function with JAX on generated inputs, and write inputs and outputs to check executables with."""
+"""Run a function with JAX on generated or given inputs, and write inputs and outputs to check executables with."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from stagec.cli.files import print_json, read, read_text, read_weights, write_whole
+from stagec.cli.files import print_json, read, read_arrays, read_text, read_weights, write_whole
 from stagec.cli.options import add_import_roots
 
 
@@ -21,6 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="a safetensors file that arguments are bound to; NAME is its path in the manifest; may be repeated",
     )
+    parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the slice names, if it does")
     add_import_roots(parser)
 
 
@@ -42,7 +43,8 @@ def run(options: argparse.Namespace) -> None:
     bound = bindings.of(spec, Exported.deserialize(serialized), json.loads(read(options.description)))
     bindings.check(only_used=False)
     weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
-    found = golden.make(spec, options.import_root, serialized, weights)
+    given = read_arrays(options.inputs) if options.inputs else None
+    found = golden.make(spec, options.import_root, serialized, weights, given)
     try:
         parts = safetensors.parts(found)
     except ValueError as error:

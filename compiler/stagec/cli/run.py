@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
-import zipfile
 from typing import Any
 
-from stagec.cli.files import print_json, read, write_whole
+from stagec.cli.files import print_json, read_arrays, write_whole
 from stagec.errors import Problem, StagecError
 
 
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> int | None:
             description = trials.of_bucket(function, _bucket(options.bucket))
             values = trials.random_arguments(description, options.seed, function.weights)
         else:
-            values = _arrays(options.inputs)
+            values = read_arrays(options.inputs)
         results, seconds = trials.call(function, values)
     except Refusal as error:
         raise StagecError(Problem("", "", str(error))) from error
@@ -94,16 +93,6 @@ def _bucket(words: list[str]) -> dict[str, int]:
     if not all(size.isdecimal() for size in sizes.values()):
         raise StagecError(Problem("", "--bucket", "not the sizes of dimensions", "write for example --bucket batch=8"))
     return {name: int(size) for name, size in sizes.items()}
-
-
-def _arrays(path: str) -> dict[str, Any]:
-    import numpy as np
-
-    try:
-        with np.load(io.BytesIO(read(path)), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise StagecError(Problem(path, "", "not an .npz file of plain arrays", "write it with numpy.savez")) from error
 
 
 def _told(figures: dict[str, Any]) -> str:

@@ -1,67 +1,125 @@
-"""Golden inputs and outputs of a function: generated inputs, and what `jax.jit` makes of them on a CPU."""
+"""Golden inputs and outputs of a function: generated or given inputs, and what `jax.jit` makes of them on CPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
 import numpy as np
 
-from stagec.avals import Aval, evaluate_shape, physical
+from stagec.avals import DTYPES, Aval, evaluate_shape, physical
 from stagec.bundle.safetensors import Tensor
+from stagec.errors import StagecError, nearest
 from stagec.frontends import jax as frontend
 from stagec.frontends import user_code
 from stagec.runtime import trials
+from stagec.runtime.arrays import dtype_of
 from stagec.specs import FunctionSpec
 from stagec.stages.exported import Exported
 from stagec.trees import argument_path
 
 
 def make(
-    spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, bound: Mapping[int, Tensor]
+    spec: FunctionSpec,
+    import_roots: Sequence[str],
+    serialized: bytes,
+    bound: Mapping[int, Tensor],
+    given: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> dict[str, Tensor]:
     """Return an array for each argument that is not bound (`args[0]['w']`) and for each result (`result['y']`).
 
     serialized: the portable artifact. bound: the weights that are arguments, by their numbers.
-    A PRNG key is its words. Raises StagecError when the function cannot be run.
+    given: the arrays of the file of inputs, where `spec` names one, by the paths of arguments. A PRNG key is its words.
+    The function runs on as many CPU devices as it was exported for, so this must be the first use of JAX's devices.
+    Raises StagecError when `given` is not what the function takes, or it cannot be run.
     """
     exported = Exported.deserialize(serialized)
     sizes = spec.golden["bucket"]
     avals = [Aval(aval.dtype, evaluate_shape(aval.shape, sizes)) for aval in exported.in_avals]
-    values = trials.random_arrays(avals, spec.golden["seed"])
+    paths = list(map(argument_path, exported.in_tree.paths()))
+    if spec.golden["inputs"]:
+        values = _from_file(spec, paths, list(map(physical, avals)), bound, given)
+    else:
+        values = trials.random_arrays(avals, spec.golden["seed"])
     for i, tensor in bound.items():
-        values[i] = np.frombuffer(tensor.data, values[i].dtype).reshape(values[i].shape)
+        values[i] = np.frombuffer(tensor.data, dtype_of(avals[i])).reshape(tuple(map(int, avals[i].shape)))
+    jax.config.update("jax_num_cpu_devices", exported.nr_devices)
 
     def call() -> list[Any]:
+        function: Any
         if spec.is_module:
             jax.config.update("jax_enable_x64", True)  # a module has the dtypes that it has
-        leaves = [_logical(value, aval) for value, aval in zip(values, avals, strict=True)]
-        if spec.is_module:
             portable = jax.export.deserialize(bytearray(serialized))
-            args, kwargs = jax.tree.unflatten(portable.in_tree, leaves)
-            return jax.tree.leaves(portable.call(*args, **kwargs))
-        staged = frontend.stage(spec, import_roots)
-        args, kwargs = jax.tree.unflatten(jax.tree.structure((staged.args, staged.kwargs)), leaves)
-        return jax.tree.leaves(staged.jitted(*args, **kwargs))
+            function, structure = portable.call, portable.in_tree
+        else:
+            staged = frontend.stage(spec, import_roots)
+            function, structure = staged.jitted, jax.tree.structure((staged.args, staged.kwargs))
 
-    results = list(map(_words, user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")))
-    paths = map(argument_path, exported.in_tree.paths())
+        # PRNG keys are made in a jit of ours: an array that lies on a device has no place in the mesh of the other.
+        def run(leaves: list[Any]) -> list[Any]:
+            args, kwargs = jax.tree.unflatten(structure, map(_logical, leaves, avals))
+            return list(map(_words, jax.tree.leaves(function(*args, **kwargs))))
+
+        with jax.set_mesh(frontend.devices_mesh(spec)) if spec.mesh else contextlib.nullcontext():
+            return list(map(np.asarray, jax.jit(run)(values)))
+
+    results = user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")
     taken = [row for i, row in enumerate(zip(paths, values, avals, strict=True)) if i not in bound]
-    given = zip(map("result{}".format, exported.out_tree.paths()), results, exported.out_avals, strict=True)
-    return {path: _tensor(value, aval) for path, value, aval in (*taken, *given)}
+    made = zip(map("result{}".format, exported.out_tree.paths()), results, exported.out_avals, strict=True)
+    return {path: _tensor(value, aval) for path, value, aval in (*taken, *made)}
 
 
-def _logical(value: np.ndarray[Any, Any], aval: Aval) -> Any:
+def _from_file(
+    spec: FunctionSpec,
+    paths: Sequence[str],
+    avals: Sequence[Aval],
+    bound: Collection[int],
+    given: Mapping[str, np.ndarray[Any, Any]] | None,
+) -> list[Any]:
+    """Return the arrays of the arguments, None for a bound one. Raises StagecError with all that is wrong."""
+    file = spec.golden["inputs"]
+    if given is None:
+        raise spec.problem("golden.inputs", f"no {file} is given", "give it with --inputs")
+    values: list[Any] = [None] * len(paths)
+    wanted = {path: i for i, path in enumerate(paths) if i not in bound}
+    faults = []
+    for path, i in wanted.items():
+        if path not in given:
+            faults.append((f"{file} lacks {path} ({avals[i]})", "save it under this name"))
+            continue
+        values[i] = trials.as_dtype(given[path], dtype_of(avals[i]))
+        have = Aval(_NAMES.get(str(values[i].dtype), str(values[i].dtype)), values[i].shape)
+        if have != Aval(avals[i].dtype, avals[i].shape):
+            other = ", or name another bucket" if spec.golden["bucket"] else ""
+            what = f"{path} of {file} is {have}, {avals[i]} is wanted"
+            faults.append((what, f"save it with this dtype and shape{other}"))
+    for path in sorted(given.keys() - wanted.keys()):
+        if path in paths:
+            faults.append((f"{file} has {path}, which is bound to weights", "leave it out of the file"))
+        else:
+            write = nearest(path, wanted.keys() - given.keys()) or "leave it out of the file"
+            faults.append((f"{file} has {path}, which is no argument", write))
+    if faults:
+        raise StagecError(*(problem for fault in faults for problem in spec.problem("golden.inputs", *fault).problems))
+    return values
+
+
+_NAMES = {DTYPES[name].numpy_name: name for name in sorted(DTYPES)}
+"""Our names of dtypes by numpy's; PRNG keys, whose words are u32, sort before that."""
+
+
+def _logical(value: Any, aval: Aval) -> Any:
     if aval.dtype.startswith("key<"):
-        return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=frontend.KEY_IMPLEMENTATIONS[aval.dtype])
+        return jax.random.wrap_key_data(value, impl=frontend.KEY_IMPLEMENTATIONS[aval.dtype])
     return value
 
 
-def _words(result: Any) -> np.ndarray[Any, Any]:
+def _words(result: Any) -> Any:
     is_key = jax.numpy.issubdtype(result.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(result) if is_key else result)
+    return jax.random.key_data(result) if is_key else result
 
 
 def _tensor(value: np.ndarray[Any, Any], aval: Aval) -> Tensor:

@@ -241,6 +241,12 @@ def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
     return jax.sharding.AbstractMesh(tuple(size for _, size in spec.mesh), names, axis_types=types)
 
 
+def devices_mesh(spec: FunctionSpec) -> jax.sharding.Mesh:
+    """Return the mesh of a function that has one, over the first devices of this process."""
+    mesh = _mesh(spec)
+    return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+
+
 def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
     """Return `tree` with a sharding in the place of each leaf, of a prefix of it as the manifest writes it.
 

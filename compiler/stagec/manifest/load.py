@@ -24,6 +24,7 @@ from stagec.manifest.models import (
     DEVICE,
     ENTRY,
     IDENTIFIER,
+    INPUTS,
     MODULE_OR_ENTRY,
     NAME,
     SHAPE,
@@ -300,6 +301,7 @@ _PATTERNS = {
     AUTOTUNING: lambda shown: f"{shown} is not a .textproto file",
     ARGUMENT: lambda shown: f"{shown} is no argument: a Python name, or args[0] in quotes",
     WEIGHTS: lambda shown: f"{shown} is no relative path of a .safetensors file",
+    INPUTS: lambda shown: f"{shown} is no relative path of an .npz file",
     SHAPE: lambda shown: f"{shown} is not a shape: sizes with x between them",
     VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
 }

@@ -64,6 +64,8 @@ ARGUMENT = r"^([A-Za-z_][A-Za-z0-9_]*|args\[(0|[1-9][0-9]*)\])$"
 """An argument: the name of a Python parameter, or its position."""
 WEIGHTS = r"^[^:\\/][^:\\]*\.safetensors$"
 """The path of a file relative to the manifest's folder."""
+INPUTS = r"^[^:\\/][^:\\]*\.npz$"
+"""The path of a file relative to the manifest's folder."""
 AUTOTUNING = r"^[^:\\/][^:\\]*\.textproto$"
 """The path of a file relative to the manifest's folder."""
 
@@ -342,8 +344,23 @@ class Golden(_Table):
     """Inputs and outputs that are stored with a function, to check its executables with."""
 
     seed: Annotated[
-        int, Field(ge=0, lt=2**32, description="Seed of the inputs, which are generated.", examples=[0])
+        int, Field(ge=0, lt=2**32, description="Seed of the inputs, where they are generated.", examples=[0])
     ] = 0
+    inputs: Annotated[
+        str,
+        StringConstraints(pattern=INPUTS),
+        AfterValidator(read_file),
+        Field(
+            description="A file of inputs instead of generated ones, by its path relative to the manifest's folder: "
+            "an array for each argument that is not bound, called by its path, such as args[0]['w']. A target of "
+            "Bazel's may write it.",
+            examples=["golden.npz"],
+        ),
+    ] = ""
+    bucket: Annotated[
+        dict[Identifier, int],
+        Field(description="The bucket of the inputs. Without it: the smallest.", examples=[{"batch": 8}]),
+    ] = {}
     rtol: Annotated[
         float | None,
         Field(
@@ -537,8 +554,8 @@ class Function(_Table):
     golden: Annotated[
         Golden | None,
         Field(
-            description="Store inputs and outputs of the function in the bundle: generated inputs of its first bucket, "
-            "and what jax.jit makes of them. The test <manifest>.golden_test compares the executables for CPUs.",
+            description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or a "
+            "file's, and what jax.jit makes of them. <manifest>.golden_test compares the executables for CPUs.",
             examples=[{"seed": 0, "rtol": 1e-5}],
         ),
     ] = None

@@ -149,9 +149,16 @@ def _function_spec(
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
         matmul_precision=function.matmul_precision,
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
-        golden={**function.golden.model_dump(), "bucket": next(_buckets(function))} if function.golden else {},
+        golden=_golden(function),
         bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
     )
+
+
+def _golden(function: Function) -> Mapping[str, Any]:
+    if function.golden is None:
+        return {}
+    table = function.golden.model_dump()
+    return {**table, "bucket": table["bucket"] or next(_buckets(function))}
 
 
 def _executable_spec(
@@ -221,10 +228,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
             yield problem(("limits", target), f'"{target}" is not in targets', write)
     yield from _check_variants(function, problem)
     yield from _check_bound(function, problem)
-    if function.golden and function.mesh:
-        yield problem(("golden",), "what runs on several devices has no reference here", "leave it out")
-    if function.golden and not any(manifest.targets[target].platform == "cpu" for target in function.targets):
-        yield problem(("golden",), "there is no executable for a CPU to check", "add a target for a CPU")
+    yield from _check_golden(manifest, function, problem)
     mesh = manifest.meshes[function.mesh].axes if function.mesh else None
     for key, shardings in (("in_shardings", function.in_shardings), ("out_shardings", function.out_shardings)):
         yield from _check_axes(key, shardings, mesh, problem)
@@ -328,6 +332,22 @@ def _check_bound(function: Function, problem: _Report) -> Iterator[Problem]:
         if function.args is not None and position is not None and position >= len(function.args):
             what = f"there is no argument {position}: the number of args is {len(function.args)}"
             yield problem(where, what, "count from 0")
+
+
+def _check_golden(manifest: Manifest, function: Function, problem: _Report) -> Iterator[Problem]:
+    """Golden inputs that come from two places, that are of no bucket, or that nothing could be checked with."""
+    golden = function.golden
+    if golden is None:
+        return
+    if not any(manifest.targets[target].platform == "cpu" for target in function.targets):
+        yield problem(("golden",), "there is no executable for a CPU to check", "add a target for a CPU")
+    if golden.inputs and "seed" in golden.model_fields_set:
+        what = f"{golden.inputs} has the inputs, and none are generated"
+        yield problem(("golden", "seed"), what, "leave out seed, or inputs")
+    buckets = list(_buckets(function))
+    if golden.bucket and golden.bucket not in buckets:
+        write = f"write for example bucket = {show(buckets[-1])}" if function.buckets else "leave it out: it has none"
+        yield problem(("golden", "bucket"), f"{_sizes(golden.bucket)} is no bucket of the function", write)
 
 
 def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:

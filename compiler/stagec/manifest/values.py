@@ -185,7 +185,7 @@ def read_file(value: str) -> str:
     """Reads the path of a file below the manifest's folder."""
     if ".." in PurePosixPath(value).parts or str(PurePosixPath(value)) != value:
         what = f"{show(value)}: the file must be relative to the manifest's folder, without . or .."
-        raise refuse(Refusal((), what, 'write for example "weights.safetensors"'))
+        raise refuse(Refusal((), what, f"write for example {show(PurePosixPath(value).name)}"))
     return value
 
 

@@ -81,7 +81,7 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
     faults += [f"{path} is no argument" for path in arguments if path not in paths]
     if faults:
         raise CallError("structure", f"{function.name}: {'; '.join(faults)}")
-    leaves = [_as_dtype(given[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)]
+    leaves = [as_dtype(given[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)]
     # A custom node becomes a dict of its fields or a tuple, which every function takes.
     args, kwargs = cast("tuple[tuple[Any, ...], dict[str, Any]]", description.in_tree.unflatten(leaves))
     seconds = []
@@ -117,7 +117,10 @@ def _paths(description: Description) -> list[str]:
     return [argument_path(path) for path in description.in_tree.paths()]
 
 
-def _as_dtype(values: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an array of a file with its dtype: .npy files hold bfloat16 and the like as bytes without a name."""
+def as_dtype(values: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an array of an .npz file with its dtype: it holds bfloat16 and the like as bytes without a name.
+
+    An array that has another dtype already is returned as it is.
+    """
     unnamed = values.dtype.kind == "V" and values.dtype.itemsize == dtype.itemsize
     return values.view(dtype) if unnamed else values
