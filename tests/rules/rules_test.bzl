@@ -238,6 +238,7 @@ def _bundle_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecBundle")
     artifacts = [
+        "g.safetensors",
         "sample.f.cpu.batch8.json",
         "sample.f.cpu.batch8.stablehlo.mlirbc",
         "sample.f.cpu.batch8.xla",
@@ -246,6 +247,7 @@ def _bundle_test_impl(ctx):
         "sample.f.spec.json",
         "sample.g.exported",
         "sample.g.exported.json",
+        "sample.g.golden.safetensors",
         "sample.g.spec.json",
     ]
     profiles = [name + ".profile.json" for name in ["sample.f.cpu.batch8", "sample.f", "sample.g", "sample"]]
@@ -271,10 +273,27 @@ def _bundle_test_impl(ctx):
 
 bundle_test = analysis_test(_bundle_test_impl)
 
+def _golden_test_impl(ctx):
+    target = ctx.attr.target
+    action = only_action(target, "StagecGolden")
+    artifacts = ["sample.g.exported", "sample.g.exported.json", "sample.g.spec.json"]
+    sources = ["data.txt", "g.npz", "g.safetensors", "library.py", "model.py"]
+    return verdict(
+        ctx,
+        difference("files", names(target.files), ["sample.g.golden.safetensors"]) +
+        difference("inputs", _own_inputs(action), sorted(artifacts + sources)) +
+        difference("given", _option(action, "--inputs"), ["tests/rules/g.npz"]) +
+        difference("weights", _option(action, "--weights"), ["g.safetensors=tests/rules/g.safetensors"]) +
+        difference("outputs", names(action.outputs), ["sample.g.golden.safetensors"]) +
+        _command_problems(action, "golden"),
+    )
+
+golden_test = analysis_test(_golden_test_impl)
+
 def _provenance_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecProvenance")
-    sources = ["data.txt", "library.py", "model.py", "only_f.py"]
+    sources = ["data.txt", "g.npz", "g.safetensors", "library.py", "model.py", "only_f.py"]
     specs = ["sample.f.cpu.batch8.spec.json", "sample.f.spec.json", "sample.g.spec.json"]
     info = target[AotProvenanceInfo]
     inputs = [file.short_path for file in action.inputs.to_list()]
