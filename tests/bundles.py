@@ -57,7 +57,9 @@ def only(bundle: Path, out: Path, name: str) -> Path:
         named = {entry.get(key) for entry in entries for key in ("exported", "executable", "description", "stablehlo")}
         bound = {entry["weight"] for entry in function["bind"]}
         index["weights"] = {weight: entry for weight, entry in index["weights"].items() if weight in bound}
-        named |= {entry["member"] for entry in index["weights"].values()}
+        golden = function.get("golden", {"inputs": {}, "outputs": {}})
+        arrays = (index["weights"], golden["inputs"], golden["outputs"])
+        named |= {entry["member"] for table in arrays for entry in table.values()}
         kept = {member: members[member] for member in sorted(named & members.keys())}
         index["members"] = members_table(kept)
         members.clear()

@@ -272,7 +272,10 @@ SUBJECTS: Sequence[tuple[type[Bundles | Descriptions | Exports], float]] = (
 
 
 def small_bundle(folder: Path) -> bytes:
-    """Return the bundle of the folder with three functions, one with weights: most bytes of a large one are alike."""
+    """Return the bundle of the folder with three functions, one with weights and golden arrays.
+
+    Most bytes of a larger one are alike.
+    """
     from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
 
     archive = Archive(next(folder.glob("*.aot")))

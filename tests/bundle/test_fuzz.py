@@ -1,10 +1,19 @@
 """A short run of tests/bundle/fuzz.py, which says what is changed and what must happen then."""
 
+import json
 from pathlib import Path
 
-from tests.bundle.fuzz import SUBJECTS, fuzz
+from stagec.runtime.archive import Archive
+from tests.bundle.fuzz import SUBJECTS, fuzz, small_bundle
 
 MUTATIONS = 3000
+
+
+def test_the_bundle_that_is_changed_has_members_of_every_kind(zoo: Path) -> None:
+    archive = Archive("x", small_bundle(zoo.parent))
+    kinds = {name.rpartition(".")[2] if "/" not in name else name.partition("/")[0] for name in archive.index["members"]}
+    assert kinds == {"exported", "xla", "json", "mlirbc", "weights", "golden"}
+    assert any("abi" in json.loads(archive[name]) for name in archive.index["members"] if name.endswith(".json"))
 
 
 def test_changed_artifacts_are_refused(zoo: Path) -> None:

@@ -80,6 +80,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("m.toml", folder, folder)
 
 
+def test_explain_load_tells_what_is_bound(built: Path) -> None:
+    text = checked("explain-load", built, "--function", "apply")
+    assert text.splitlines()[-3:] == [
+        "  args[0]['b'][0] is w.safetensors:b.0   f32[5]    20 bytes",
+        "  args[0]['w'] is w.safetensors:w        f32[5,3]  60 bytes",
+        "  args[2] is other.safetensors:scales.1  f32[]     4 bytes",
+    ]
+    (function,) = json.loads(checked("explain-load", built, "--function", "plus", "--json"))["functions"]
+    wanted = {"path": "kwargs['p']['w']", "weight": "w.safetensors:w", "aval": "f32[5,3]", "bytes": 60}
+    assert function["bound"] == [wanted]
+
+
 def test_bound_arguments_are_left_out(built: Path) -> None:
     with stagec.load(built) as bundle:
         apply = bundle["apply"]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from jaxlib import _jax
 
-from stagec.avals import Aval, parse_aval
+from stagec.avals import Aval, num_bytes, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
 from stagec.runtime.arrays import Array, Sharding
@@ -22,7 +22,7 @@ from stagec.runtime.host import Host
 from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.padding import Fit, Padding
 from stagec.runtime.refusal import CallError, LoadError
-from stagec.runtime.selection import Asked, Offer, Selection, Shapes
+from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
 from stagec.runtime.signature import OMITTED, Convention, Signature
 from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
@@ -102,6 +102,7 @@ class Function:
         self._static_names: frozenset[str] = frozenset()
         self._padding: Padding | None = None
         self._bound: Bound | None = None
+        self._bound_arrays: tuple[BoundArray, ...] = ()
         if artifact is None:
             return
         assert loaded.archive is not None
@@ -117,6 +118,11 @@ class Function:
         self._interface = Signature(name, _Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
         if entry["bind"]:
             self._bound = Bound(name, in_tree, entry["bind"], loaded.weights)
+            self._bound_arrays = tuple(
+                BoundArray(self._interface.paths[one["leaf"]], one["weight"], aval, num_bytes(parse_aval(aval)))
+                for one in entry["bind"]
+                for aval in [loaded.archive.index["weights"][one["weight"]]["aval"]]
+            )
         buckets = [e["bucket"] for e in entry["executables"]]
         declared = entry["padding"]
         if declared and buckets:
@@ -158,11 +164,10 @@ class Function:
         shapes: of the leaves, flat. Of a function with variants there is nothing: ask one of them.
         """
         loaded = self._loaded
-        if devices is None:
-            return selection.select(self.name, self._offers, loaded.host, replace(loaded.asked, shapes=shapes))
-        here = host.describe(devices)
-        asked = replace(loaded.asked, shapes=shapes, num_devices=len(devices))
-        return selection.select(self.name, self._offers, here, asked)
+        asked, here = replace(loaded.asked, shapes=shapes), loaded.host
+        if devices is not None:
+            asked, here = replace(asked, num_devices=len(devices)), host.describe(devices)
+        return replace(selection.select(self.name, self._offers, here, asked), bound=self._bound_arrays)
 
     def shapes_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Shapes:
         """Return the shapes that a call of this one signature has: those of the bucket, where it is filled up.

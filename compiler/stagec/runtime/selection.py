@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from stagec.avals import Aval, evaluate_shape, physical
@@ -119,11 +119,29 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class BoundArray:
+    """An array of an argument that the bundle has the data of.
+
+    path: of the argument, `args[0]['w']`. weight: `FILE:ARRAY`, as in the manifest.
+    aval: dtype and shape. bytes: in the bundle, and on each device that has it whole.
+    """
+
+    path: str
+    weight: str
+    aval: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Selection:
-    """The candidates for a function, in the order of preference, and which one is taken."""
+    """The candidates for a function, in the order of preference, and which one is taken.
+
+    bound: the arrays that a call takes from the bundle unless the caller gives them.
+    """
 
     function: str
     candidates: tuple[Candidate, ...]
+    bound: tuple[BoundArray, ...] = ()
 
     @property
     def chosen(self) -> Candidate | None:
@@ -141,13 +159,16 @@ class Selection:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"function": self.function, "candidates": [candidate.to_plain() for candidate in self.candidates]}
+        return {
+            "function": self.function,
+            "candidates": [candidate.to_plain() for candidate in self.candidates],
+            "bound": [asdict(array) for array in self.bound],
+        }
 
     def as_text(self) -> str:
         """Return a table for a person. Ends with a newline."""
-        rows = [(c.offer.member, c.code, c.reason) for c in self.candidates]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
-        lines = [f"  {member:<{widths[0]}}  {code:<{widths[1]}}  {reason}" for member, code, reason in rows]
+        lines = _table([(c.offer.member, c.code, c.reason) for c in self.candidates])
+        lines += _table([(f"{a.path} is {a.weight}", a.aval, f"{a.bytes:,} bytes") for a in self.bound])
         return "\n".join([self.function, *lines]) + "\n"
 
 
@@ -279,6 +300,11 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
             yield "expired", f"JAX's promise to read it ended on {offer.readable_until}; build the bundle again"
         if asked.shapes is not None and shapes and asked.shapes not in shapes:
             yield "shape", "the shapes are in no bucket"
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    return [f"  {first:<{widths[0]}}  {second:<{widths[1]}}  {third}" for first, second, third in rows]
 
 
 def _day(text: str) -> datetime.date | None:
