@@ -1,12 +1,15 @@
 """Binding an `Exported` to a platform and to sizes."""
 
+import dataclasses
 from pathlib import Path
 
+import jax
+import jax.export
 import pytest
 
 from stagec.avals import parse_aval
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import CannotLower, lower_exported
+from stagec.stages.lowered import CALLING_CONVENTIONS, CannotLower, lower_exported
 
 
 def exported(zoo: Path, function: str) -> Exported:
@@ -41,6 +44,18 @@ def test_tokens_of_ordered_effects_are_bound(zoo: Path) -> None:
     main = next(line for line in lowered.as_text().splitlines() if "@main" in line)
     assert "tf.aliasing_output = 1" in main
     assert "token" not in main
+
+
+def test_calling_conventions_are_those_of_jax(zoo: Path) -> None:
+    first, last = CALLING_CONVENTIONS
+    assert first == jax.export.minimum_supported_calling_convention_version
+    assert last == jax.export.maximum_supported_calling_convention_version
+    other = dataclasses.replace(exported(zoo, "loop"), calling_convention_version=last + 1)
+    with pytest.raises(CannotLower) as refusal:
+        lower_exported(other, "cpu", {})
+    assert str(refusal.value) == (
+        f"loop has version {last + 1} of the calling convention, this version of stagec knows {first} and {last}"
+    )
 
 
 def test_custom_calls_are_named(zoo: Path) -> None:

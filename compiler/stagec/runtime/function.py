@@ -96,7 +96,7 @@ class Function:
         self._loaded = loaded
         self._donate = True
         self._offers: tuple[Offer, ...] = ()
-        self._descriptions: dict[str, Description] = {}
+        self._descriptions: dict[tuple[str, tuple[tuple[str, int], ...]], Description] = {}
         self._calls: dict[Shapes, tuple[Signature, Fit | None]] = {}
         self._signatures: dict[Shapes, Signature] = {}
         self._static_names: frozenset[str] = frozenset()
@@ -140,7 +140,7 @@ class Function:
         They are read now. Raises LoadError ("format", "digest"), CallError ("closed").
         """
         chosen = (c.offer for c in self.select().candidates if c.code == selection.CHOSEN)
-        own = tuple(self._describe(offer.member) for offer in chosen if offer.kind == "executable")
+        own = tuple(self._describe(offer) for offer in chosen if offer.kind == "executable")
         return (*own, *(d for variant in self.variants.values() for d in variant.descriptions))
 
     @property
@@ -303,7 +303,7 @@ class Function:
             signature = Signature(self.name, convention, loaded.types)
             signature.executable = executable
             return signature
-        description = self._describe(offer.member)
+        description = self._describe(offer)
         signature = Signature(self.name, description, loaded.types)
         try:
             devices = loaded.devices_for(platform, description.nr_devices)
@@ -318,16 +318,19 @@ class Function:
             raise
         return signature
 
-    def _describe(self, member: str) -> Description:
-        """Return the description of the executable `member`, read when it is first asked for."""
+    def _describe(self, offer: Offer) -> Description:
+        """Return the description of an executable, read when it is first asked for.
+
+        Executables of several targets or buckets may be one member; each has a description of its own.
+        """
         archive = self._loaded.archive
         if archive is None:
             raise CallError("closed", f"{self.name}: the bundle was closed")
-        if member not in self._descriptions:
+        which = offer.target, tuple(sorted(offer.bucket.items()))
+        if which not in self._descriptions:
             entries = archive.index["functions"][self._artifact]["executables"]
-            entry = next(entry for entry in entries if entry["executable"] == member)
+            entry = next(e for e in entries if (e["target"], tuple(sorted(e["bucket"].items()))) == which)
             text = archive[entry["description"]]
-            offer = next(offer for offer in self._offers if offer.member == member)
             try:
                 found = index.describe(archive.index, self._artifact, entry, text)
                 # Calls are checked against the index: XLA, which checks nothing, must get what the executable takes.
@@ -335,8 +338,8 @@ class Function:
                     raise ValueError("its arguments are not those that the index has")
             except ValueError as error:
                 raise LoadError("format", f"{archive.path}: {entry['description']}: {error}") from error
-            self._descriptions[member] = found
-        return self._descriptions[member]
+            self._descriptions[which] = found
+        return self._descriptions[which]
 
     def release(self) -> None:
         """Let go of the executables; XLA frees their memory when no call uses them any more."""

@@ -141,6 +141,13 @@ class Lowered:
         return compile_lowered(self, {**self.compiler_options, **(compiler_options or {})}, target)
 
 
+CALLING_CONVENTIONS = (9, 10)
+"""The versions of the module's calling convention that `lower_exported` knows.
+
+https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions
+"""
+
+
 def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int]) -> Lowered:
     """Bind an `Exported` to one platform and to a size for each dimension variable.
 
@@ -149,8 +156,12 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
     The platform index and the dimensions become constants, and shape refinement makes every type static, as
     `jax.export` documents for a caller of the module
     (https://docs.jax.dev/en/latest/export/export.html#module-calling-convention).
-    Raises CannotLower when the platform was not exported, the bucket does not fit, or a constraint does not hold.
+    Raises CannotLower when the platform was not exported, the module has another calling convention, the bucket does
+    not fit, or a constraint does not hold.
     """
+    if exported.calling_convention_version not in CALLING_CONVENTIONS:
+        have = f"{exported.fun_name} has version {exported.calling_convention_version} of the calling convention"
+        raise CannotLower(f"{have}, this version of stagec knows {' and '.join(map(str, CALLING_CONVENTIONS))}")
     if platform not in exported.platforms and "platform" not in exported.disabled_safety_checks:
         raise CannotLower(f"{exported.fun_name} was exported for {', '.join(exported.platforms)}, not for {platform}")
     in_avals = tuple(_static(aval, bucket, exported.fun_name) for aval in exported.in_avals)
