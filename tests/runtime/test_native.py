@@ -96,6 +96,28 @@ def test_a_function(zoo: Path, plugin: Path, program: Path, tmp_path: Path, case
             np.testing.assert_allclose(given.astype(wide), np.asarray(wanted).astype(wide), tolerance, tolerance)
 
 
+def test_bound_weights_are_members(zoo: Path, plugin: Path, program: Path, tmp_path: Path) -> None:
+    """Index and binary interface say which arguments the bundle has, and the members are what the program reads."""
+    with zipfile.ZipFile(zoo) as archive:
+        index = json.loads(archive.read("index.json"))
+        function = index["functions"]["from_file"]
+        (entry,) = function["executables"]
+        (tmp_path / "program").write_bytes(archive.read(entry["stablehlo"]))
+        description = json.loads(archive.read(entry["description"]))
+        weights = {one["leaf"]: index["weights"][one["weight"]] for one in function["bind"]}
+        x, words = np.arange(2, dtype=np.float32), []
+        for leaf in description["kept_var_idx"]:
+            values = archive.read(weights[leaf]["member"]) if leaf in weights else x.tobytes()
+            (tmp_path / f"in.{leaf}").write_bytes(values)
+            words.append(f"{function['in_avals'][leaf]}=in.{leaf}")
+        assert len(words) == len(description["abi"]["parameters"]) == len(weights) + 1
+    command = [str(program), str(plugin / "xla_cpu_pjrt.so"), "program", "out", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with stagec.load(zoo) as bundle:
+        np.testing.assert_allclose(np.fromfile(tmp_path / "out.0", np.float32), bundle["from_file"](x), rtol=1e-6)
+
+
 def test_what_the_page_says(zoo: Path, plugin: Path, tmp_path: Path) -> None:
     _, (params, x), _ = cases()["mlp_4"]
     for name, values in (("b", params["b"]), ("w", params["w"]), ("x", x)):
