@@ -15,6 +15,6 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of tests/zoo/zoo.toml; its other artifacts lie beside it."""
     root, out = tmp_path_factory.mktemp("zoo_source"), tmp_path_factory.mktemp("zoo")
     shutil.copytree(ROOT / "tests" / "zoo", root / "tests" / "zoo")
-    weights = {"dense.kernel": np.zeros((3, 2), np.float32), "dense.bias": np.zeros(3, np.float32)}
+    weights = {"dense.kernel": np.arange(6, dtype=np.float32).reshape(3, 2), "dense.bias": np.ones(3, np.float32)}
     save_file(weights, root / "tests" / "zoo" / "weights.safetensors")
     return build("tests/zoo/zoo.toml", out, root)
