@@ -1,12 +1,10 @@
-"""Arrays on devices: what a loaded function takes and gives where values are to stay there.
-
-jaxlib's classes expect a few attributes that jax adds in Python; the small classes here carry just those.
-"""
+"""Arrays on devices: what a loaded function takes and gives where values are to stay there."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,35 +18,6 @@ from stagec.runtime.refusal import CallError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-class _SingleDevice(_jax.SingleDeviceSharding):  # type: ignore[misc]  # jaxlib has no types for it
-    """All of an array on one device; jaxlib asks it for these two in `batched_device_put`."""
-
-    memory_kind = None
-
-    def _to_xla_hlo_sharding(self, ndim: int) -> xla_client.HloSharding:
-        return xla_client.HloSharding.replicate()
-
-
-class _Partitioned(_jax.GSPMDSharding):  # type: ignore[misc]  # jaxlib has no types for it
-    """An array in pieces, one on each of several devices."""
-
-    memory_kind = None
-
-    def _to_xla_hlo_sharding(self, ndim: int) -> xla_client.HloSharding:
-        return self._hlo_sharding
-
-
-class AbstractArray:
-    """What jaxlib reads of an aval."""
-
-    __slots__ = ("dtype", "shape", "weak_type")
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.weak_type = False
 
 
 Index = tuple[slice, ...]
@@ -70,7 +39,8 @@ class Sharding:
         self.devices = devices
         self.spec = spec
         self.device_list = _jax.DeviceList(devices)
-        self.xla = _SingleDevice(devices[0]) if spec is None else _Partitioned(self.device_list, spec)
+        # Of this class, and no subclass in Python, C++ reads all without calling Python.
+        self.xla = _jax.GSPMDSharding(self.device_list, spec or xla_client.HloSharding.replicate())
         self._parts: dict[tuple[int, ...], tuple[Index, ...]] = {}
 
     @property
@@ -85,6 +55,13 @@ class Sharding:
             spec = self.spec or xla_client.HloSharding.replicate()
             found = self._parts[shape] = placement(spec, shape, len(self.devices))
         return found
+
+    def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return what each of `devices` holds of `values`. Raises ValueError as `placement`."""
+        if self.spec is None:
+            return [values]
+        held = [values[part] for part in self.parts(values.shape)]
+        return [np.ascontiguousarray(piece).reshape(piece.shape) for piece in held]
 
     def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[_jax.Device, Index]:
         """Return the part of an array of `global_shape` that each device holds."""
@@ -105,6 +82,27 @@ class Sharding:
         return f"Sharding(devices {where}{f', {self.spec}' if self.spec else ''})"
 
 
+class AbstractArray:
+    """What is known of an array without its values; jaxlib reads it as it reads JAX's avals.
+
+    shape, dtype: of the whole array. sharding: how it lies on devices.
+    """
+
+    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.sharding = sharding
+        self.weak_type = False
+
+
+@functools.lru_cache(maxsize=4096)
+def abstract_array(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> AbstractArray:
+    """Return the one object for all such arrays: calls tell by identity that an array is like the last one there."""
+    return AbstractArray(shape, dtype, sharding)
+
+
 @dataclass(frozen=True)
 class Shard:
     """The part of an array that one device holds; fields are those of JAX's shards.
@@ -122,18 +120,29 @@ class Shard:
 class Array:
     """An array on devices; numpy reads it through `__array__`, and a loaded function takes it as an argument.
 
-    shape, dtype: of the whole array. sharding: how it lies on devices.
+    aval: shape, dtype and sharding.
     """
 
-    __slots__ = ("_buffer", "dtype", "shape", "sharding")
+    __slots__ = ("_buffer", "aval")
 
-    def __init__(
-        self, buffer: _jax.ArrayImpl, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding
-    ) -> None:
+    def __init__(self, buffer: _jax.ArrayImpl, aval: AbstractArray) -> None:
         self._buffer = buffer
-        self.shape = shape
-        self.dtype = dtype
-        self.sharding = sharding
+        self.aval = aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole array."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its elements."""
+        return self.aval.dtype
+
+    @property
+    def sharding(self) -> Sharding:
+        """How it lies on devices."""
+        return self.aval.sharding
 
     def is_deleted(self) -> bool:
         """Whether the buffer was given to a call that donates it; its values are gone."""
@@ -144,8 +153,13 @@ class Array:
 
         Raises CallError ("deleted") when the array was donated to a call.
         """
+        self._check()
+        (values,) = to_numpy([self])
+        return values
+
+    def _values(self) -> NDArray[Any]:
+        """Return the values of an array that is there."""
         if self.sharding.spec is None:
-            self._check()
             return _to_numpy(self._buffer, self.dtype)
         whole = np.empty(self.shape, self.dtype)
         for shard in self.addressable_shards:
@@ -158,6 +172,7 @@ class Array:
     def addressable_shards(self) -> list[Shard]:
         """The part that each device holds, in the order of the partitions. Raises CallError ("deleted")."""
         self._check()
+        self._buffer.block_until_ready()
         indices = self.sharding.parts(self.shape)
         pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
         return [
@@ -171,7 +186,7 @@ class Array:
         copied = _jax.batched_copy_array_to_devices_with_sharding(
             [self._buffer], [self.sharding.device_list], [self.sharding.xla], [_jax.ArrayCopySemantics.ALWAYS_COPY]
         )
-        return Array(copied[0], self.shape, self.dtype, self.sharding)
+        return Array(copied[0], self.aval)
 
     def _check(self) -> None:
         if self._buffer.is_deleted():
@@ -192,10 +207,15 @@ class Array:
         return f"Array({self.numpy()!r})"
 
 
+def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
+    """Return the values of arrays, none of which was donated, as `Array.numpy` does; all are awaited at once."""
+    _jax.batched_block_until_ready([array._buffer for array in arrays])
+    return [array._values() for array in arrays]
+
+
 def _to_numpy(buffer: _jax.ArrayImpl, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values of a buffer on one device."""
+    """Return the values of a buffer on one device, which is ready."""
     if dtype.isbuiltin == 1:
-        buffer.block_until_ready()
         return np.asarray(memoryview(buffer))
     # The buffer protocol lacks the dtypes of ml_dtypes. jaxlib's own way has them, but imports jax if installed.
     values, _ = buffer._single_device_array_to_np_array_did_copy()
@@ -225,32 +245,18 @@ def single_device(device: _jax.Device | None = None) -> Sharding:
 
 def put(values: NDArray[Any], sharding: Sharding, donated: bool = False) -> Array:
     """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`."""
-    if sharding.spec is None:
-        return from_pieces([values], values.shape, sharding, donated)
-    parts = sharding.parts(values.shape)
-    pieces = [np.ascontiguousarray(values[part]).reshape(values[part].shape) for part in parts]
-    return from_pieces(pieces, values.shape, sharding, donated)
+    aval = abstract_array(values.shape, values.dtype, sharding)
+    return Array(placing(aval, donated)(sharding.pieces(values)), aval)
 
 
-def from_pieces(
-    pieces: Sequence[NDArray[Any]], shape: tuple[int, ...], sharding: Sharding, donated: bool = False
-) -> Array:
-    """Return the array of `shape` whose part on each of the sharding's devices is one of `pieces`, of one dtype."""
-    semantics = xla_client.HostBufferSemantics
+def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
+    """Return what makes the buffer of an array of `aval`, as `put` does, from the pieces that the devices hold."""
+    xla, devices, place = aval.sharding.xla, aval.sharding.devices, _jax.batched_device_put
     # XLA overwrites a donated buffer: it must never be the caller's memory. An accelerator reads it later than the CPU.
-    shared = not donated and sharding.devices[0].platform == "cpu"
-    dtype = pieces[0].dtype
-    buffer = _jax.batched_device_put(
-        AbstractArray(shape, dtype),
-        sharding.xla,
-        pieces,
-        sharding.devices,
-        True,
-        donated,
-        semantics.ZERO_COPY if shared else semantics.IMMUTABLE_ONLY_DURING_CALL,
-        True,
-    )
-    return Array(buffer, shape, dtype, sharding)
+    shared = not donated and devices[0].platform == "cpu"
+    kinds = xla_client.HostBufferSemantics
+    semantics = kinds.ZERO_COPY if shared else kinds.IMMUTABLE_ONLY_DURING_CALL
+    return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
 
 
 def make_array_from_single_device_arrays(
@@ -265,7 +271,8 @@ def make_array_from_single_device_arrays(
     arrays: of one dtype, in the order of the sharding's devices.
     Raises CallError ("shape", "dtype") when a part is another one than the device holds.
     """
-    pieces = [np.ascontiguousarray(array) for array in arrays]
+    shape = tuple(map(int, shape))
+    pieces = [_native(np.ascontiguousarray(array)) for array in arrays]
     parts = sharding.parts(shape)
     if len(pieces) != len(parts):
         raise CallError("shape", f"{len(parts)} devices hold the array, {len(pieces)} parts are given")
@@ -277,7 +284,8 @@ def make_array_from_single_device_arrays(
         if piece.dtype != pieces[0].dtype:
             raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
     pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
-    return from_pieces(pieces, shape, sharding, donated=True)
+    aval = abstract_array(shape, pieces[0].dtype, sharding)
+    return Array(placing(aval, donated=True)(pieces), aval)
 
 
 def placement(sharding: xla_client.HloSharding, shape: Sequence[int], num_devices: int) -> tuple[Index, ...]:
@@ -334,4 +342,9 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
         kind = type(tree).__qualname__
         raise CallError("dtype", f"a {kind} is no array: give a dict of its fields, or a tuple of its children")
     # A copy of its own: a function may donate it, and the caller's memory must not change.
-    return put(array, single_device(device), donated=True)
+    return put(_native(array), single_device(device), donated=True)
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    """Return `values` with bytes in the machine's order: XLA reads them so, whatever the dtype says."""
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

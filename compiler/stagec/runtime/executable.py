@@ -11,7 +11,7 @@ from jaxlib import _jax, xla_client
 from numpy.typing import NDArray
 
 from stagec.runtime import clients, jaxlib_lines
-from stagec.runtime.arrays import AbstractArray, Array, Sharding, put, single_device
+from stagec.runtime.arrays import Array, Sharding, abstract_array, placing, single_device
 from stagec.runtime.custom_calls import register_custom_calls
 from stagec.runtime.refusal import LoadError
 
@@ -29,6 +29,7 @@ class Executable:
     loaded: jaxlib's executable.
     devices: on which it runs, in the order of its partitions; arrays are split over them as the executable says.
     parameter_shardings, output_shardings: how each array lies on them.
+    parameters, results: of each array the shape, dtype and sharding.
     """
 
     def __init__(
@@ -49,12 +50,11 @@ class Executable:
         else:
             self.parameter_shardings = self._shardings(loaded.get_parameter_shardings(), parameters)
             self.output_shardings = self._shardings(loaded.get_output_shardings(), results)
-        shapes, dtypes = [shape for shape, _ in results], [dtype for _, dtype in results]
-        self._results = shapes, dtypes, self.output_shardings
-        self._handlers = [
-            jaxlib_lines.result_handler(AbstractArray(shape, dtype), sharding.xla)
-            for shape, dtype, sharding in zip(*self._results, strict=True)
-        ]
+        self.parameters, self.results = (
+            [abstract_array(shape, dtype, sharding) for (shape, dtype), sharding in zip(specs, shardings, strict=True)]
+            for specs, shardings in ((parameters, self.parameter_shardings), (results, self.output_shardings))
+        )
+        self._handlers = [jaxlib_lines.result_handler(aval, aval.sharding.xla) for aval in self.results]
 
     def _shardings(self, protos: Sequence[xla_client.OpSharding] | None, arrays: ArraySpecs) -> list[Sharding]:
         found = [Sharding(self.devices, xla_client.HloSharding.from_proto(proto)) for proto in protos or ()]
@@ -93,26 +93,21 @@ class Executable:
     def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> _jax.ArrayImpl:
         """Return the buffer of parameter `number`: an array that lies as the executable wants it stays where it is.
 
-        donated: the call will overwrite it.
+        values: of the parameter's own shape and dtype. donated: the call will overwrite it.
         """
-        sharding = self.parameter_shardings[number]
+        aval = self.parameters[number]
         if isinstance(values, Array):
-            if values.sharding is sharding or values.sharding.same(sharding, values.shape):
+            if values.aval is aval or values.sharding.same(aval.sharding, values.shape):
                 return values._buffer
             values = values.numpy()
-        return put(values, sharding, donated)._buffer
+        return placing(aval, donated)(aval.sharding.pieces(values))
 
     def __call__(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
         """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
         if self._alone is None:
-            outputs = self._execute(buffers)
+            outputs = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
         else:
             with self._alone:
-                outputs = self._execute(buffers)
-                for output in outputs:
-                    output.block_until_ready()
-        return list(map(Array, outputs, *self._results))
-
-    def _execute(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Any]:
-        handled: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
-        return handled
+                outputs = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+                _jax.batched_block_until_ready(outputs)
+        return list(map(Array, outputs, self.results))

@@ -7,6 +7,7 @@ from typing import Any
 
 from stagec.avals import Aval
 from stagec.runtime.arrays import Array
+from stagec.runtime.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
 from stagec.runtime.refusal import CallError
 from stagec.runtime.selection import Shapes
 from stagec.runtime.signature import Signature
@@ -23,22 +24,37 @@ class Flat:
     paths: where each leaf has its place in the arguments, as `args[0]['w']`.
     """
 
-    def __init__(self, signature: Signature, shapes: Shapes, run: Callable[[Sequence[Any]], list[Array]]) -> None:
-        """See `Function.flat`. shapes: of the leaves. run: calls the signature's executable with checked leaves."""
+    def __init__(
+        self, signature: Signature, shapes: Shapes, donate: bool, run: Callable[[Any, Sequence[Any]], Any]
+    ) -> None:
+        """See `Function.flat`. shapes: of the leaves. run: calls what it is given, with the leaves and `donate`."""
         self.paths = tuple(signature.paths)
         self._signature = signature
         self._shapes = list(shapes)
+        self._donate = donate
         self._run = run
+        self._prepared: dict[Kinds, Prepared] = {}
 
     def __call__(self, *leaves: Any) -> list[Array]:
         """Run the executable."""
+        kinds = kinds_of(leaves)
+        prepared = self._prepared.get(kinds)
+        outputs = None if prepared is None else self._run(prepared, leaves)
+        return self._checked(leaves, kinds) if outputs is None else outputs
+
+    def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[Array]:
+        """Run the executable on leaves that no earlier call had the like of."""
         if len(leaves) != len(self._shapes):
             what = f"{self._signature.name}: {len(leaves)} arrays are given, {len(self._shapes)} are wanted"
             raise CallError("structure", what)
         arrays = self._signature.check_dtypes(leaves)
         if [array.shape for array in arrays] != self._shapes:
             raise self._refusal(arrays)
-        return self._run(arrays)
+        outputs = self._run(self._signature.call_on_device, arrays)
+        prepared = self._signature.prepare(kinds, self._donate)
+        if prepared is not None and len(self._prepared) < MOST_KINDS:
+            self._prepared[kinds] = prepared
+        return outputs  # type: ignore[no-any-return]
 
     def _refusal(self, arrays: Sequence[Any]) -> CallError:
         triples = zip(self.paths, arrays, self._signature.description.in_avals, strict=True)

@@ -7,27 +7,26 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from jaxlib import _jax
 
 from stagec.avals import Aval, num_bytes, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
-from stagec.runtime.arrays import Array, Sharding
+from stagec.runtime.arrays import Sharding, to_numpy
 from stagec.runtime.description import Description
 from stagec.runtime.executable import Executable
 from stagec.runtime.flat import Flat
 from stagec.runtime.host import Host
 from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.padding import Fit, Padding
+from stagec.runtime.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
 from stagec.runtime.signature import OMITTED, Convention, Signature
 from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
-
-_Results = TypeVar("_Results", bound=Sequence[Any])
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
@@ -97,6 +96,7 @@ class Function:
         self._donate = True
         self._offers: tuple[Offer, ...] = ()
         self._descriptions: dict[tuple[str, tuple[tuple[str, int], ...]], Description] = {}
+        self._prepared: dict[Kinds, tuple[Signature, Prepared]] = {}
         self._calls: dict[Shapes, tuple[Signature, Fit | None]] = {}
         self._signatures: dict[Shapes, Signature] = {}
         self._static_names: frozenset[str] = frozenset()
@@ -202,12 +202,12 @@ class Function:
         if fit and (fit.shapes != _shapes(leaves) or any(leaf is OMITTED for leaf in leaves)):
             raise CallError("shape", f"{self.name}: a flat call is not filled up: give all arrays, of a bucket's sizes")
 
-        def run(arrays: Sequence[Any]) -> list[Array]:
+        def run(call: Callable[[Sequence[Any], bool], Any], arrays: Sequence[Any]) -> Any:
             if function._loaded.archive is None:
                 raise CallError("closed", f"{self.name}: the bundle was closed")
-            return function._guarded(signature, signature.call_on_device, arrays)
+            return function._guarded(signature, call, arrays)
 
-        return Flat(signature, _shapes(leaves), run)
+        return Flat(signature, _shapes(leaves), function._donate, run)
 
     def input_shardings(self, *args: object, **kwargs: object) -> Any:
         """Return how a call with these arguments lays them on devices: a `Sharding` for each, as `(args, kwargs)`.
@@ -241,15 +241,34 @@ class Function:
         raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}")
 
     def _run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        leaves = self._flatten(args, kwargs)
+        given = self._leaves(args, kwargs)
+        kinds = kinds_of(given)
+        known = self._prepared.get(kinds) if self._donate else None
+        if known is not None:
+            signature, prepared = known
+            outputs = self._guarded(signature, prepared, given)
+            if outputs is not None:
+                return signature.unflatten(outputs if prepared.on_device else to_numpy(outputs))
+        leaves = self._interface.check_dtypes(given)
         found = self._calls.get(_shapes(leaves))
         signature, fit = self._resolve(leaves) if found is None else found
         if fit is not None:
             leaves = fit.fill(leaves)
         results = self._guarded(signature, signature.call, leaves)
+        if fit is None:
+            self._prepare(signature, kinds)
         return signature.unflatten(results if fit is None else fit.cut(results))
 
-    def _guarded(self, signature: Signature, call: Callable[..., _Results], leaves: Sequence[Any]) -> _Results:
+    def _prepare(self, signature: Signature, kinds: Kinds) -> None:
+        """Remember a call that was right, for the next one like it."""
+        prepared = signature.prepare(kinds)
+        if prepared is None or len(self._prepared) >= MOST_KINDS:
+            return
+        with self._loaded.lock:
+            if self._loaded.archive is not None:
+                self._prepared[kinds] = signature, prepared
+
+    def _guarded(self, signature: Signature, call: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         try:
             return call(leaves, self._donate)
         except RuntimeError as error:  # XLA's own
@@ -257,11 +276,14 @@ class Function:
             raise
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
+        return self._interface.check_dtypes(self._leaves(args, kwargs))
+
+    def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
         if self._padding and self._padding.masks:
             kwargs = {**dict.fromkeys(self._padding.masks, OMITTED), **kwargs}
         if self._bound:
             args, kwargs = self._bound.fill(args, kwargs)
-        return self._interface.flatten(args, kwargs)
+        return self._interface.leaves(args, kwargs)
 
     def _resolve(self, leaves: Sequence[Any]) -> tuple[Signature, Fit | None]:
         """Return what runs for arguments of these shapes, loaded; remembered for the next call.
@@ -343,6 +365,7 @@ class Function:
 
     def release(self) -> None:
         """Let go of the executables; XLA frees their memory when no call uses them any more."""
+        self._prepared.clear()
         self._calls.clear()
         self._signatures.clear()
         for variant in self.variants.values():

@@ -9,9 +9,10 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.avals import Aval
-from stagec.runtime.arrays import Array, dtype_of
+from stagec.runtime.arrays import Array, dtype_of, to_numpy
 from stagec.runtime.executable import ArraySpecs, Executable
 from stagec.runtime.node_types import NodeTypes
+from stagec.runtime.prepared import Kinds, Prepared
 from stagec.runtime.refusal import CallError
 from stagec.runtime.weights import Weight
 from stagec.trees import Tree, TreeMismatch, argument_path
@@ -103,8 +104,12 @@ class Signature:
 
     def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         """Return the leaves as numpy or device arrays of the right dtype. Raises CallError ("structure", "dtype")."""
+        return self.check_dtypes(self.leaves(args, kwargs))
+
+    def leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
+        """Return the leaves as they are. Raises CallError ("structure")."""
         leaves = self._flatten_quickly(args, kwargs)
-        return self.check_dtypes(self._flatten(args, kwargs) if leaves is None else leaves)
+        return self._flatten(args, kwargs) if leaves is None else leaves
 
     def _flatten_quickly(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
         """Return the leaves of arguments in containers that were seen before, and fitted; None for others.
@@ -176,24 +181,16 @@ class Signature:
         donate: whether device arrays of donated arguments are consumed; otherwise the executable gets copies of them.
         """
         outputs = self.call_on_device(leaves, donate)
-        return outputs if Array in map(type, leaves) else [output.numpy() for output in outputs]
+        return outputs if Array in map(type, leaves) else to_numpy(outputs)
 
     def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[Array]:
         """Return the flat results as device arrays, whatever the arguments are. Raises CallError ("deleted")."""
         executable = self.executable
         assert executable is not None
-        kept, donated = self.description.kept_var_idx, self.description.donated
-        taken = leaves if len(kept) == len(leaves) else [leaves[i] for i in kept]
-        copied = not donate and True in donated
-        lying = [leaf.sharding if type(leaf) is Array else None for leaf in taken]
-        if not copied and lying == executable.parameter_shardings:
-            # The usual call of a program with state: nothing to move, and hundreds of arrays take no loop but these.
-            buffers = [leaf._buffer for leaf in taken]
-            if True not in [buffer.is_deleted() for buffer in buffers]:
-                return executable(buffers)
+        donated = self.description.donated
         buffers = []
-        for number, (i, leaf) in enumerate(zip(kept, taken, strict=True)):
-            own = leaf
+        for number, i in enumerate(self.description.kept_var_idx):
+            own = leaf = leaves[i]
             if isinstance(leaf, Weight):
                 own = leaf.on(executable.parameter_shardings[number])
                 if donated[i]:  # every call uses it, and its memory may be the file's
@@ -202,10 +199,16 @@ class Signature:
                 if leaf.is_deleted():
                     what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
                     raise CallError("deleted", what)
-                if copied and donated[i]:
+                if donated[i] and not donate:
                     own = leaf.copy()
             buffers.append(executable.put(number, own, donated[i]))
         return executable(buffers)
+
+    def prepare(self, kinds: Kinds, donate: bool = True) -> Prepared | None:
+        """Return what does the same for all leaves of `kinds`, for which a call was right; None where nothing can."""
+        executable = self.executable
+        assert executable is not None
+        return Prepared.of(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """Return the result in its structure. Raises CallError ("structure") when a type here has another one."""
