@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxlib import _jax, xla_client
-from numpy.typing import NDArray
 
 from stagec.runtime import clients, jaxlib_lines
 from stagec.runtime.arrays import Array, Sharding, abstract_array, placing, single_device
 from stagec.runtime.custom_calls import register_custom_calls
 from stagec.runtime.refusal import LoadError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray  # numpy does not import it itself
 
 ArraySpecs: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of each array, whole."""
