@@ -43,6 +43,7 @@ class Executable:
     ) -> None:
         """Raises ValueError when XLA split an array into parts of different sizes."""
         self.loaded = loaded
+        self._execute = loaded.execute_sharded
         self.devices = tuple(devices)
         self._alone = _COLLECTIVES if len(devices) > 1 and clients.platform_of(devices[0]) == "cpu" else None
         if len(self.devices) == 1:
@@ -104,12 +105,12 @@ class Executable:
             values = values.numpy()
         return placing(aval, donated)(aval.sharding.pieces(values))
 
-    def __call__(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
+    def run(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
         """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
         if self._alone is None:
-            outputs = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+            outputs = self._execute(buffers).consume_with_handlers(self._handlers)
         else:
             with self._alone:
-                outputs = self.loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+                outputs = self._execute(buffers).consume_with_handlers(self._handlers)
                 _jax.batched_block_until_ready(outputs)
         return list(map(Array, outputs, self.results))

@@ -39,7 +39,7 @@ class Flat:
         """Run the executable."""
         kinds = kinds_of(leaves)
         prepared = self._prepared.get(kinds)
-        outputs = None if prepared is None else self._run(prepared, leaves)
+        outputs = None if prepared is None else self._run(prepared.run, leaves)
         return self._checked(leaves, kinds) if outputs is None else outputs
 
     def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[Array]:

@@ -246,7 +246,7 @@ class Function:
         known = self._prepared.get(kinds) if self._donate else None
         if known is not None:
             signature, prepared = known
-            outputs = self._guarded(signature, prepared, given)
+            outputs = self._guarded(signature, prepared.run, given)
             if outputs is not None:
                 return signature.unflatten(outputs if prepared.on_device else to_numpy(outputs))
         leaves = self._interface.check_dtypes(given)

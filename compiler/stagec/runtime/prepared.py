@@ -80,7 +80,7 @@ class Prepared:
         on_device = any(isinstance(kind, AbstractArray) for kind in kinds)
         return Prepared(executable, None if len(kept) == len(kinds) else kept, host, on_device)
 
-    def __call__(self, leaves: Sequence[Any], donate: bool = True) -> list[Array] | None:
+    def run(self, leaves: Sequence[Any], donate: bool = True) -> list[Array] | None:
         """Return the results as device arrays; None where an array was donated to an earlier call: nothing ran.
 
         donate: as these calls were prepared for.
@@ -92,4 +92,4 @@ class Prepared:
             buffers = [leaf._buffer if type(leaf) is Array else leaf for leaf in taken]
             for number, sharding, place in self._host:
                 buffers[number] = place(sharding.pieces(buffers[number]))
-        return None if any(map(_is_deleted, buffers)) else self._executable(buffers)
+        return None if any(map(_is_deleted, buffers)) else self._executable.run(buffers)

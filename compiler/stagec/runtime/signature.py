@@ -202,7 +202,7 @@ class Signature:
                 if donated[i] and not donate:
                     own = leaf.copy()
             buffers.append(executable.put(number, own, donated[i]))
-        return executable(buffers)
+        return executable.run(buffers)
 
     def prepare(self, kinds: Kinds, donate: bool = True) -> Prepared | None:
         """Return what does the same for all leaves of `kinds`, for which a call was right; None where nothing can."""
