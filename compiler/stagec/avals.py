@@ -4,6 +4,7 @@
 The same text is used in manifests, in the slices given to actions and in the descriptions inside bundles.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class Aval:
         return f"{'~' * self.weak_type}{self.dtype}[{','.join(str(dim) for dim in self.shape)}]"
 
 
+@functools.lru_cache(4096)
 def parse_aval(text: str) -> Aval:
     """Reads the short notation of an aval. Raises AvalError."""
     if len(text) > _LONGEST:

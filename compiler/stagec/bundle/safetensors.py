@@ -68,7 +68,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
         if not text.startswith(b"{"):
             raise ValueError("the header does not start with {")
         header = strict_json.parse(text, LARGEST_HEADER)
-        _HEADER("", header)
+        _HEADER(header)
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:]
     header.pop("__metadata__", None)
     avals = {name: Aval(_DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}

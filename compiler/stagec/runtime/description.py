@@ -158,7 +158,7 @@ class Description:
             raise ValueError("it does not describe an executable")
         if data.get("format") != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
-        _DESCRIPTION("", data)
+        _DESCRIPTION(data)
         values = {field.name: data[field.name] for field in fields(Description)}
         values["target"] = Target.from_plain(data["target"])
         assigned = values["device_assignment"]
@@ -215,7 +215,7 @@ _ASSIGNMENT = shapes.record(
 )
 _SIZES = shapes.array(shapes.count)
 _AXES = shapes.array(shapes.array(shapes.text))
-_SPLIT = shapes.either("for each dimension its axes, or nothing,", _AXES, shapes.constant(None))
+_SPLIT = shapes.either("for each dimension its axes, or nothing,", shapes.constant(None), _AXES)
 _ARRAY = {
     "path": shapes.text,
     "dtype": shapes.text,
@@ -248,7 +248,7 @@ _DESCRIPTION = shapes.record(
         "out_tree": shapes.tree,
         "out_avals": shapes.array(shapes.static_aval),
         "nr_devices": shapes.count,
-        "device_assignment": shapes.either("a device assignment, or nothing,", _ASSIGNMENT, shapes.constant(None)),
+        "device_assignment": shapes.either("a device assignment, or nothing,", shapes.constant(None), _ASSIGNMENT),
         "kept_var_idx": shapes.array(shapes.count),
         "donated": shapes.array(shapes.flag),
         "custom_calls": shapes.table(shapes.text),

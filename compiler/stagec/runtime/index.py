@@ -43,22 +43,26 @@ _GOLDEN = shapes.record(
         "outputs": shapes.table(shapes.record({**_ARRAY, "rtol": shapes.number, "atol": shapes.number})),
     }
 )
+INTERFACE: Mapping[str, shapes.Shape] = {
+    "in_tree": shapes.tree,
+    "in_avals": shapes.array(shapes.aval),
+    "out_tree": shapes.tree,
+    "out_avals": shapes.array(shapes.aval),
+    "platforms": shapes.array(shapes.text),
+    "nr_devices": shapes.count,
+    "custom_calls": shapes.table(shapes.text),
+    "calling_convention_version": shapes.count,
+}
+"""Shapes of what a portable artifact and its description say of themselves."""
 _FUNCTION = shapes.record(
     {
+        **INTERFACE,
         "function": shapes.text,
         "variant": shapes.text,
         "static": shapes.table(shapes.anything),
-        "in_tree": shapes.tree,
-        "in_avals": shapes.array(shapes.aval),
-        "out_tree": shapes.tree,
-        "out_avals": shapes.array(shapes.aval),
         "bind": shapes.array(shapes.record({"leaf": shapes.count, "weight": shapes.text})),
         "padding": shapes.table(shapes.record({"fill": shapes.number, "mask": shapes.text})),
         "exported": shapes.text,
-        "platforms": shapes.array(shapes.text),
-        "nr_devices": shapes.count,
-        "custom_calls": shapes.table(shapes.text),
-        "calling_convention_version": shapes.count,
         "versions": _VERSIONS,
         "readable_until": _DATE,
         "executables": shapes.array(_EXECUTABLE),
@@ -85,7 +89,7 @@ def check(found: Any) -> None:
 
     Raises ValueError, naming the key at fault.
     """
-    _BUNDLE("", found)
+    _BUNDLE(found)
     for name, weight in found["weights"].items():
         _check_array(f"weights.{name}", weight, found["members"])
     for name, function in found["functions"].items():

@@ -6,7 +6,6 @@ A shape checks a value and names the key at fault: `functions.f.executables[0].n
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -15,35 +14,51 @@ from typing import Any, NoReturn
 from stagec.avals import Aval, parse_aval
 from stagec.trees import Tree
 
-Shape = Callable[[str, Any], None]
-"""Takes the key path of a value ("" for the whole) and the value; raises ValueError where another one is wanted."""
+Shape = Callable[[Any], None]
+"""Takes a value; raises Mismatch where another one is wanted."""
 
 
-def text(where: str, value: Any) -> None:
+class Mismatch(ValueError):
+    """A value that has not the shape that is wanted: `what` says so, `where` is its key path.
+
+    The path is made on the way out, key by key: a value that fits, and nearly all do, pays nothing for it.
+    """
+
+    def __init__(self, what: str, where: str = "") -> None:
+        super().__init__(f"{where.removeprefix('.')}: {what}" if where else what)
+        self.what = what
+        self.where = where
+
+    def below(self, step: str) -> Mismatch:
+        """Return the same of the value that has this one at `step`: `.key` or `[index]`."""
+        return Mismatch(self.what, step + self.where)
+
+
+def text(value: Any) -> None:
     """A text."""
     if type(value) is not str:
-        _wanted(where, "a text", value)
+        _wanted("a text", value)
 
 
-def flag(where: str, value: Any) -> None:
+def flag(value: Any) -> None:
     """True or false."""
     if type(value) is not bool:
-        _wanted(where, "true or false", value)
+        _wanted("true or false", value)
 
 
-def count(where: str, value: Any) -> None:
+def count(value: Any) -> None:
     """A whole number that is 0 or more."""
     if type(value) is not int or value < 0:
-        _wanted(where, "a whole number", value)
+        _wanted("a whole number", value)
 
 
-def number(where: str, value: Any) -> None:
+def number(value: Any) -> None:
     """A number."""
     if type(value) not in (int, float):
-        _wanted(where, "a number", value)
+        _wanted("a number", value)
 
 
-def anything(where: str, value: Any) -> None:
+def anything(value: Any) -> None:
     """Any value: what the model's author wrote."""
 
 
@@ -51,9 +66,9 @@ def matching(pattern: str, what: str) -> Shape:
     """A text that is wholly of the regular expression `pattern`; `what` says so in words."""
     compiled = re.compile(pattern)
 
-    def check(where: str, value: Any) -> None:
+    def check(value: Any) -> None:
         if type(value) is not str or not compiled.fullmatch(value):
-            _wanted(where, what, value)
+            _wanted(what, value)
 
     return check
 
@@ -64,22 +79,25 @@ sha256 = matching("[0-9a-f]{64}", "a SHA-256 in lower-case hex")
 def constant(*values: Any) -> Shape:
     """One of `values`."""
 
-    def check(where: str, value: Any) -> None:
-        if not any(type(value) is type(one) and value == one for one in values):
-            _wanted(where, " or ".join(map(json.dumps, values)), value)
+    def check(value: Any) -> None:
+        for one in values:
+            if type(value) is type(one) and value == one:
+                return
+        _wanted(" or ".join(map(json.dumps, values)), value)
 
     return check
 
 
 def either(what: str, *shapes: Shape) -> Shape:
-    """What one of `shapes` takes; `what` says so in words."""
+    """What one of `shapes` takes, the most frequent first; `what` says so in words."""
 
-    def check(where: str, value: Any) -> None:
+    def check(value: Any) -> None:
         for shape in shapes:
-            with contextlib.suppress(ValueError):
-                shape(where, value)
-                return
-        _wanted(where, what, value)
+            try:
+                return shape(value)
+            except Mismatch:
+                continue
+        _wanted(what, value)
 
     return check
 
@@ -90,25 +108,29 @@ scalar = either("a text, a number, true or false", text, number, flag)
 def array(item: Shape) -> Shape:
     """An array of values of one shape."""
 
-    def check(where: str, value: Any) -> None:
+    def check(value: Any) -> None:
         if type(value) is not list:
-            _wanted(where, "an array", value)
+            _wanted("an array", value)
         for index, one in enumerate(value):
-            item(f"{where}[{index}]", one)
+            try:
+                item(one)
+            except Mismatch as error:
+                raise error.below(f"[{index}]") from None
 
     return check
 
 
-def table(item: Shape, name: Shape = text) -> Shape:
-    """An object with any keys that `name` takes, whose values have one shape."""
+def table(item: Shape) -> Shape:
+    """An object with any keys, whose values have one shape."""
 
-    def check(where: str, value: Any) -> None:
+    def check(value: Any) -> None:
         if type(value) is not dict:
-            _wanted(where, "an object", value)
+            _wanted("an object", value)
         for key, one in value.items():
-            path = f"{where}.{key}" if where else key
-            name(path, key)
-            item(path, one)
+            try:
+                item(one)
+            except Mismatch as error:
+                raise error.below(f".{key}") from None
 
     return check
 
@@ -120,52 +142,53 @@ def record(
 
     rest: shape of the values of other keys; None: others are refused.
     """
-    known = {**fields, **(optional or {})}
+    wanted, known = fields.keys(), {**fields, **(optional or {})}
 
-    def check(where: str, value: Any) -> None:
+    def check(value: Any) -> None:
         if type(value) is not dict:
-            _wanted(where, "an object", value)
-        missing = sorted(fields.keys() - value.keys())
-        if missing:
-            raise ValueError(f"{where}{': ' if where else ''}the key {missing[0]!r} is missing")
+            _wanted("an object", value)
+        if not wanted <= value.keys():
+            raise Mismatch(f"the key {min(wanted - value.keys())!r} is missing")
         for key, one in value.items():
-            path = f"{where}.{key}" if where else key
             shape = known.get(key, rest)
             if shape is None:
-                raise ValueError(f"{path}: no such key is known")
-            shape(path, one)
+                raise Mismatch("no such key is known", f".{key}")
+            try:
+                shape(one)
+            except Mismatch as error:
+                raise error.below(f".{key}") from None
 
     return check
 
 
-def tree(where: str, value: Any) -> None:
+def tree(value: Any) -> None:
     """The structure of a pytree, as `Tree.to_json` writes it."""
-    _read(where, Tree.from_json, value)
+    _read(Tree.from_json, value)
 
 
-def aval(where: str, value: Any) -> None:
+def aval(value: Any) -> None:
     """An aval in canonical spelling."""
-    text(where, value)
-    if str(_read(where, parse_aval, value)) != value:
-        _wanted(where, "an aval as stagec writes it", value)
+    text(value)
+    if str(_read(parse_aval, value)) != value:
+        _wanted("an aval as stagec writes it", value)
 
 
-def static_aval(where: str, value: Any) -> None:
+def static_aval(value: Any) -> None:
     """An aval in canonical spelling, without symbolic dimensions."""
-    aval(where, value)
+    aval(value)
     found: Aval = parse_aval(value)
     if not all(isinstance(size, int) for size in found.shape):
-        _wanted(where, "an aval of static shape", value)
+        _wanted("an aval of static shape", value)
 
 
-def _read(where: str, reader: Callable[[Any], Any], value: Any) -> Any:
+def _read(reader: Callable[[Any], Any], value: Any) -> Any:
     try:
         return reader(value)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise Mismatch(str(error)) from None
 
 
-def _wanted(where: str, what: str, value: Any) -> NoReturn:
+def _wanted(what: str, value: Any) -> NoReturn:
     shown = json.dumps(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    raise ValueError(f"{where}{': ' if where else ''}{what} is wanted, not {shown}")
+    raise Mismatch(f"{what} is wanted, not {shown}")

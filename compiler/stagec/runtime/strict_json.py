@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 DEEPEST = 200
 """How many arrays and objects may lie in each other: a tree of 100 levels, and no recursion near Python's own limit."""
+_CONTAINERS = (dict, list)
 _LARGEST = 2**63
 """Whole numbers are below it, and not below its negative: what other readers of JSON (jq, C) hold exactly or refuse."""
 
@@ -20,9 +21,10 @@ def parse(text: bytes | str, most: int) -> Any:
     """
     if len(text) > most:
         raise ValueError(f"{len(text):,} bytes of JSON are over the limit of {most:,}")
+    text = text.encode().decode() if isinstance(text, str) else text.decode("utf-8")
     try:
         value = json.loads(
-            text if isinstance(text, str) else text.decode("utf-8"),
+            text,
             object_pairs_hook=_object,
             parse_int=_whole,
             parse_float=_real,
@@ -30,7 +32,9 @@ def parse(text: bytes | str, most: int) -> Any:
         )
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
-    _walk(value)
+    escapes = "\\u" in text
+    if escapes or text.count("[") + text.count("{") > DEEPEST:  # most texts have too few to be too deep
+        _walk(value, escapes)
     return value
 
 
@@ -44,9 +48,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole(text: str) -> int:
     # Length first: Python takes its time for a number of thousands of digits.
-    if len(text) > 20 or not -_LARGEST <= int(text) < _LARGEST:
+    if len(text) > 20 or not -_LARGEST <= (value := int(text)) < _LARGEST:
         raise ValueError(f"the number {text[:20]}... has more than 64 bits")
-    return int(text)
+    return value
 
 
 def _real(text: str) -> float:
@@ -58,23 +62,18 @@ def _constant(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
 
 
-def _walk(value: Any) -> None:
-    """Check depth and texts, without recursion."""
-    rest = [(value, 0)]
-    while rest:
-        one, depth = rest.pop()
-        if depth > DEEPEST:
-            raise ValueError(f"nested deeper than {DEEPEST} levels")
-        if isinstance(one, str):
-            _check_text(one)
-        elif isinstance(one, dict):
-            for name in one:
-                _check_text(name)
-            rest += [(item, depth + 1) for item in one.values()]
-        elif isinstance(one, list):
-            rest += [(item, depth + 1) for item in one]
+def _walk(value: Any, escapes: bool) -> None:
+    """Check depth, level by level and so without recursion, and texts.
 
-
-def _check_text(text: str) -> None:
-    if not text.isascii():
-        text.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
+    escapes: whether texts may have half of a surrogate pair: UTF-8 has none, so it was written as an escape.
+    """
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        for one in level if escapes else ():
+            if isinstance(one, str | dict):
+                "".join(one).encode()  # raises UnicodeEncodeError, a ValueError; of an object, these are its keys
+        inner = [one for one in level if type(one) in _CONTAINERS]
+        level = [item for one in inner for item in (one.values() if type(one) is dict else one)]
+        if not level:
+            return
+    raise ValueError(f"nested deeper than {DEEPEST} levels")

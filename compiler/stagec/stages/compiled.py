@@ -235,7 +235,7 @@ class Compiled:
         the executable at the first use.
         """
         name = "a serialized Compiled"
-        found = archive.Archive(name, bytes(serialized), lambda value: _INDEX("", value))
+        found = archive.Archive(name, bytes(serialized), _INDEX)
         try:
             description = Description.from_json(found[_DESCRIPTION])
             axes = found.index["mesh"]
