@@ -47,13 +47,13 @@ def folder_of(inputs: Sequence[str]) -> Iterator[Path]:
     ):
         assert free
         folder = Path(name, "root")  # a path may begin with .. where Bazel lays repositories out side by side
-        made: set[Path] = set()
-        for path in inputs:
-            link = folder / path
-            if link.parent not in made:
-                link.parent.mkdir(parents=True, exist_ok=True)
-                made.add(link.parent)
-            link.symlink_to(root / path)
+        made: set[str] = set()
+        for path in inputs:  # a bundle has thousands
+            parent = path.rpartition("/")[0]
+            if parent not in made:
+                Path(folder, parent).mkdir(parents=True, exist_ok=True)
+                made.add(parent)
+            Path(f"{folder}/{path}").symlink_to(f"{root}/{path}")
         folder.mkdir(exist_ok=True)
         yield folder
 
@@ -108,7 +108,7 @@ def undeclared(folder: Path, root: Path) -> set[str]:
                 found.add(str(relative))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str):
+        if event == "open" and isinstance(arguments[0], str) and not os.path.lexists(arguments[0]):
             look(Path(os.path.normpath(Path.cwd() / arguments[0])))
         elif event == "import":
             for entry in sys.path:
@@ -131,6 +131,8 @@ def end(child: int) -> None:
 def hand_over(folder: Path, arguments: Sequence[str]) -> None:
     """Move the files that were made, and that the arguments name, to the same paths below the working directory."""
     for word in arguments:
+        if not os.path.lexists(f"{folder}/{word}"):  # most words are no file's name
+            continue
         made = folder / word
         if made.is_relative_to(folder) and made.is_file() and not made.is_symlink():
             Path(word).parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,8 @@ def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]],
     """Have a child do the work; its last word is its exit status, on a pipe that is closed when it dies."""
     started = time.monotonic()
     # The compiler is imported from where the worker found it: links to its sources would be many, and read by nobody.
-    inputs = [path for path in request.inputs if not Path(path).absolute().is_relative_to(_COMPILER)]
+    here, compiler = Path.cwd(), f"{_COMPILER}/"
+    inputs = [path for path in request.inputs if not f"{here}/{path}".startswith(compiler)]
     with isolation.folder_of(inputs) as folder, tempfile.TemporaryFile() as printed:
         last_word, said = os.pipe()
         child = os.fork()
