@@ -23,12 +23,15 @@ from stagec.runtime.archive import Archive
 from stagec.runtime.description import Description
 from stagec.runtime.refusal import LoadError
 from stagec.specs import FunctionSpec
-from stagec.stages import mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.trees import argument_path
 
-EXPORT_FORMAT = 1
-"""Version of the JSON form of a portable artifact's description. 1 (November 2026): the first."""
+EXPORT_FORMAT = 2
+"""Version of the JSON form of a portable artifact's description.
+
+1 (November 2026): the first.
+2 (November 2026): it has all that the index of a bundle says of the artifact, so that nothing else reads the module.
+"""
 
 _WRITE = (
     "give a bundle (.aot), an executable (.xla), a portable artifact (.exported), a description (.json) "
@@ -60,7 +63,7 @@ def describe_export(
         "manifest": spec.manifest,
         "function": spec.name,
         "variant": spec.variant,
-        "custom_calls": mlir.inventory(exported.mlir_module_serialized),
+        **exported.interface(),
         "bound": dict(bound or {}),
         # Without the line: it changes when the program does not.
         "constants": [{key: one[key] for key in ("name", "aval", "bytes")} for one in constants],
@@ -232,7 +235,7 @@ def _bundle(archive: Archive) -> _Artifacts:
 
 def _description(text: bytes) -> _Artifact:
     data = json.loads(text)
-    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") == EXPORT_FORMAT:
+    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in (1, EXPORT_FORMAT):
         return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
     description = Description.from_json(text)
     identity = _identity(description.function, description.variant, description.target.name, description.bucket)

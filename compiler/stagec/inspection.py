@@ -12,7 +12,6 @@ from stagec.runtime import strict_json
 from stagec.runtime.archive import Archive
 from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.refusal import LoadError
-from stagec.stages import mlir
 from stagec.stages.exported import Exported, NotExported
 
 _IDS = 16
@@ -63,18 +62,11 @@ def _exported(exported: Exported, data: bytes) -> dict[str, Any]:
     return {
         "kind": "exported",
         "fun_name": exported.fun_name,
-        "platforms": list(exported.platforms),
-        "nr_devices": exported.nr_devices,
-        "in_tree": exported.in_tree.to_json(),
-        "in_avals": [str(aval) for aval in exported.in_avals],
-        "out_tree": exported.out_tree.to_json(),
-        "out_avals": [str(aval) for aval in exported.out_avals],
+        **exported.interface(),
         "module_kept_var_idx": list(exported.module_kept_var_idx),
         "ordered_effects": list(exported.ordered_effects),
         "unordered_effects": list(exported.unordered_effects),
         "disabled_safety_checks": list(exported.disabled_safety_checks),
-        "custom_calls": mlir.inventory(exported.mlir_module_serialized),
-        "calling_convention_version": exported.calling_convention_version,
         "uses_global_constants": exported.uses_global_constants,
         "vjp_order": _vjp_order(exported),
         "mlir_module_bytes": len(exported.mlir_module_serialized),

@@ -1,6 +1,7 @@
 """Writing bundles."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from stagec.bundle.writing import Inconsistent, Member, gather
 from stagec.runtime import jaxlib_lines
 from stagec.runtime.archive import Archive, encode, encode_index
 from stagec.runtime.refusal import LoadError
+from stagec.runtime.sources import OnDisk
 from stagec.specs import FunctionSpec, function_spec
 from stagec.version import VERSION
-from tests.building import checked, stagec
+from tests.building import COMPILER, checked, stagec
 
 FUNCTIONS = ("loop", "mlp")
 
@@ -110,6 +112,71 @@ def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == f"{output}: zoo.loop.cpu was compiled from another export of 'loop'\n"
     assert not output.exists()
+
+
+def described(zoo: Path, name: str) -> dict[str, bytes]:
+    return {f"zoo.{name}": (zoo.parent / f"zoo.{name}.exported.json").read_bytes()}
+
+
+def test_a_description_says_what_the_artifact_does(zoo: Path) -> None:
+    """So its module is not read: what the index says is the same."""
+    exports, members = artifacts(zoo)
+    texts = {**described(zoo, "loop"), **described(zoo, "mlp")}
+    both = [
+        Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), members, given))).index["functions"]
+        for given in (None, texts)
+    ]
+    for functions in both:
+        for function in functions.values():
+            del function["versions"], function["readable_until"]
+            function.pop("description", None)
+    assert both[0] == both[1]
+
+
+def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
+    """Descriptions have all that the index needs, so neither jaxlib nor numpy is imported."""
+    stem, output = zoo.parent / "zoo.loop", tmp_path / "zoo.aot"
+    done = stagec(
+        *("bundle", "--name", "zoo", "--version", "1", "--output", output, "--json"),
+        *("--export", f"zoo.loop={stem}.exported={stem}.spec={stem}.exported.json"),
+        *("--executable", f"zoo.loop.cpu={stem}.cpu.xla={stem}.cpu.json={stem}.cpu.stablehlo.mlirbc"),
+        env={"PYTHONPATH": str(COMPILER)},
+    )
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    assert told["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
+    assert told["bytes"] == output.stat().st_size
+    Archive(output).check_all()
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (lambda data: data.pop("in_tree"), "the key 'in_tree' is missing"),
+        (lambda data: data.update(in_avals=["x"]), 'in_avals[0]: "x": unknown dtype "x"; write one of '),
+        (lambda data: data["components"].update(x="y"), 'components.x: an object is wanted, not "y"'),
+    ],
+)
+def test_a_description_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any]], object], what: str) -> None:
+    exports, _ = artifacts(zoo)
+    text = described(zoo, "loop")["zoo.loop"]
+    data = json.loads(text)
+    edit(data)
+    given = {"zoo.loop": json.dumps(data).encode()}
+    with pytest.raises(Inconsistent) as refusal:
+        gather("zoo", "1", {"zoo.loop": exports["zoo.loop"]}, specs_of(zoo), [], given)
+    assert str(refusal.value).startswith(f"zoo.loop: not the description of a portable artifact: {what}")
+
+
+def test_a_file_that_changes_while_it_is_bundled(tmp_path: Path) -> None:
+    path = tmp_path / "x.xla"
+    path.write_bytes(b"first")
+    member = OnDisk(str(path))
+    assert encode({"x.xla": member}) == encode({"x.xla": b"first"})
+    for write in (lambda: path.write_bytes(b"other"), path.unlink):
+        write()
+        with pytest.raises(ValueError, match=f"{path} changed while it was read"):
+            encode({"x.xla": member})
 
 
 def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stagec.avals import Aval
+from stagec.avals import Aval, parse_aval
 from stagec.bundle.safetensors import Tensor
 from stagec.errors import Problem, StagecError
 from stagec.specs import FunctionSpec
-from stagec.stages.exported import Exported
+from stagec.trees import Tree
 
 _LISTED = 20
 """How many arrays a message lists."""
@@ -28,12 +28,12 @@ class Bindings:
         self._problems: list[Problem] = []
         self._claimed: dict[tuple[str, str], tuple[FunctionSpec, str]] = {}
 
-    def of(self, spec: FunctionSpec, exported: Exported, description: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    def of(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what the index says of the bound arguments of a function: which weight each leaf is.
 
         description: of the portable artifact, which says where the arguments are. What is wrong is kept for `check`.
         """
-        places = description["bound"] if description else {}
+        places = description["bound"]
         found: list[dict[str, Any]] = []
         for argument, source in spec.bind.items():
             if argument not in places:
@@ -42,7 +42,7 @@ class Bindings:
             elif source["file"] not in self._files:
                 self._report(spec, argument, f"no weights {source['file']} are given", "give them with --weights")
             else:
-                found += self._of_argument(spec, argument, exported, places[argument])
+                found += self._of_argument(spec, argument, description, places[argument])
         return sorted(found, key=lambda entry: entry["leaf"])
 
     def check(self, only_used: bool = True) -> None:
@@ -60,10 +60,10 @@ class Bindings:
             raise StagecError(*self._problems)
 
     def _of_argument(
-        self, spec: FunctionSpec, argument: str, exported: Exported, place: str
+        self, spec: FunctionSpec, argument: str, description: Mapping[str, Any], place: str
     ) -> Iterator[dict[str, Any]]:
         file, prefix = spec.bind[argument]["file"], spec.bind[argument]["prefix"]
-        leaves = _leaves(exported, place)
+        leaves = _leaves(Tree.from_json(description["in_tree"]), place)
         if "" in leaves:  # the argument is one array, and has no path
             wanted = {prefix or argument: leaves[""]}
         else:
@@ -72,7 +72,7 @@ class Bindings:
             self._claimed.setdefault((file, prefix), (spec, argument))
         missing = []
         for name, leaf in wanted.items():
-            aval, tensor = exported.in_avals[leaf], self._files[file].get(name)
+            aval, tensor = parse_aval(description["in_avals"][leaf]), self._files[file].get(name)
             if tensor is None:
                 missing.append(f"{name} ({aval})")
                 continue
@@ -93,10 +93,10 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def _leaves(exported: Exported, place: str) -> dict[str, int]:
+def _leaves(in_tree: Tree, place: str) -> dict[str, int]:
     """Return the name of each leaf of the argument at `place`, and its number among all; one that is an array is ""."""
     first = 0
-    for top, which in zip(exported.in_tree.children, ("args", "kwargs"), strict=True):
+    for top, which in zip(in_tree.children, ("args", "kwargs"), strict=True):
         for key, argument in zip(top.child_names(), top.children, strict=True):
             if place == (f"args[{key}]" if which == "args" else f"kwargs[{key!r}]"):
                 return {".".join(names): first + i for i, names in enumerate(argument.names())}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,9 @@ from stagec.bundle.binding import Bindings
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.safetensors import Tensor
 from stagec.runtime import index, shapes, strict_json
-from stagec.runtime.archive import FORMAT, INDEX, Content, encode_index, members_table
+from stagec.runtime.archive import FORMAT, INDEX, Content, content, digest, encode_index, members_table
 from stagec.runtime.description import LARGEST, Description
 from stagec.specs import FunctionSpec
-from stagec.stages import mlir
-from stagec.stages.exported import Exported
 from stagec.version import VERSION
 
 
@@ -30,9 +27,9 @@ class Member:
     """
 
     name: str
-    executable: bytes
+    executable: Content
     description: bytes
-    stablehlo: bytes
+    stablehlo: Content
 
 
 class Inconsistent(ValueError):
@@ -42,7 +39,7 @@ class Inconsistent(ValueError):
 def gather(
     name: str,
     version: str,
-    exports: Mapping[str, bytes],
+    exports: Mapping[str, Content],
     specs: Mapping[str, FunctionSpec],
     executables: Sequence[Member],
     descriptions: Mapping[str, bytes] | None = None,
@@ -53,7 +50,8 @@ def gather(
 
     exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
     specs: the slice of each of `exports`.
-    descriptions: what each of `exports` was made from; may be left out of those that bind no argument.
+    descriptions: what each of `exports` was made from, and what it is: the module of one with a description is not
+        read. May be left out of those that bind no argument.
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
     golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
     Raises Inconsistent when an executable was not compiled from the export given, or is not the one described;
@@ -63,47 +61,44 @@ def gather(
     bindings = Bindings(weights or {})
     functions: dict[str, Any] = {}
     targets: dict[str, Any] = {}
-    for full_name, serialized in sorted(exports.items()):
-        exported = Exported.deserialize(serialized)
+    for full_name, exported in sorted(exports.items()):
         artifact, spec = full_name.removeprefix(f"{name}."), specs[full_name]
         given = (descriptions or {}).get(full_name)
-        made_from = _made_from(full_name, given, serialized) if given else None
-        versions = _versions(made_from) if made_from else {}
+        described = _described(full_name, given, exported) if given else _undescribed(exported)
+        versions = _versions(described)
         functions[artifact] = {
             "function": spec.name,
             "variant": spec.variant,
             "static": dict(sorted(spec.static.items())),
-            "in_tree": exported.in_tree.to_json(),
-            "in_avals": [str(aval) for aval in exported.in_avals],
-            "out_tree": exported.out_tree.to_json(),
-            "out_avals": [str(aval) for aval in exported.out_avals],
-            "bind": bindings.of(spec, exported, made_from),
+            "in_tree": described["in_tree"],
+            "in_avals": described["in_avals"],
+            "out_tree": described["out_tree"],
+            "out_avals": described["out_avals"],
+            "bind": bindings.of(spec, described),
             "padding": {dim: dict(table) for dim, table in sorted(spec.padding.items())},
-            "exported": members.add(f"{artifact}.exported", serialized),
-            "platforms": list(exported.platforms),
-            "nr_devices": exported.nr_devices,
-            "custom_calls": mlir.inventory(exported.mlir_module_serialized),
-            "calling_convention_version": exported.calling_convention_version,
+            "exported": members.add(f"{artifact}.exported", exported),
+            "platforms": described["platforms"],
+            "nr_devices": described["nr_devices"],
+            "custom_calls": described["custom_calls"],
+            "calling_convention_version": described["calling_convention_version"],
             "versions": versions,
             "readable_until": readable_until(versions.get("jax")),
             "executables": [],
         }
-        if made_from:
-            text = (json.dumps(made_from, indent=1) + "\n").encode()
+        if given:
+            text = (json.dumps(described, separators=(",", ":")) + "\n").encode()
             functions[artifact]["description"] = members.add(f"{artifact}.exported.json", text)
-    described = [(member, Description.from_json(member.description)) for member in executables]
-    for member, description in sorted(described, key=lambda pair: _order(pair[1])):
-        _check(name, member, description, exports)
-        target = index.target_entry(description)
-        if targets.setdefault(description.target.name, target) != target:
-            raise Inconsistent(f"{member.name}: other executables have another target {description.target.name!r}")
+    for found in sorted((_compiled(name, member, exports) for member in executables), key=lambda one: one.order):
+        member, target_name = found.member, found.entry["target"]
+        if targets.setdefault(target_name, found.target) != found.target:
+            raise Inconsistent(f"{member.name}: other executables have another target {target_name!r}")
         stem = member.name.removeprefix(f"{name}.")
-        names = (
-            members.add(f"{stem}.xla", member.executable),
-            members.add(f"{stem}.json", member.description),
-            members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
-        )
-        functions[description.artifact]["executables"].append(index.executable_entry(description, *names))
+        names = {
+            "executable": members.add(f"{stem}.xla", member.executable),
+            "description": members.add(f"{stem}.json", member.description),
+            "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
+        }
+        functions[found.artifact]["executables"].append({**found.entry, **names})
     bindings.check()
     weight_entries = {
         name: {"member": members.add_array("weights", tensor), "aval": str(tensor.aval)}
@@ -113,7 +108,7 @@ def gather(
     for full_name, tensors in sorted((golden or {}).items()):
         function = functions[full_name.removeprefix(f"{name}.")]
         function["golden"] = _golden(members, specs[full_name], function, tensors)
-    found = {
+    result = {
         "format": FORMAT,
         "kind": "bundle",
         "name": name,
@@ -125,8 +120,8 @@ def gather(
         "weights": weight_entries,
         "members": members_table(members.data),
     }
-    index.check(found)
-    return {INDEX: encode_index(found), **dict(sorted(members.data.items()))}
+    index.check(result)
+    return {INDEX: encode_index(result), **dict(sorted(members.data.items()))}
 
 
 class _Members:
@@ -136,17 +131,17 @@ class _Members:
         self.data: dict[str, Content] = {}
         self._names: dict[str, str] = {}
 
-    def add(self, name: str, content: bytes) -> str:
+    def add(self, name: str, content: Content) -> str:
         """Add a member, unless one has the same content; return the name of the one that has it."""
-        return self._add(hashlib.sha256(content).hexdigest(), name, content)
+        return self._add(digest(content), name, content)
 
     def add_array(self, folder: str, tensor: Tensor) -> str:
         """Add the bytes of an array, in the same way; the name is their digest."""
-        digest = hashlib.sha256(tensor.data).hexdigest()
-        return self._add(digest, f"{folder}/{digest}", tensor.data)
+        named = digest(tensor.data)
+        return self._add(named, f"{folder}/{named}", tensor.data)
 
-    def _add(self, digest: str, name: str, content: Content) -> str:
-        found = self._names.setdefault(digest, name)
+    def _add(self, sha256: str, name: str, content: Content) -> str:
+        found = self._names.setdefault(sha256, name)
         self.data[found] = content
         return found
 
@@ -168,8 +163,9 @@ def _golden(
     return rows
 
 
-_MADE_FROM = shapes.record(
+_DESCRIPTION = shapes.record(
     {
+        **index.INTERFACE,
         "exported_sha256": shapes.sha256,
         "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.sha256})),
         "bound": shapes.table(shapes.text),
@@ -178,36 +174,59 @@ _MADE_FROM = shapes.record(
 )
 
 
-def _made_from(name: str, description: bytes, exported: bytes) -> dict[str, Any]:
+def _described(name: str, description: bytes, exported: Content) -> dict[str, Any]:
     """Return the description of a portable artifact as a bundle holds it; `components.INTERPRETER` says why."""
     try:
         data: dict[str, Any] = strict_json.parse(description, LARGEST)
-        _MADE_FROM("", data)
+        _DESCRIPTION(data)
     except ValueError as error:
         raise Inconsistent(f"{name}: not the description of a portable artifact: {error}") from error
-    if hashlib.sha256(exported).hexdigest() != data["exported_sha256"]:
+    if digest(exported) != data["exported_sha256"]:
         raise Inconsistent(f"{name}: the description is of another export")
     data["components"].pop(components.INTERPRETER, None)
     return data
 
 
-def _versions(made_from: Mapping[str, Any]) -> dict[str, str]:
+def _undescribed(exported: Content) -> dict[str, Any]:
+    """Return what a portable artifact without a description says itself."""
+    from stagec.stages.exported import Exported  # jaxlib: nothing else here needs it
+
+    return {**Exported.deserialize(bytes(content(exported))).interface(), "bound": {}, "components": {}}
+
+
+def _versions(described: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions of what made a portable artifact; one of a StableHLO module has no jax."""
-    rows = made_from["components"]
+    rows = described["components"]
     return {name: rows[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in rows}
 
 
-def _order(description: Description) -> tuple[Any, ...]:
-    return (description.artifact, description.target.name, sorted(description.bucket.items()))
+@dataclass(frozen=True)
+class _Compiled:
+    """An executable and what the index says of it; the rest of its description is not kept.
+
+    order: of the executables in a bundle. entry: as `index.executable_entry` makes it, without the names of members.
+    """
+
+    member: Member
+    artifact: str
+    order: tuple[Any, ...]
+    target: Mapping[str, Any]
+    entry: Mapping[str, Any]
 
 
-def _check(name: str, member: Member, description: Description, exports: Mapping[str, bytes]) -> None:
-    exported = exports.get(f"{name}.{description.artifact}")
+def _compiled(name: str, member: Member, exports: Mapping[str, Content]) -> _Compiled:
+    """Read the description of an executable. Raises Inconsistent where it is not of this one, or of these exports."""
+    description = Description.from_json(member.description)
+    artifact = description.artifact
+    exported = exports.get(f"{name}.{artifact}")
     if exported is None:
-        raise Inconsistent(f"{member.name} is of function {description.artifact!r}, which has no export here")
-    if hashlib.sha256(exported).hexdigest() != description.exported_sha256:
-        raise Inconsistent(f"{member.name} was compiled from another export of {description.artifact!r}")
-    if hashlib.sha256(member.executable).hexdigest() != description.executable_sha256:
+        raise Inconsistent(f"{member.name} is of function {artifact!r}, which has no export here")
+    if digest(exported) != description.exported_sha256:
+        raise Inconsistent(f"{member.name} was compiled from another export of {artifact!r}")
+    if digest(member.executable) != description.executable_sha256:
         raise Inconsistent(f"{member.name}: the description is of another executable")
-    if hashlib.sha256(member.stablehlo).hexdigest() != description.stablehlo_sha256:
+    if digest(member.stablehlo) != description.stablehlo_sha256:
         raise Inconsistent(f"{member.name}: the description is of another StableHLO module")
+    order = artifact, description.target.name, sorted(description.bucket.items())
+    entry = index.executable_entry(description, "", "", "")
+    return _Compiled(member, artifact, order, index.target_entry(description), entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import digest, print_json, read, read_text, read_weights, split, write_whole
+from stagec.cli.files import digest_of, on_disk, print_json, read, read_text, read_weights, split, write_parts
 from stagec.errors import Problem, StagecError
 
 
@@ -54,19 +54,21 @@ def run(options: argparse.Namespace) -> None:
         from stagec.runtime.archive import pieces
 
     given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
-    exports = {name: read(path) for name, path, *_ in given}
+    exports = {name: on_disk(path) for name, path, *_ in given}
     slices = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
     descriptions = {name: read(path) for name, _, _, *described in given for path in described}
-    executables = [Member(name, *map(read, paths)) for name, *paths in (split(text, 4) for text in options.executable)]
+    executables = [
+        Member(name, on_disk(executable), read(description), on_disk(module))
+        for name, executable, description, module in (split(text, 4) for text in options.executable)
+    ]
     weights = read_weights(options.weights)
     golden = read_weights(options.golden)
     try:
         inputs = exports, slices, executables, descriptions, weights, golden
         members = gather(options.name, options.version, *inputs)
-        # Weights are larger than memory may be: they are copied from file to file.
-        parts = pieces(members)
+        # Weights and executables are larger than memory may be: they are copied from file to file.
+        write_parts(options.output, pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
-    write_whole(options.output, *parts)
     if options.json:
-        print_json({"name": options.name, "output": options.output, **digest(*parts)})
+        print_json({"name": options.name, "output": options.output, **digest_of(pieces(members))})

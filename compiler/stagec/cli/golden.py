@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stagec.cli.files import print_json, read, read_arrays, read_text, read_weights, write_whole
+from stagec.cli.files import print_json, read, read_arrays, read_text, read_weights, write_parts
 from stagec.cli.options import add_import_roots
 
 
@@ -35,12 +35,11 @@ def run(options: argparse.Namespace) -> None:
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
     from stagec.frontends import golden
-    from stagec.stages.exported import Exported
 
     spec = specs.function_spec(read_text(options.spec))
     serialized = read(options.exported)
     bindings = Bindings(read_weights(options.weights))
-    bound = bindings.of(spec, Exported.deserialize(serialized), json.loads(read(options.description)))
+    bound = bindings.of(spec, json.loads(read(options.description)))
     bindings.check(only_used=False)
     weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
     given = read_arrays(options.inputs) if options.inputs else None
@@ -49,6 +48,6 @@ def run(options: argparse.Namespace) -> None:
         parts = safetensors.parts(found)
     except ValueError as error:
         raise spec.problem("golden", str(error), "leave golden out") from error
-    write_whole(options.output, *parts)
+    write_parts(options.output, parts)
     if options.json:
         print_json({name: str(tensor.aval) for name, tensor in found.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import digest, print_json, write_whole
+from stagec.cli.files import digest_of, print_json, write_parts
 from stagec.errors import Problem, StagecError
 
 
@@ -19,9 +19,9 @@ def run(options: argparse.Namespace) -> None:
     from stagec.runtime.refusal import LoadError
 
     try:
-        parts = pieces(strip(Archive(options.bundle)))
+        members = strip(Archive(options.bundle))
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
-    write_whole(options.output, *parts)
+    write_parts(options.output, pieces(members))
     if options.json:
-        print_json({"output": options.output, **digest(*parts)})
+        print_json({"output": options.output, **digest_of(pieces(members))})

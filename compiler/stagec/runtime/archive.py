@@ -10,6 +10,7 @@ that the caller gets, whatever happens to the file, and a file that is cut off i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import stat
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 
 from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
-from stagec.runtime.sources import File, Memory, Source
+from stagec.runtime.sources import File, Memory, OnDisk, Source
 
 FORMAT = 3
 """Version of the bundle format.
@@ -35,8 +36,8 @@ weights and golden arrays are members; zip64 where it is needed.
 """
 
 INDEX = "index.json"
-Content: TypeAlias = bytes | memoryview
-"""What a member holds: bytes, or a part of a mapped file."""
+Content: TypeAlias = bytes | memoryview | OnDisk
+"""What a member holds: bytes, a part of a mapped file, or a file that is read when it is written."""
 PAGE = 4096
 """The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
 LARGEST_FILE = 2**48
@@ -129,25 +130,38 @@ def encode(members: Mapping[str, Content]) -> bytes:
     return b"".join(pieces(members))
 
 
-def pieces(members: Mapping[str, Content]) -> list[Content]:
+def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
     """Return the parts of the zip of `members`, in their order: to be written one after the other.
 
-    Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS.
+    Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS; the iterator
+    raises it for a file that changed.
     """
     for name in members:
         _check_name(name)
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
-    placed, directory = _layout(_Entry(name, zlib.crc32(data), len(data)) for name, data in members.items())
-    parts = [part for (_, local), data in zip(placed, members.values(), strict=True) for part in (local, data)]
-    return [*parts, directory]
+    placed, directory = _layout(
+        _Entry(name, data.crc if isinstance(data, OnDisk) else zlib.crc32(data), len(data))
+        for name, data in members.items()
+    )
+    contents = map(content, members.values())
+    parts = (part for (_, local), data in zip(placed, contents, strict=True) for part in (local, data))
+    return itertools.chain(parts, (directory,))
+
+
+def content(data: Content) -> bytes | memoryview:
+    """Return the bytes of a member's content. Raises ValueError for a file that changed."""
+    return data.read() if isinstance(data, OnDisk) else data
+
+
+def digest(data: Content) -> str:
+    """Return the SHA-256 (hex) of a member's content."""
+    return data.sha256 if isinstance(data, OnDisk) else hashlib.sha256(data).hexdigest()
 
 
 def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
     """Return the key "members" of an index: size and digest of each member, by name in sorted order."""
-    return {
-        name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in sorted(members.items())
-    }
+    return {name: {"sha256": digest(data), "bytes": len(data)} for name, data in sorted(members.items())}
 
 
 def encode_index(index: Mapping[str, Any]) -> bytes:

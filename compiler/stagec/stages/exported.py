@@ -115,6 +115,19 @@ class Exported:
         """The same for `out_avals`."""
         return _over(mesh, self._out_shardings, self.out_avals)
 
+    def interface(self) -> dict[str, Any]:
+        """Return what a caller has to know of it, as the index of a bundle says it (docs/bundle-format.md)."""
+        return {
+            "in_tree": self.in_tree.to_json(),
+            "in_avals": [str(aval) for aval in self.in_avals],
+            "out_tree": self.out_tree.to_json(),
+            "out_avals": [str(aval) for aval in self.out_avals],
+            "platforms": list(self.platforms),
+            "nr_devices": self.nr_devices,
+            "custom_calls": mlir.inventory(self.mlir_module_serialized),
+            "calling_convention_version": self.calling_convention_version,
+        }
+
     def has_vjp(self) -> bool:
         """Whether `vjp` can be called."""
         return self._vjp is not None
