@@ -117,6 +117,12 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path) -> None:
     assert {"import", "trace", "lower", "export"} <= {name for name, _, _ in profile["phases"]}
     assert sum(seconds for _, _, seconds in profile["phases"]) == pytest.approx(profile["seconds"], abs=0.001)
     assert 50 << 20 < profile["max_rss"] < 1 << 30
+    words = ["--name", "m", "--version", "1"]
+    words += ["--export", "m.solve=alone/m.solve.exported=bazel-out/m.solve.spec=alone/m.solve.exported.json"]
+    checked("bundle", *words, "--output", "alone/m.aot", cwd=root)
+    with Worker("bundle", root) as bundler:
+        assert bundler.ask([*words, "--output", "bazel-out/m.aot"]) == (0, "")
+    assert (root / "bazel-out" / "m.aot").read_bytes() == (root / "alone" / "m.aot").read_bytes()
 
 
 def test_an_edited_model_is_read_again(exporting: Worker, root: Path) -> None:

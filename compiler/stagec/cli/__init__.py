@@ -3,8 +3,9 @@
 A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
 the work: it returns the exit status, None for 0, and raises StagecError for a user's mistake. Every command imports
 what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
-imports all that can be imported before. Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr),
-1 for anything else: `explain` or `diff` found a difference, `verify` refuses.
+imports all that can be imported before, and `IN_PLACE` says that it needs no folder of its own. Exit status: 0 when all
+is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff` found a difference,
+`verify` refuses.
 """
 
 import argparse
@@ -47,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--persistent_worker" in given:
         from stagec.worker import server
 
-        importlib.import_module(f"stagec.cli.{given[0]}").preload()
-        return server.serve(lambda words: main([given[0], *words]))
+        module = importlib.import_module(f"stagec.cli.{given[0]}")
+        module.preload()
+        return server.serve(lambda words: main([given[0], *words]), getattr(module, "IN_PLACE", False))
     parser = argparse.ArgumentParser(
         prog="stagec",
         description="Builds JAX functions ahead of time.",

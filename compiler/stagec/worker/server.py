@@ -1,5 +1,6 @@
 """Answer Bazel's requests, each in a forked process that sees the inputs of its request and nothing else of the build.
 
+Only a command that runs no code of a model's, and opens the files that it is told to, works in the execution root.
 The worker itself imports packages and the compiler, never a model, and starts no XLA client: a fork after that would
 wait for threads that it does not have. So a request starts with what a new process has after its imports, and what it
 does is gone when it has ended. The sources of the compiler and the digest of the packages are in the key by which
@@ -8,6 +9,7 @@ Bazel keeps workers (rules/toolchain.bzl): when they change, another worker is s
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -26,10 +28,11 @@ from stagec.worker.protocol import Request, Requests, Response
 _COMPILER = Path(__file__).absolute().parent.parent
 
 
-def serve(run: Callable[[Sequence[str]], int]) -> int:
+def serve(run: Callable[[Sequence[str]], int], in_place: bool = False) -> int:
     """Answer the requests on stdin on stdout until stdin is closed; return the exit status.
 
     run: what a process does for the arguments of a request; it returns an exit status. Bazel shows what it prints.
+    in_place: whether it does it in the execution root, and not in a folder that has the inputs of the request alone.
     """
     requests, responses = Requests(os.dup(0)), os.dup(1)
     with Path(os.devnull).open("rb") as nothing:
@@ -45,19 +48,20 @@ def serve(run: Callable[[Sequence[str]], int]) -> int:
     while request := requests.next():
         if request.cancel:  # it came too late
             continue
-        answer = _answer(request, requests, run).encode()
+        answer = _answer(request, requests, run, in_place).encode()
         while answer:
             answer = answer[os.write(responses, answer) :]
     return 0
 
 
-def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]], int]) -> Response:
+def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]], int], in_place: bool) -> Response:
     """Have a child do the work; its last word is its exit status, on a pipe that is closed when it dies."""
     started = time.monotonic()
     # The compiler is imported from where the worker found it: links to its sources would be many, and read by nobody.
     here, compiler = Path.cwd(), f"{_COMPILER}/"
     inputs = [path for path in request.inputs if not f"{here}/{path}".startswith(compiler)]
-    with isolation.folder_of(inputs) as folder, tempfile.TemporaryFile() as printed:
+    own = contextlib.nullcontext(here) if in_place else isolation.folder_of(inputs)
+    with own as folder, tempfile.TemporaryFile() as printed:
         last_word, said = os.pipe()
         child = os.fork()
         if not child:
@@ -80,7 +84,7 @@ def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]],
         if not status:
             output += f"stagec: {_death(how)} after {seconds:.1f} s; it had used {memory} of memory\n"
             return Response(1, output, request.request_id)
-        if status == "0":
+        if status == "0" and not in_place:
             isolation.hand_over(folder, request.arguments)
         return Response(int(status), output, request.request_id)
 
