@@ -5,9 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from safetensors.numpy import save_file
 
 from tests.building import ROOT, build
+
+# The same examples on every machine: a build must not fail by chance.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")
