@@ -1,6 +1,7 @@
 """Bytes of an `Exported`: what stagec writes JAX reads, what JAX writes stagec reads, and both compute the same."""
 
 import dataclasses
+import struct
 from typing import Any
 
 import flatbuffers
@@ -196,3 +197,20 @@ def test_a_small_file_that_would_be_a_large_value() -> None:
     builder.Finish(builder.EndObject())
     with pytest.raises(NotExported, match="more is to be read than the file has"):
         Exported.deserialize(bytes(builder.Output()))
+
+
+@pytest.mark.parametrize("count", [4, 0, -1])
+def test_a_number_of_devices_of_older_bytes(count: int) -> None:
+    exported = jax.export.export(jax.jit(jnp.sin), platforms=["cpu"])(f32(3))
+    serialized = bytearray(exported.serialize())
+    table = flatbuffers.table.Table(serialized, flatbuffers.encode.Get(struct.Struct("<I"), serialized, 0))
+    new, old = (4 + 2 * slot for slot in (18, 6))  # 32 and 16 bits; the first since version 5
+    vtable, place = table.Pos - struct.unpack_from("<i", serialized, table.Pos)[0], table.Offset(new)
+    struct.pack_into("<h", serialized, table.Pos + place, count)
+    struct.pack_into("<H", serialized, vtable + old, place)
+    struct.pack_into("<H", serialized, vtable + new, 0)
+    if count > 0:
+        assert Exported.deserialize(bytes(serialized)).nr_devices == count
+    else:
+        with pytest.raises(NotExported, match="it is for no platform, or for no device"):
+            Exported.deserialize(bytes(serialized))

@@ -198,7 +198,7 @@ def _check(exported: Exported) -> None:
         raise ValueError("the indices of kept arguments are not sorted, or there are fewer arguments")
     if len(exported._in_shardings) != count or len(exported._out_shardings) != len(exported.out_avals):
         raise ValueError("shardings and avals do not agree")
-    if not exported.platforms or not exported.nr_devices:
+    if not exported.platforms or exported.nr_devices < 1:
         raise ValueError("it is for no platform, or for no device")
     if any(space < 0 for space in exported._memory_spaces):
         raise ValueError("unknown memory space")
