@@ -173,7 +173,11 @@ def test_killed_builds(zoo: Path, tmp_path: Path) -> None:
         "x.xla": Path(f"{stem}.cpu.xla").read_bytes(),
         "x.json": Path(f"{stem}.cpu.json").read_bytes(),
     }
-    assert stagec(*commands[2]).returncode == 0
+    seconds = []
+    for command in commands:
+        start = time.monotonic()
+        assert stagec(*command).returncode == 0
+        seconds.append(time.monotonic() - start)
     whole["x.aot"] = (tmp_path / "x.aot").read_bytes()
     killed = 0
     for number in range(int(os.environ["STAGEC_KILLS"])):
@@ -188,7 +192,7 @@ def test_killed_builds(zoo: Path, tmp_path: Path) -> None:
         paths = os.pathsep.join([str(COMPILER), str(COMPILER.parent), *sys.path])
         process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True)
         try:
-            process.wait(rng.uniform(0.1, 2.5))
+            process.wait(rng.uniform(0.1, 1.1) * seconds[number % 3])
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -196,4 +200,4 @@ def test_killed_builds(zoo: Path, tmp_path: Path) -> None:
         for path in tmp_path.iterdir():
             if not path.name.startswith("."):
                 assert path.read_bytes() == whole[path.name]
-    assert killed > int(os.environ["STAGEC_KILLS"]) // 3
+    assert killed > int(os.environ["STAGEC_KILLS"]) // 2
