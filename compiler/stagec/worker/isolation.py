@@ -84,7 +84,8 @@ def _locked(folder: str | Path) -> Iterator[bool]:
 def enter(folder: Path, inputs: Sequence[str]) -> None:
     """Make the folder the working directory of this process.
 
-    It ends with its parent; where the system lets us, it reaches no network and writes to no input.
+    It ends with its parent; where the system lets us, it reaches no network and writes to no input; the latter not in a
+    chroot whose / is no mount.
     """
     root = Path.cwd()
     os.setpgid(0, 0)
