@@ -276,8 +276,8 @@ def test_a_worker_that_dies_is_started_again(built: Workspace) -> None:
     assert built.workers().isdisjoint(before)
 
 
-def test_an_interrupted_build_leaves_nothing(built: Workspace, tmp_path: Path) -> None:
-    child = tmp_path / "child"
+def test_an_interrupted_build_leaves_nothing(built: Workspace, scratch: Path) -> None:
+    child = scratch / "child"
     sleeping = f"import os, time; open('{child}', 'w').write(str(os.getpid())); time.sleep(600)"
     with built.broken("models/layers.py", "return x * rate", sleeping):
         build = built.start("build", "//models:models.decay.cpu")

@@ -201,18 +201,18 @@ def test_what_the_model_prints_is_shown(exporting: Worker, root: Path) -> None:
     assert (status, sorted(output.splitlines())) == (0, ["imported", "traced"])
 
 
-def test_work_can_be_cancelled(exporting: Worker, root: Path, tmp_path: Path) -> None:
+def test_work_can_be_cancelled(exporting: Worker, root: Path, scratch: Path) -> None:
     source = "import os, time\ndef f(x):\n    os.system('sleep 77 & echo $! > /tmp/x')\n    time.sleep(77)\n"
-    (root / "models" / "changing.py").write_text(source.replace("/tmp/x", str(tmp_path / "child")))
+    (root / "models" / "changing.py").write_text(source.replace("/tmp/x", str(scratch / "child")))
     exporting.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
     deadline = time.monotonic() + 30
-    while not (tmp_path / "child").is_file() or not (tmp_path / "child").read_text():
+    while not (scratch / "child").is_file() or not (scratch / "child").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     exporting.send([], cancel=1)
     response = exporting.receive()
     assert (response[3], response[4]) == (0, 1)
-    sleeping = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    sleeping = Path("/proc", (scratch / "child").read_text().strip(), "stat")
     assert not sleeping.exists() or sleeping.read_text().split()[2] == "Z"  # what it started is gone too
     exporting.send([], cancel=1)  # too late: there is nothing to cancel
     assert ask(exporting, root, "def f(x):\n    return x\n") == (0, "")
@@ -241,10 +241,10 @@ def own_mounts() -> None:
 
 @pytest.mark.usefixtures("own_mounts")
 @pytest.mark.parametrize("file", ["models/data.txt", "bazel-out/m.changing.spec", "../beside", "{root}/models/new"])
-def test_a_model_writes_to_nothing_of_the_build(exporting: Worker, root: Path, tmp_path: Path, file: str) -> None:
+def test_a_model_writes_to_nothing_of_the_build(exporting: Worker, root: Path, scratch: Path, file: str) -> None:
     file = file.replace("{root}", str(root))
     source = (
-        f"def f(x):\n    open('{tmp_path}/scratch', 'w').close()\n    open('{file}', 'a').write('more')\n    return x\n"
+        f"def f(x):\n    open('{scratch}/scratch', 'w').close()\n    open('{file}', 'a').write('more')\n    return x\n"
     )
     (root / "models" / "changing.py").write_text(source)
     inputs = ["models/changing.py", "models/data.txt", "bazel-out/m.changing.spec"]
@@ -254,7 +254,7 @@ def test_a_model_writes_to_nothing_of_the_build(exporting: Worker, root: Path, t
         assert status == 2
         assert f"OSError: [Errno 30] Read-only file system: '{file}'" in output
     assert before == (sorted(root.rglob("*")), (root / "models" / "data.txt").read_text())
-    assert (tmp_path / "scratch").exists()
+    assert (scratch / "scratch").exists()
 
 
 @pytest.mark.usefixtures("own_network")
@@ -283,14 +283,14 @@ def test_a_worker_ends_with_its_bazel_and_leaves_nothing(root: Path) -> None:
     assert [name for name in os.listdir(root / "bazel-out") if name.startswith("stagec-worker-")] == []  # noqa: PTH208
 
 
-def test_a_worker_removes_what_a_dead_one_left(root: Path, tmp_path: Path) -> None:
+def test_a_worker_removes_what_a_dead_one_left(root: Path, scratch: Path) -> None:
     folders = root / "bazel-out"
-    source = f"import time\ndef f(x):\n    open('{tmp_path}/started', 'w')\n    time.sleep(77)\n"
+    source = f"import time\ndef f(x):\n    open('{scratch}/started', 'w')\n    time.sleep(77)\n"
     (root / "models" / "changing.py").write_text(source)
     with Worker("export", root) as worker:
         worker.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
         deadline = time.monotonic() + 30
-        while not (tmp_path / "started").exists():
+        while not (scratch / "started").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (left,) = folders.glob("stagec-worker-*")
