@@ -157,17 +157,6 @@ class Array:
         (values,) = to_numpy([self])
         return values
 
-    def _values(self) -> NDArray[Any]:
-        """Return the values of an array that is there."""
-        if self.sharding.spec is None:
-            return _to_numpy(self._buffer, self.dtype)
-        whole = np.empty(self.shape, self.dtype)
-        for shard in self.addressable_shards:
-            if not shard.replica_id:
-                whole[shard.index] = shard.data
-        whole.flags.writeable = False
-        return whole
-
     @property
     def addressable_shards(self) -> list[Shard]:
         """The part that each device holds, in the order of the partitions. Raises CallError ("deleted")."""
@@ -209,8 +198,26 @@ class Array:
 
 def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
     """Return the values of arrays, none of which was donated, as `Array.numpy` does; all are awaited at once."""
-    _jax.batched_block_until_ready([array._buffer for array in arrays])
-    return [array._values() for array in arrays]
+    return read([array._buffer for array in arrays], [array.aval for array in arrays])
+
+
+def read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
+    """Return the values of buffers of these avals, as `to_numpy` does."""
+    _jax.batched_block_until_ready(buffers)
+    return [
+        _to_numpy(buffer, aval.dtype) if aval.sharding.spec is None else _assembled(Array(buffer, aval))
+        for buffer, aval in zip(buffers, avals, strict=True)
+    ]
+
+
+def _assembled(array: Array) -> NDArray[Any]:
+    """Return the values of an array that lies on several devices."""
+    whole = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if not shard.replica_id:
+            whole[shard.index] = shard.data
+    whole.flags.writeable = False
+    return whole
 
 
 def _to_numpy(buffer: _jax.ArrayImpl, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -107,10 +107,13 @@ class Executable:
 
     def run(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
         """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
+        return list(map(Array, self.execute(buffers), self.results))
+
+    def execute(self, buffers: Sequence[_jax.ArrayImpl]) -> list[_jax.ArrayImpl]:
+        """Run as `run` does; the results are buffers."""
         if self._alone is None:
-            outputs = self._execute(buffers).consume_with_handlers(self._handlers)
-        else:
-            with self._alone:
-                outputs = self._execute(buffers).consume_with_handlers(self._handlers)
-                _jax.batched_block_until_ready(outputs)
-        return list(map(Array, outputs, self.results))
+            return self._execute(buffers).consume_with_handlers(self._handlers)  # type: ignore[no-any-return]
+        with self._alone:
+            outputs: list[_jax.ArrayImpl] = self._execute(buffers).consume_with_handlers(self._handlers)
+            _jax.batched_block_until_ready(outputs)
+        return outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.avals import Aval
 from stagec.runtime.arrays import Array
@@ -11,6 +11,9 @@ from stagec.runtime.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
 from stagec.runtime.refusal import CallError
 from stagec.runtime.selection import Shapes
 from stagec.runtime.signature import Signature
+
+if TYPE_CHECKING:
+    from stagec.runtime.function import Loaded
 
 
 class Flat:
@@ -25,22 +28,34 @@ class Flat:
     """
 
     def __init__(
-        self, signature: Signature, shapes: Shapes, donate: bool, run: Callable[[Any, Sequence[Any]], Any]
+        self,
+        signature: Signature,
+        shapes: Shapes,
+        donate: bool,
+        loaded: Loaded,
+        locate: Callable[[Exception, Signature], None],
     ) -> None:
-        """See `Function.flat`. shapes: of the leaves. run: calls what it is given, with the leaves and `donate`."""
+        """See `Function.flat`. shapes: of the leaves. loaded: the bundle. locate: adds the model's lines to errors."""
         self.paths = tuple(signature.paths)
         self._signature = signature
         self._shapes = list(shapes)
         self._donate = donate
-        self._run = run
+        self._loaded = loaded
+        self._locate = locate
         self._prepared: dict[Kinds, Prepared] = {}
 
     def __call__(self, *leaves: Any) -> list[Array]:
         """Run the executable."""
+        if self._loaded.archive is None:
+            raise CallError("closed", f"{self._signature.name}: the bundle was closed")
         kinds = kinds_of(leaves)
         prepared = self._prepared.get(kinds)
-        outputs = None if prepared is None else self._run(prepared.run, leaves)
-        return self._checked(leaves, kinds) if outputs is None else outputs
+        try:
+            outputs = None if prepared is None else prepared.run(leaves)
+            return self._checked(leaves, kinds) if outputs is None else outputs
+        except RuntimeError as error:  # XLA's own
+            self._locate(error, self._signature)
+            raise
 
     def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[Array]:
         """Run the executable on leaves that no earlier call had the like of."""
@@ -50,11 +65,11 @@ class Flat:
         arrays = self._signature.check_dtypes(leaves)
         if [array.shape for array in arrays] != self._shapes:
             raise self._refusal(arrays)
-        outputs = self._run(self._signature.call_on_device, arrays)
+        outputs = self._signature.call_on_device(arrays, self._donate)
         prepared = self._signature.prepare(kinds, self._donate)
         if prepared is not None and len(self._prepared) < MOST_KINDS:
             self._prepared[kinds] = prepared
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     def _refusal(self, arrays: Sequence[Any]) -> CallError:
         triples = zip(self.paths, arrays, self._signature.description.in_avals, strict=True)

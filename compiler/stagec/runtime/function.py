@@ -14,14 +14,14 @@ from jaxlib import _jax
 from stagec.avals import Aval, num_bytes, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
-from stagec.runtime.arrays import Sharding, to_numpy
+from stagec.runtime.arrays import Sharding
 from stagec.runtime.description import Description
 from stagec.runtime.executable import Executable
 from stagec.runtime.flat import Flat
 from stagec.runtime.host import Host
 from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.padding import Fit, Padding
-from stagec.runtime.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
+from stagec.runtime.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
 from stagec.runtime.signature import OMITTED, Convention, Signature
@@ -96,12 +96,13 @@ class Function:
         self._donate = True
         self._offers: tuple[Offer, ...] = ()
         self._descriptions: dict[tuple[str, tuple[tuple[str, int], ...]], Description] = {}
-        self._prepared: dict[Kinds, tuple[Signature, Prepared]] = {}
+        self._prepared: dict[Kinds, tuple[Signature, Callable[[Sequence[Any]], Sequence[Any] | None]]] = {}
         self._calls: dict[Shapes, tuple[Signature, Fit | None]] = {}
         self._signatures: dict[Shapes, Signature] = {}
         self._static_names: frozenset[str] = frozenset()
         self._padding: Padding | None = None
         self._bound: Bound | None = None
+        self._fills_in = False
         self._bound_arrays: tuple[BoundArray, ...] = ()
         if artifact is None:
             return
@@ -127,6 +128,7 @@ class Function:
         declared = entry["padding"]
         if declared and buckets:
             self._padding = Padding(declared, in_avals, out_avals, self._interface.paths, buckets)
+        self._fills_in = bool(self._bound or (self._padding and self._padding.masks))
 
     def add_variant(self, name: str, variant: Function) -> None:
         """Add the function of one combination of static arguments."""
@@ -202,12 +204,7 @@ class Function:
         if fit and (fit.shapes != _shapes(leaves) or any(leaf is OMITTED for leaf in leaves)):
             raise CallError("shape", f"{self.name}: a flat call is not filled up: give all arrays, of a bucket's sizes")
 
-        def run(call: Callable[[Sequence[Any], bool], Any], arrays: Sequence[Any]) -> Any:
-            if function._loaded.archive is None:
-                raise CallError("closed", f"{self.name}: the bundle was closed")
-            return function._guarded(signature, call, arrays)
-
-        return Flat(signature, _shapes(leaves), function._donate, run)
+        return Flat(signature, _shapes(leaves), function._donate, function._loaded, function._locate)
 
     def input_shardings(self, *args: object, **kwargs: object) -> Any:
         """Return how a call with these arguments lays them on devices: a `Sharding` for each, as `(args, kwargs)`.
@@ -241,44 +238,46 @@ class Function:
         raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}")
 
     def _run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        given = self._leaves(args, kwargs)
+        given = self._leaves(args, kwargs) if self._fills_in else self._interface.leaves(args, kwargs)
         kinds = kinds_of(given)
         known = self._prepared.get(kinds) if self._donate else None
         if known is not None:
-            signature, prepared = known
-            outputs = self._guarded(signature, prepared.run, given)
+            signature, run = known
+            try:
+                outputs = run(given)
+            except RuntimeError as error:
+                self._locate(error, signature)
+                raise
             if outputs is not None:
-                return signature.unflatten(outputs if prepared.on_device else to_numpy(outputs))
+                return signature.unflatten(outputs)
         leaves = self._interface.check_dtypes(given)
         found = self._calls.get(_shapes(leaves))
         signature, fit = self._resolve(leaves) if found is None else found
         if fit is not None:
             leaves = fit.fill(leaves)
-        results = self._guarded(signature, signature.call, leaves)
+        try:
+            results = signature.call(leaves, self._donate)
+        except RuntimeError as error:  # XLA's own
+            self._locate(error, signature)
+            raise
         if fit is None:
             self._prepare(signature, kinds)
         return signature.unflatten(results if fit is None else fit.cut(results))
 
     def _prepare(self, signature: Signature, kinds: Kinds) -> None:
         """Remember a call that was right, for the next one like it."""
-        prepared = signature.prepare(kinds)
-        if prepared is None or len(self._prepared) >= MOST_KINDS:
-            return
         with self._loaded.lock:
-            if self._loaded.archive is not None:
-                self._prepared[kinds] = signature, prepared
-
-    def _guarded(self, signature: Signature, call: Callable[..., Any], leaves: Sequence[Any]) -> Any:
-        try:
-            return call(leaves, self._donate)
-        except RuntimeError as error:  # XLA's own
-            self._locate(error, signature)
-            raise
+            if self._loaded.archive is None or len(self._prepared) >= MOST_KINDS:
+                return
+            prepared = signature.prepare(kinds)
+            if prepared is not None:
+                self._prepared[kinds] = signature, prepared.run if prepared.on_device else prepared.read
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         return self._interface.check_dtypes(self._leaves(args, kwargs))
 
     def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
+        """Return the leaves of a call, with what the caller left out."""
         if self._padding and self._padding.masks:
             kwargs = {**dict.fromkeys(self._padding.masks, OMITTED), **kwargs}
         if self._bound:

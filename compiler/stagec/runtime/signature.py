@@ -107,27 +107,22 @@ class Signature:
         return self.check_dtypes(self.leaves(args, kwargs))
 
     def leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
-        """Return the leaves as they are. Raises CallError ("structure")."""
-        leaves = self._flatten_quickly(args, kwargs)
-        return self._flatten(args, kwargs) if leaves is None else leaves
+        """Return the leaves as they are. Raises CallError ("structure").
 
-    def _flatten_quickly(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
-        """Return the leaves of arguments in containers that were seen before, and fitted; None for others.
-
-        What containers fit is decided by `_flatten` alone: it is given the same ones once, with numbers for leaves.
+        Containers that were seen before, and fitted, are taken apart in C++. What fits is decided by `_flatten` alone.
         """
+        order = None
         try:
             leaves, structure = _CONTAINERS.flatten((args, kwargs))
             order = self._orders[structure]
         except KeyError:
-            order = None
             if len(self._orders) < _MOST_STRUCTURES:
                 order = self._orders[structure] = self._order(structure)
         except (TypeError, ValueError, RecursionError):  # keys that cannot be sorted; auxiliary data without a hash
-            return None
-        if order is None:
-            return None
-        return leaves if type(order) is range else [leaves[i] for i in order]
+            pass
+        if type(order) is range:
+            return leaves  # type: ignore[no-any-return]
+        return self._flatten(args, kwargs) if order is None else [leaves[i] for i in order]
 
     def _order(self, structure: Any) -> Sequence[int] | None:
         """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
