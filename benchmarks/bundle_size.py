@@ -11,13 +11,18 @@ from benchmarks.measuring import Options, Row
 
 
 def measure(options: Options) -> list[Row]:
+    """Weigh a perceptron and 24 blocks of a transformer: bundles have parts that do not grow with the program."""
+    return [_weighed("mlp", options), _weighed("model", options)]
+
+
+def _weighed(function: str, options: Options) -> Row:
     """Weigh both, and what of the bundle is executables, the portable artifact and all else."""
-    folder = options.folder / "mlp"
-    bundle = bundles.build("mlp", folder)
+    folder = options.folder / f"sized_{function}"
+    bundle = bundles.build(function, folder, sized=True)
     theirs = 0
-    for isa in bundles.MLP_TARGETS.values():
+    for isa in bundles.TARGETS.values():
         env = bundles.environment(folder, XLA_FLAGS=f"--xla_cpu_max_isa={isa}")
-        command = [sys.executable, "-s", "-S", __file__]
+        command = [sys.executable, "-s", "-S", __file__, function]
         theirs += int(subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout)
     with zipfile.ZipFile(bundle) as archive:
         sizes = {member.filename: member.file_size for member in archive.infolist()}
@@ -31,11 +36,11 @@ def measure(options: Options) -> list[Row]:
         "modules, descriptions and index": rest,
     }
     note = ", ".join(f"{what} {size:,}" for what, size in said.items())
-    name = f"bundle size, {ours:,} bytes for {theirs:,}"
-    return [Row(name, "jax serialize_executable", ours / theirs, 1.0, note=note)]
+    name = f"bundle size, {function}, {ours:,} bytes for {theirs:,}"
+    return Row(name, "jax serialize_executable", ours / theirs, 1.0, note=note)
 
 
-def _serialized() -> int:
+def _serialized(function: str) -> int:
     """Return the bytes that JAX writes for this process's target."""
     import pickle
 
@@ -45,13 +50,14 @@ def _serialized() -> int:
 
     from benchmarks import functions, starts
 
-    params, _ = starts.arguments("mlp")
+    params, _ = starts.arguments(function)
     total = 0
-    for rows in bundles.MLP_ROWS:
-        compiled = jax.jit(functions.mlp).lower(params, np.zeros((rows, starts.WIDTH), np.float32)).compile()
+    for rows in bundles.ROWS:
+        x = np.zeros((rows, starts.WIDTH), np.float32)
+        compiled = jax.jit(getattr(functions, function)).lower(params, x).compile()
         total += len(pickle.dumps(serialize_executable.serialize(compiled)))
     return total
 
 
 if __name__ == "__main__":
-    print(_serialized())
+    print(_serialized(sys.argv[1]))

@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
-MLP_ROWS, MLP_TARGETS = (1, 8, 32), {"cpu-avx2": "AVX2", "cpu-sse42": "SSE4_2"}
+ROWS, TARGETS = (1, 8, 32), {"cpu-avx2": "AVX2", "cpu-sse42": "SSE4_2"}
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
@@ -30,10 +30,13 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     }
 
 
-def build(function: str, folder: Path) -> Path:
-    """Build the bundle of one function of `functions.py` in `folder`, a new one; return its path."""
-    folder.mkdir()
-    (folder / "functions.toml").write_text(_manifest(function))
+def build(function: str, folder: Path, sized: bool = False) -> Path:
+    """Build the bundle of one function of `functions.py` in `folder`, a new one; return its path.
+
+    sized: for all ROWS and TARGETS; otherwise for one target, and the shapes that the function has.
+    """
+    folder.mkdir(parents=True)
+    (folder / "functions.toml").write_text(_manifest(function, sized))
     plan = json.loads(_stagec(folder, "plan", "functions.toml", "--json"))
     arguments: list[str] = []
     for artifact in plan["exports"]:
@@ -50,14 +53,14 @@ def build(function: str, folder: Path) -> Path:
     return folder / "functions.aot"
 
 
-def _manifest(function: str) -> str:
-    # One target and one size, but for the function whose bundle is weighed.
-    buckets, targets = ("", ["cpu-avx2"]) if function != "mlp" else (f"buckets.rows = {[*MLP_ROWS]}", [*MLP_TARGETS])
+def _manifest(function: str, sized: bool) -> str:
     lines = ["[manifest]", 'name = "functions"', 'version = "1.0.0"', "", f"[functions.{function}]"]
-    names = (
-        f'{key} = "benchmarks.functions:{name}"' for key, name in (("entry", function), ("avals", f"{function}_avals"))
-    )
-    return "\n".join([*lines, *names, buckets, f"targets = {json.dumps(targets)}", ""])
+    lines.append(f'entry = "benchmarks.functions:{function}"')
+    lines.append(f'avals = "benchmarks.functions:{"sized_" if sized else ""}{function}_avals"')
+    if sized:
+        lines.append(f"buckets.rows = {[*ROWS]}")
+    lines.append(f"targets = {json.dumps([*TARGETS] if sized else ['cpu-avx2'])}")
+    return "\n".join([*lines, ""])
 
 
 def _specified(artifact: dict[str, Any], folder: Path) -> tuple[str, str]:

@@ -21,7 +21,7 @@ def measure(options: Options) -> list[Row]:
     rows = []
     for function in ("mlp", "block", "model"):
         folder = options.folder / function
-        bundles.build(function, folder)
+        bundles.build(function, folder, sized=function == "mlp")
         _seconds("prepare", function, folder)
         ways = ("stagec", *JAX, *FLOORS)
         for way in ways:  # byte code and pages of files

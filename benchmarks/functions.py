@@ -45,11 +45,10 @@ def tree(params: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, jax.Arr
     return jax.tree.map(lambda leaf: leaf + 1, params)
 
 
-def mlp_avals() -> tuple[Any, ...]:
+def sized_mlp_avals() -> tuple[Any, ...]:
     """Arguments of `mlp`, for any number of rows."""
-    rows, width = jax.export.symbolic_shape(f"rows, {WIDTH}")
     params = {"first": _array((WIDTH, 256)), "second": _array((256, 256)), "last": _array((256, 16))}
-    return params, _array((rows, width))
+    return params, _array(jax.export.symbolic_shape(f"rows, {WIDTH}"))
 
 
 def block_avals() -> tuple[Any, ...]:
@@ -63,6 +62,12 @@ def model_avals() -> tuple[Any, ...]:
     """Arguments of `model`."""
     params, x = block_avals()
     return [params] * LAYERS, x
+
+
+def sized_model_avals() -> tuple[Any, ...]:
+    """Arguments of `model`, for any number of rows."""
+    params, _ = model_avals()
+    return params, _array(jax.export.symbolic_shape(f"rows, {WIDTH}"))
 
 
 def scalar_avals() -> tuple[Any, ...]:

@@ -139,13 +139,13 @@ class Description:
         return f"{self.function}-{self.variant}" if self.variant else self.function
 
     def to_json(self) -> str:
-        """Return the JSON form: indented, keys in the order of the fields, with a newline at the end."""
+        """Return the JSON form: without spaces, keys in the order of the fields, with a newline at the end."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         values["target"] = self.target.to_plain()
         values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
-        return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
+        return json.dumps({"format": FORMAT, "kind": "executable", **values}, separators=(",", ":")) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> Description:
