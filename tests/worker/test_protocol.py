@@ -71,6 +71,9 @@ def test_work_is_over_or_is_cancelled() -> None:
     assert requests.ended_before(done)
     os.write(says_done, b"0")
     assert not requests.ended_before(done)
+    os.write(writer, FIRST + SECOND)  # at once, as to a worker that is still starting
+    assert requests.next() == WANTED[0]
+    assert requests.ended_before(done)
     os.read(done, 1)
     os.write(writer, FIRST)
     with pytest.raises(ValueError, match="a second request before the first was answered"):

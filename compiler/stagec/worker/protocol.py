@@ -64,15 +64,15 @@ class Requests:
     def ended_before(self, done: int) -> bool:
         """Wait for the descriptor `done`: False. True when Bazel cancels the request, or is gone, before."""
         while True:
+            if request := self._take():  # it may have come together with the one before
+                if request.cancel:
+                    return True
+                raise ValueError("a second request before the first was answered")
             ready, _, _ = select.select([done, self._descriptor], [], [])
             if done in ready:
                 return False
             if not self._receive():
                 return True
-            while request := self._take():
-                if request.cancel:
-                    return True
-                raise ValueError("a second request before the first was answered")
 
     def _receive(self) -> bool:
         received = os.read(self._descriptor, 1 << 16)
