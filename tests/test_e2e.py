@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -276,23 +276,83 @@ def test_a_worker_that_dies_is_started_again(built: Workspace) -> None:
     assert built.workers().isdisjoint(before)
 
 
-def test_an_interrupted_build_leaves_nothing(built: Workspace, scratch: Path) -> None:
-    child = scratch / "child"
-    sleeping = f"import os, time; open('{child}', 'w').write(str(os.getpid())); time.sleep(600)"
-    with built.broken("models/layers.py", "return x * rate", sleeping):
-        build = built.start("build", "//models:models.decay.cpu")
-        deadline = time.monotonic() + 120
-        while not (child.is_file() and child.read_text()):
-            assert build.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(process: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# Bazel asks those workers to cancel that it runs in folders of their own. It kills others.
+CANCELLATION = ("--experimental_worker_cancellation", "--worker_sandboxing")
+
+
+@pytest.mark.parametrize("flags", [(), CANCELLATION], ids=["the worker is killed", "the work is cancelled"])
+def test_an_interrupted_build_leaves_nothing(built: Workspace, scratch: Path, flags: tuple[str, ...]) -> None:
+    told = scratch / "told"
+    tell = f"import os, time; open('{told}', 'w').write(f'{{os.getppid()}} {{os.getpid()}}'); "
+    decay = "//models:models.decay"
+    with built.broken("models/layers.py", "return x * rate", tell + "time.sleep(600)"):
+        build = built.start("build", decay, *flags)
+        until(lambda: build.poll() is not None or (told.is_file() and bool(told.read_text())))
+        assert build.poll() is None
+        worker, child = map(int, told.read_text().split())
+        assert alive(worker)
         build.send_signal(signal.SIGINT)
         assert build.wait(timeout=60) == 8  # Bazel's status of what was interrupted
-        process = Path("/proc", child.read_text(), "stat")
-        while process.exists() and process.read_text().split()[2] != "Z":
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    built.build()
+        until(lambda: not alive(child))
+    if not flags:
+        until(lambda: not alive(worker))
+        built.build()
+        return
+    with built.broken("models/layers.py", "return x * rate", tell + "return x * rate"):
+        assert built.run("build", decay, *flags).returncode == 0
+    assert int(told.read_text().split()[0]) == worker
+
+
+def test_work_that_a_sandbox_did_first_is_cancelled(built: Workspace, scratch: Path) -> None:
+    told, exported = scratch / "told", built.output("models.decay.exported").read_bytes()
+    dynamic = [  # an action in a worker and in a sandbox at once; Bazel takes what is made first
+        *CANCELLATION,
+        "--internal_spawn_scheduler",
+        "--strategy=StagecExport=dynamic",
+        "--dynamic_local_strategy=StagecExport=worker",
+        "--dynamic_remote_strategy=StagecExport=sandboxed",
+        f"--sandbox_add_mount_pair={scratch}",
+        f"--execution_log_json_file={built.log}",
+    ]
+
+    def race(winner: str) -> tuple[int, int]:
+        """Export where only one of the two comes to an end; return the processes of the worker and of its child."""
+        told.unlink(missing_ok=True)
+        model = f"""import os, sys, time
+    in_worker = "--persistent_worker" in sys.argv
+    if in_worker:
+        open("{told}", "w").write(f"{{os.getppid()}} {{os.getpid()}}")
+    while not os.path.exists("{told}") or in_worker != {winner == "worker"}:
+        time.sleep(0.02)
+    return x * rate"""
+        with built.broken("models/layers.py", "return x * rate", model):
+            done = built.run("build", "//models:models.decay", *dynamic)
+            assert done.returncode == 0, done.stderr
+        assert built.ran() == [("StagecExport", "models.decay")]
+        assert ("worker" in built.runners) == (winner == "worker")
+        assert built.output("models.decay.exported").read_bytes() == exported
+        worker, child = map(int, told.read_text().split())
+        return worker, child
+
+    worker, child = race("sandbox")
+    until(lambda: not alive(child))
+    assert race("worker")[0] == worker  # it is kept
 
 
 def test_where_the_time_of_a_build_went(built: Workspace, tmp_path: Path) -> None:
