@@ -22,6 +22,7 @@ Change: TypeAlias = Callable[[bytes], bytes]
 Changes: TypeAlias = st.SearchStrategy[Change]
 
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+"""Where one, two or four bytes of a number end."""
 STEPS = (-64, -4, -1, 1, 4, 64)
 RECORDS = {b"PK\3\4": 30, b"PK\1\2": 46, b"PK\5\6": 22}
 """The records of a zip: their signatures and sizes."""
@@ -33,6 +34,7 @@ VALUES: Sequence[Any] = (
     None, True, 0, 1, -1, 2**31, 2**63 - 1, 2**64, 1.5, "", "x", "unknown", "../x", "\ud800", "f32[" + "9" * 30 + "]",
     "f32[(a+b+c+d)^8]", [], {}, [[[[]]]], {"tuple": ["*"]},
 )  # fmt: skip
+"""What readers of our JSON may take for an aval, a path, a number or a tree."""
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -67,7 +69,10 @@ class Splice:
 
 @dataclass(frozen=True)
 class Edit:
-    """In the list or dict at `path` of a JSON text, `cut` items at `key` are replaced by the values of `new`."""
+    """In the list or dict at `path` of a JSON text, `cut` items at `key` are replaced by the values of `new`.
+
+    A dict takes the first of them, for what is there or not; without one it loses the key.
+    """
 
     path: Sequence[str | int]
     key: str | int
@@ -89,7 +94,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Repack:
-    """A member of a bundle is changed, and checksums, and `digests` if it says so, are computed again."""
+    """A member of a bundle is changed, and checksums, and the index's digests where `digests`, are computed again."""
 
     member: tuple[str, Change]
     digests: bool

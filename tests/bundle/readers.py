@@ -6,8 +6,10 @@ refuses them is no native code. The process may not crash, and take at most LONG
 
 import faulthandler
 import multiprocessing
+import os
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -113,11 +115,19 @@ def in_a_process(reader: Reader) -> Iterator[Reader]:
 
 
 def _start(reader: Reader) -> None:
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     faulthandler.enable()
     if reader is not export:
         assert not {"jax", "jaxlib", "numpy"} & set(sys.modules)
         sys.meta_path.insert(0, _NoNativeCode())
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
 
 
 def _within(reader: Reader, data: bytes) -> str:
