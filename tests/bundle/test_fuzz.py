@@ -1,7 +1,7 @@
 """Changed bundles, portable artifacts and descriptions are refused by a typed error, or are what they say they are.
 
 mutations.py has what is changed, readers.py what must happen then. Hypothesis draws the changes: the same ones in every
-run, for their seeds are the tests' names. 3,000 are usual; this does 100,000, and shows how they ended:
+run, for their seeds are the tests' names. 3,000 are usual; this does at least 100,000, and shows how they ended:
 
     STAGEC_MUTATIONS=100000 python -m pytest -rP tests/bundle/test_fuzz.py
 
