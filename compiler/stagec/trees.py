@@ -17,7 +17,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["leaf", "none", "tuple", "list", "dict", "custom"]
 
@@ -31,8 +32,7 @@ class TreeMismatch(ValueError):
         self.what = what
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """What a custom node's static data says of its type.
 
     names: the field of each child.
@@ -40,7 +40,7 @@ class Fields:
     """
 
     names: tuple[str, ...]
-    static: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    static: Mapping[str, Any] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
         """Return the static data of a node: canonical JSON. Raises ValueError where a value has no exact JSON form."""

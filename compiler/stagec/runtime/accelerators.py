@@ -7,15 +7,13 @@ asked of the kernel first: libtpu waits or aborts where there is none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stagec.runtime.refusal import LoadError
 
 
-@dataclass(frozen=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """A platform besides the CPU.
 
     told: what a person calls its devices.

@@ -17,9 +17,8 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
@@ -69,8 +68,7 @@ _ZIP64_LOCATOR = struct.Struct("<4sIQI")
 _LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A member: its name, CRC-32 and size, and where its data starts."""
 
     name: str

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jaxlib import _jax, xla_client
 
-from stagec.runtime import accelerators
 from stagec.runtime.refusal import LoadError
 
 # Several threads may ask first: two clients for the same devices would not share arrays.
@@ -40,6 +39,8 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
     """
     if platform == "cpu":
         return list(cpu_client(count or 1).local_devices())
+    from stagec.runtime import accelerators  # most processes run on the CPU
+
     found = list(_once(platform, lambda: accelerators.make_client(platform)).local_devices())
     if count is not None and count > len(found):
         raise LoadError("device-count", f"{count} devices are wanted, this process has {len(found)} of {platform}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stagec.avals import Aval, parse_aval
 from stagec.runtime import shapes, strict_json
@@ -18,8 +17,7 @@ LARGEST = 2**24
 """Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The hardware that an executable is for.
 
     name: as in the manifest.
@@ -39,19 +37,19 @@ class Target:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form: one flat object."""
-        fixed = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
-        return {**fixed, "requires": list(self.requires), **self.settings}
+        fixed = self._asdict()
+        settings = fixed.pop("settings")
+        return {**fixed, "requires": list(self.requires), **settings}
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Target:
         """Read what `to_plain` wrote. Raises KeyError where a field is missing."""
-        fixed = {field.name: data[field.name] for field in fields(Target) if field.name != "settings"}
+        fixed = {name: data[name] for name in Target._fields if name != "settings"}
         settings = {name: value for name, value in data.items() if name not in fixed}
         return Target(**{**fixed, "requires": tuple(fixed["requires"])}, settings=settings)
 
 
-@dataclass(frozen=True)
-class DeviceAssignment:
+class DeviceAssignment(NamedTuple):
     """Which device runs which partition of a program for several devices, as XLA was told when it compiled.
 
     The number of a partition, its logical id, is its position in the mesh, counted row by row: the last axis runs
@@ -70,18 +68,17 @@ class DeviceAssignment:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form; coordinates are texts such as "0,1,0,0", a line for each."""
-        values = {field.name: list(getattr(self, field.name)) for field in fields(self)}
+        values = {name: list(value) for name, value in self._asdict().items()}
         return {**values, "coords": [",".join(map(str, place)) for place in self.coords]}
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> DeviceAssignment:
         """Read what `to_plain` wrote. Raises KeyError or ValueError where it is something else."""
-        values = {field.name: tuple(data[field.name]) for field in fields(DeviceAssignment)}
+        values = {name: tuple(data[name]) for name in DeviceAssignment._fields}
         return DeviceAssignment(**{**values, "coords": tuple(tuple(map(int, c.split(","))) for c in values["coords"])})
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """One executable: what it computes, how to call it, what it needs, what it costs.
 
     manifest: path of the manifest, relative to the workspace; function: its name there; variant: which combination of
@@ -140,7 +137,7 @@ class Description:
 
     def to_json(self) -> str:
         """Return the JSON form: without spaces, keys in the order of the fields, with a newline at the end."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = self._asdict()
         values["target"] = self.target.to_plain()
         values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
@@ -159,7 +156,7 @@ class Description:
         if data.get("format") != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
         _DESCRIPTION(data)
-        values = {field.name: data[field.name] for field in fields(Description)}
+        values = {name: data[name] for name in Description._fields}
         values["target"] = Target.from_plain(data["target"])
         assigned = values["device_assignment"]
         values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)

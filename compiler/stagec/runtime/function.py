@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jaxlib import _jax
 
@@ -20,13 +20,15 @@ from stagec.runtime.executable import Executable
 from stagec.runtime.flat import Flat
 from stagec.runtime.host import Host
 from stagec.runtime.node_types import NodeTypes
-from stagec.runtime.padding import Fit, Padding
 from stagec.runtime.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
 from stagec.runtime.signature import OMITTED, Convention, Signature
 from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
+
+if TYPE_CHECKING:
+    from stagec.runtime.padding import Fit, Padding
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
@@ -56,8 +58,7 @@ class Loaded:
         return self.devices[:count] if self.devices else clients.devices(platform, count)
 
 
-@dataclass(frozen=True)
-class _Interface:
+class _Interface(NamedTuple):
     """The convention of a function before a size is known, from the index: trees, and avals with dimensions' names."""
 
     in_tree: Tree
@@ -127,6 +128,8 @@ class Function:
         buckets = [e["bucket"] for e in entry["executables"]]
         declared = entry["padding"]
         if declared and buckets:
+            from stagec.runtime.padding import Padding  # few functions declare it
+
             self._padding = Padding(declared, in_avals, out_avals, self._interface.paths, buckets)
         self._fills_in = bool(self._bound or (self._padding and self._padding.masks))
 
@@ -166,10 +169,10 @@ class Function:
         shapes: of the leaves, flat. Of a function with variants there is nothing: ask one of them.
         """
         loaded = self._loaded
-        asked, here = replace(loaded.asked, shapes=shapes), loaded.host
+        asked, here = loaded.asked._replace(shapes=shapes), loaded.host
         if devices is not None:
-            asked, here = replace(asked, num_devices=len(devices)), host.describe(devices)
-        return replace(selection.select(self.name, self._offers, here, asked), bound=self._bound_arrays)
+            asked, here = asked._replace(num_devices=len(devices)), host.describe(devices)
+        return selection.select(self.name, self._offers, here, asked)._replace(bound=self._bound_arrays)
 
     def shapes_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Shapes:
         """Return the shapes that a call of this one signature has: those of the bucket, where it is filled up.

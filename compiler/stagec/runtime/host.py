@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Platform:
+class Platform(NamedTuple):
     """What is known of one platform.
 
     refusal: why nothing for it runs here; "" when it does.
@@ -21,11 +20,10 @@ class Platform:
 
     refusal: str = ""
     device_kinds: Sequence[str] | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """What selection looks at.
 
     jaxlib: its version. cpu_flags: of /proc/cpuinfo.
@@ -62,7 +60,7 @@ def describe(devices: Sequence[Any] = ()) -> Host:
 
 
 def _platform(name: str, devices: Sequence[Any]) -> Platform:
-    from stagec.runtime import accelerators, clients
+    from stagec.runtime import clients
     from stagec.runtime.refusal import LoadError
 
     named = {clients.platform_of(device) for device in devices}
@@ -70,6 +68,8 @@ def _platform(name: str, devices: Sequence[Any]) -> Platform:
         return Platform(f"the devices that were named are for {', '.join(sorted(named))}, not for {name}")
     if name == "cpu":
         return Platform()
+    from stagec.runtime import accelerators
+
     refusal = accelerators.refusal(name)
     if refusal:
         return Platform(refusal)

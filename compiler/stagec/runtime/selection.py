@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stagec.avals import Aval, evaluate_shape, physical
 from stagec.runtime.custom_calls import UNKNOWN
@@ -76,8 +76,7 @@ class Offer:
         return shapes_of(self.static_avals) if self.kind == "executable" else ()
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An offer and the verdict on it.
 
     code: "chosen"; "fits", which would run were nothing before it; else the code of the refusal (`LoadError`).
@@ -102,8 +101,7 @@ class Candidate:
         }
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """What the caller wants.
 
     target: None: any. platform: of that target.
@@ -118,8 +116,7 @@ class Asked:
     shapes: Shapes | None = None
 
 
-@dataclass(frozen=True)
-class BoundArray:
+class BoundArray(NamedTuple):
     """An array of an argument that the bundle has the data of.
 
     path: of the argument, `args[0]['w']`. weight: `FILE:ARRAY`, as in the manifest.
@@ -132,8 +129,7 @@ class BoundArray:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The candidates for a function, in the order of preference, and which one is taken.
 
     bound: the arrays that a call takes from the bundle unless the caller gives them.
@@ -162,7 +158,7 @@ class Selection:
         return {
             "function": self.function,
             "candidates": [candidate.to_plain() for candidate in self.candidates],
-            "bound": [asdict(array) for array in self.bound],
+            "bound": [array._asdict() for array in self.bound],
         }
 
     def as_text(self) -> str:

@@ -292,7 +292,7 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
         mesh,
     )
     versions = {**description.versions, **(hardware.versions or {})}
-    description = dataclasses.replace(description, versions=dict(sorted(versions.items())))
+    description = description._replace(versions=dict(sorted(versions.items())))
     return Compiled(module.executable, description, module.hlo, mesh)
 
 
@@ -433,8 +433,7 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     exported, lowered = lower(serialized, spec)
     compiled = _compile(exported, lowered, spec)
     stablehlo = mlir.to_portable(lowered.module)
-    description = dataclasses.replace(
-        compiled.description,
+    description = compiled.description._replace(
         manifest=spec.manifest,
         function=spec.function,
         variant=spec.variant,
