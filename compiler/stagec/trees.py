@@ -16,7 +16,6 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -81,8 +80,7 @@ class Fields(NamedTuple):
         return result
 
 
-@dataclass(frozen=True)
-class PyTreeNode:
+class PyTreeNode(NamedTuple):
     """How objects of one type of the model's own are taken apart and made.
 
     The functions are those of `jax.tree_util.register_pytree_node`
@@ -99,8 +97,7 @@ class PyTreeNode:
     unflatten_func: Callable[[bytes, Sequence[Any]], Any]
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """The structure of a pytree, without its leaves.
 
     kind: what the node is.
@@ -140,10 +137,10 @@ class Tree:
         self._flatten(value, path, leaves, types or {})
         return leaves
 
-    @functools.cached_property
+    @property
     def fields(self) -> Fields | None:
         """Of a custom node, what is known of its fields; None when nothing is."""
-        fields = Fields.from_bytes(self.auxdata) if self.kind == "custom" else None
+        fields = _read_fields(self.auxdata) if self.kind == "custom" else None
         return fields if fields is not None and len(fields.names) == len(self.children) else None
 
     def custom_nodes(self) -> Iterator[Tree]:
@@ -309,6 +306,7 @@ class Tree:
 
 
 LEAF = Tree("leaf")
+_read_fields = functools.lru_cache(1024)(Fields.from_bytes)
 
 
 def _attributes(value: object, names: Sequence[str]) -> dict[str, object]:

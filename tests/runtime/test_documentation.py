@@ -63,6 +63,7 @@ def test_every_method_and_field_says_what_it_is(name: str) -> None:
     if dataclasses.is_dataclass(kind):
         fields = [field.name for field in dataclasses.fields(kind) if not field.name.startswith("_")]
         assert unexplained(kind, fields) == []
+    assert unexplained(kind, getattr(kind, "_fields", ())) == []
 
 
 @pytest.mark.parametrize("name", ["Bundle", "Function", "jit", "load"])

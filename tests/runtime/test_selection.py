@@ -42,7 +42,7 @@ EXECUTABLE = Offer(
 )
 EXPORTED = Offer("exported", "f.exported", ("tpu", "cpu"), nr_devices=1, readable_until=datetime.date(2027, 5, 1))
 TPU = replace(EXECUTABLE, member="f.v5e.xla", platforms=("tpu",), target="v5e", device_kind="TPU v5 lite", requires=())
-WITH_TPUS = replace(HERE, platforms={**HERE.platforms, "tpu": Platform("", ["TPU v5 lite"] * 4, {"libtpu": "0.0.41"})})
+WITH_TPUS = HERE._replace(platforms={**HERE.platforms, "tpu": Platform("", ["TPU v5 lite"] * 4, {"libtpu": "0.0.41"})})
 
 
 def verdicts(*offers: Offer, here: Host = HERE, **asked: Any) -> list[tuple[str, str]]:
@@ -60,7 +60,7 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
         ("cpu-feature", "this machine's CPU has no avx512f"),
         ("chosen", "runs as it is"),
     ]
-    capable = replace(HERE, cpu_flags=HERE.cpu_flags | {"avx512f"})
+    capable = HERE._replace(cpu_flags=HERE.cpu_flags | {"avx512f"})
     assert [code for code, _ in verdicts(demanding, EXECUTABLE, here=capable)] == ["chosen", "fits"]
 
 

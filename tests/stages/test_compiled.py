@@ -356,12 +356,12 @@ def test_executables_of_another_jaxlib_or_cpu() -> None:
     import dataclasses
 
     compiled = lower(model, PARAMS, X).compile()
-    older = dataclasses.replace(compiled.description, versions={**compiled.description.versions, "jaxlib": "0_9_9"})
+    older = compiled.description._replace(versions={**compiled.description.versions, "jaxlib": "0_9_9"})
     with pytest.raises(stagec.LoadError, match="it was compiled with jaxlib 0_9_9, here is") as error:
         Compiled.deserialize(dataclasses.replace(compiled, description=older).serialize())
     assert error.value.code == "jaxlib-version"
-    target = dataclasses.replace(compiled.description.target, requires=("avx1024",))
-    other = dataclasses.replace(compiled.description, target=target)
+    target = compiled.description.target._replace(requires=("avx1024",))
+    other = compiled.description._replace(target=target)
     with pytest.raises(stagec.LoadError, match="this machine's CPU cannot run it: it lacks avx1024") as error:
         Compiled.deserialize(dataclasses.replace(compiled, description=other).serialize())
     assert error.value.code == "cpu-feature"
