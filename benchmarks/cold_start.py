@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from benchmarks.measuring import Options, Row, interleaved, ratio
 
 JAX = ("jit", "cached", "exported", "serialized")
 FLOORS = {"load": 1.3, "load_and_run": None}
+OWN = ("import stagec", "index", "description")
+"""The steps of a start, of those that `starts.steps` tells, that no floor has."""
 
 
 def measure(options: Options) -> list[Row]:
@@ -35,11 +38,27 @@ def measure(options: Options) -> list[Row]:
             against = f"numpy, jaxlib, {floor.replace('_', ' ')}"
             row = f"the same, by its floor: {floor.replace('_', ' ')}"
             rows.append(Row(row, against, ratio(seconds, "stagec", floor), target, {floor: seconds[floor]}))
+        if function != "mlp":  # whose bundle has several sizes
+            rows.append(_steps(options.rounds, function, folder))
     return rows
 
 
+def _steps(rounds: int, function: str, folder: Path) -> Row:
+    told = [json.loads(_start("steps", function, folder)[1]) for _ in range(rounds)]
+    seconds = {step: [one[step] for one in told] for step in told[0]}
+    own = statistics.median(sum(one[step] for step in OWN) for one in told)
+    return Row("the same, what is stagec's own", "", own, None, seconds, "s", ", ".join(OWN))
+
+
 def _seconds(way: str, function: str, folder: Path) -> float:
-    """Return the seconds from the start of a process to its first result."""
+    return _start(way, function, folder)[0]
+
+
+def _start(way: str, function: str, folder: Path) -> tuple[float, str]:
+    """Return the seconds from the start of a process to its first line, which it writes with its result; and the line.
+
+    Raises RuntimeError when it writes none.
+    """
     # Without `site`: files of the machine's own packages that it would run are no part of any way.
     command = [sys.executable, "-s", "-S", str(Path(__file__).with_name("starts.py")), way, function, str(folder)]
     start = time.perf_counter()
@@ -47,6 +66,6 @@ def _seconds(way: str, function: str, folder: Path) -> float:
         assert process.stdout is not None
         line = process.stdout.readline()
         seconds = time.perf_counter() - start
-    if line != "done\n":
+    if not line:
         raise RuntimeError(f"{way} of {function} ended with {process.returncode}")
-    return seconds
+    return seconds, line

@@ -41,6 +41,44 @@ def stagec(function: str, folder: Path) -> None:
     np.asarray(bundle[function](*arguments(function)))
 
 
+def steps(function: str, folder: Path) -> None:
+    """The same, step by step; write the seconds of each as JSON. The bundle has one size of the function."""
+    import json
+    import time
+
+    seconds: dict[str, float] = {}
+    last = time.perf_counter()
+
+    def end_of(step: str) -> None:
+        nonlocal last
+        last, before = time.perf_counter(), last
+        seconds[step] = last - before
+
+    import numpy as np
+
+    end_of("import numpy")
+    from jaxlib import xla_client  # noqa: F401  # for its time
+
+    end_of("import jaxlib")
+    import stagec
+
+    open_bundle, make_client = stagec.load, stagec.devices
+    end_of("import stagec")
+    given = arguments(function)
+    last = time.perf_counter()
+    called = open_bundle(folder / "functions.aot", policy="executable_only")[function]
+    end_of("index")
+    _ = called.descriptions
+    end_of("description")
+    make_client()
+    end_of("client")
+    called.input_shardings(*given)
+    end_of("executable")
+    np.asarray(called(*given))
+    end_of("first call")
+    print(json.dumps(seconds))
+
+
 def load(function: str, folder: Path) -> tuple[Any, Any]:
     """Load an executable with jaxlib, and nothing else."""
     import os

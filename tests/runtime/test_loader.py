@@ -361,5 +361,12 @@ def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
     assert not modules & {"jax", "pydantic", "flatbuffers", "scipy"}
 
 
+def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
+    call = f"import numpy; stagec.load({str(zoo)!r})['loop'](numpy.ones(8, numpy.float32))"
+    for name in ("padding", "golden", "signatures", "locations", "trials"):
+        call += f"; assert 'stagec.runtime.{name}' not in sys.modules, {name!r}"
+    assert "numpy" in imported_by(call)
+
+
 def test_the_import_test_can_fail() -> None:
     assert "argparse" in imported_by("import argparse")
