@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     }
 
 
-def build(function: str, folder: Path, sized: bool = False) -> Path:
+def build(function: str, folder: Path, sized: bool = False, compiler_options: Mapping[str, str] | None = None) -> Path:
     """Build the bundle of one function of `functions.py` in `folder`, a new one; return its path.
 
     sized: for all ROWS and TARGETS; otherwise for one target, and the shapes that the function has.
+    compiler_options: of that one target.
     """
     folder.mkdir(parents=True)
-    (folder / "functions.toml").write_text(_manifest(function, sized))
+    (folder / "functions.toml").write_text(_manifest(function, sized, compiler_options or {}))
     plan = json.loads(_stagec(folder, "plan", "functions.toml", "--json"))
     arguments: list[str] = []
     for artifact in plan["exports"]:
@@ -53,13 +55,15 @@ def build(function: str, folder: Path, sized: bool = False) -> Path:
     return folder / "functions.aot"
 
 
-def _manifest(function: str, sized: bool) -> str:
+def _manifest(function: str, sized: bool, compiler_options: Mapping[str, str]) -> str:
     lines = ["[manifest]", 'name = "functions"', 'version = "1.0.0"', "", f"[functions.{function}]"]
     lines.append(f'entry = "benchmarks.functions:{function}"')
     lines.append(f'avals = "benchmarks.functions:{"sized_" if sized else ""}{function}_avals"')
     if sized:
-        lines.append(f"buckets.rows = {[*ROWS]}")
-    lines.append(f"targets = {json.dumps([*TARGETS] if sized else ['cpu-avx2'])}")
+        lines += [f"buckets.rows = {[*ROWS]}", f"targets = {json.dumps([*TARGETS])}"]
+    else:
+        lines += ['targets = ["cpu-avx2"]', "", "[targets.cpu-avx2]", 'platform = "cpu"', 'isa = "AVX2"']
+        lines += [f"compiler_options.{name} = {json.dumps(value)}" for name, value in compiler_options.items()]
     return "\n".join([*lines, ""])
 
 

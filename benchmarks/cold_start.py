@@ -40,7 +40,19 @@ def measure(options: Options) -> list[Row]:
             rows.append(Row(row, against, ratio(seconds, "stagec", floor), target, {floor: seconds[floor]}))
         if function != "mlp":  # whose bundle has several sizes
             rows.append(_steps(options.rounds, function, folder))
+    rows.append(_without_ynnpack(options))
     return rows
+
+
+def _without_ynnpack(options: Options) -> Row:
+    """Compare a bundle whose matrix products are Eigen's with what XLA does by itself: see docs/performance.md."""
+    folder, other = options.folder / "model", options.folder / "model_without_ynnpack"
+    bundles.build("model", other, compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
+    _seconds("stagec", "model", other)
+    folders = {"without YNNPACK": other, "with YNNPACK": folder}
+    seconds = interleaved(options.rounds, {n: partial(_seconds, "stagec", "model", f) for n, f in folders.items()})
+    told = ratio(seconds, *folders)
+    return Row("process start to first result, model without YNNPACK", "the same with it", told, None, seconds)
 
 
 def _steps(rounds: int, function: str, folder: Path) -> Row:
