@@ -136,13 +136,16 @@ class Description(NamedTuple):
         return f"{self.function}-{self.variant}" if self.variant else self.function
 
     def to_json(self) -> str:
-        """Return the JSON form: without spaces, keys in the order of the fields, with a newline at the end."""
+        """Return the JSON form, with a newline at the end: keys in the order of the fields.
+
+        It is indented: two are compared line by line, by `reproduce` and by people.
+        """
         values = self._asdict()
         values["target"] = self.target.to_plain()
         values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
-        return json.dumps({"format": FORMAT, "kind": "executable", **values}, separators=(",", ":")) + "\n"
+        return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> Description:
