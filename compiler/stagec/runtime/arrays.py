@@ -198,11 +198,23 @@ class Array:
 
 def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
     """Return the values of arrays, none of which was donated, as `Array.numpy` does; all are awaited at once."""
-    return read([array._buffer for array in arrays], [array.aval for array in arrays])
+    return reading([array.aval for array in arrays])([array._buffer for array in arrays])
 
 
-def read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
-    """Return the values of buffers of these avals, as `to_numpy` does."""
+def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]]:
+    """Return what gives the values of buffers of these avals, as `to_numpy` does."""
+    if all(aval.sharding.spec is None and aval.dtype.isbuiltin == 1 for aval in avals):
+        return _read_memory
+    return lambda buffers: _read(buffers, avals)
+
+
+def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
+    """Return the values of buffers on one device, of dtypes that the buffer protocol has."""
+    _jax.batched_block_until_ready(buffers)
+    return [np.asarray(memoryview(buffer)) for buffer in buffers]
+
+
+def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
     _jax.batched_block_until_ready(buffers)
     return [
         _to_numpy(buffer, aval.dtype) if aval.sharding.spec is None else _assembled(Array(buffer, aval))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from jaxlib import _jax
 
-from stagec.runtime import arrays, dispatch
-from stagec.runtime.arrays import AbstractArray, Array, Sharding, placing
+from stagec.runtime import dispatch
+from stagec.runtime.arrays import AbstractArray, Array, Sharding, placing, reading
 from stagec.runtime.executable import Executable
 from stagec.runtime.weights import Weight
 
@@ -54,7 +54,7 @@ class Prepared:
     on_device: whether one of the leaves is a device array, so that results stay there.
     """
 
-    __slots__ = ("_avals", "_call", "_donates", "_execute", "_kept", "_weights", "on_device")
+    __slots__ = ("_avals", "_call", "_donates", "_execute", "_kept", "_read", "_weights", "on_device")
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Prepared:
     ) -> None:
         """See `of`. kept: None: all. call: what runs them; None: their buffers are all there is. weights: by number."""
         self._avals = executable.results
+        self._read = reading(executable.results)
         self._execute = executable.execute
         self._kept = kept
         self._call = call
@@ -120,7 +121,7 @@ class Prepared:
     def read(self, leaves: Sequence[Any]) -> list[NDArray[Any]] | None:
         """Return the results as numpy arrays; None as `run` does."""
         buffers = self._results(leaves)
-        return None if buffers is None else arrays.read(buffers, self._avals)
+        return None if buffers is None else self._read(buffers)
 
     def _results(self, leaves: Sequence[Any]) -> Sequence[_jax.ArrayImpl] | None:
         taken = leaves if self._kept is None else [leaves[i] for i in self._kept]

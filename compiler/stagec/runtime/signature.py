@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,6 +66,8 @@ class Signature:
 
     name: of the function, for messages.
     executable: None until `load`, or until it is set to one that is loaded already.
+    unflatten: takes flat results and gives them in their structure; raises CallError ("structure") when a type of the
+        model's own has another one here.
     """
 
     def __init__(self, name: str, description: Convention, types: NodeTypes | None = None) -> None:
@@ -73,7 +75,8 @@ class Signature:
         self.description = description
         self._types = types or NodeTypes()
         self._orders: dict[Any, Sequence[int] | None] = {}
-        self._structure = _structure_of(description.out_tree)
+        structure = _structure_of(description.out_tree)
+        self.unflatten: Callable[[Sequence[Any]], Any] = self._unflatten if structure is None else structure.unflatten
         self._nodes_in = list(description.in_tree.custom_nodes())
         self._nodes_out = list(description.out_tree.custom_nodes())
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
@@ -205,10 +208,7 @@ class Signature:
         assert executable is not None
         return Prepared.of(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
 
-    def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """Return the result in its structure. Raises CallError ("structure") when a type here has another one."""
-        if self._structure is not None:
-            return self._structure.unflatten(outputs)
+    def _unflatten(self, outputs: Sequence[Any]) -> Any:
         try:
             return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
         except TreeMismatch as error:
