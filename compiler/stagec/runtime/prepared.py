@@ -102,13 +102,11 @@ class Prepared:
             if not fits or shape != aval.shape or dtype != aval.dtype:
                 return None
         call: dispatch.Call | None = None
-        if host:
+        if host or weights:
             call = partial(_place_and_execute, executable, host)
-            numbers = [number for number, _, _ in host]
-            if not any(donated[kept[number]] for number in numbers):
-                call = dispatch.dispatching(executable, numbers, call) or call
-        elif weights:
-            call = partial(_place_and_execute, executable, host)
+        numbers = [number for number, _, _ in host]
+        if call and numbers and not any(donated[kept[number]] for number in numbers):
+            call = dispatch.dispatching(executable, numbers, call) or call
         on_device = any(isinstance(kind, AbstractArray) for kind in kinds)
         all_kept = len(kept) == len(kinds)
         return Prepared(executable, None if all_kept else kept, call, weights, any(donated), on_device)
@@ -138,8 +136,9 @@ class Prepared:
         except (RuntimeError, ValueError) as error:
             if not self._donates and _any_deleted(taken):
                 return None
-            # `pjit` tells XLA's errors so.
-            raise (_jax.JaxRuntimeError(str(error)) if type(error) is ValueError else error) from None
+            if isinstance(error, ValueError):  # `pjit` tells XLA's errors so
+                raise _jax.JaxRuntimeError(str(error)) from None
+            raise
 
 
 def _place_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:
