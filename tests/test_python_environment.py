@@ -63,10 +63,26 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path) -> No
     assert not (tmp_path / "out" / "report.json").exists()
 
 
-def test_the_wheels_that_were_installed_are_listed(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def debian12(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with the pip of Debian 12, whose report says less than a newer one's."""
+    folder = tmp_path_factory.mktemp("debian12")
+    venv = [sys.executable, "-m", "venv", "--without-pip", folder]
+    subprocess.run(venv, check=True)
+    # The installer takes what `-m pip` is, so pip goes where that Python looks for it.
+    target = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, "pip==23.0.1"]
+    subprocess.run(pip, check=True)
+    return str(folder / "bin" / "python")
+
+
+@pytest.mark.parametrize("pip", ["this", "23.0.1"])
+def test_the_wheels_that_were_installed_are_listed(tmp_path: Path, pip: str, request: pytest.FixtureRequest) -> None:
+    python = sys.executable if pip == "this" else request.getfixturevalue("debian12")
     digest = write_wheel(tmp_path)
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64} --hash=sha256:{digest}\n"
-    assert install(tmp_path, lock).returncode == 0
+    result = install(tmp_path, lock, python)
+    assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads((tmp_path / "out" / "packages.json").read_text()) == {
         "python": platform.python_version(),
         "packages": [{"name": "tiny", "version": "1.0", "filename": "tiny-1.0-py3-none-any.whl", "sha256": digest}],
@@ -129,6 +145,19 @@ def test_an_index_that_cannot_be_reached(tmp_path: Path) -> None:
         "models/requirements.lock: the package index cannot be reached (it needs tiny==1.0 first): "
         "NewConnectionError\n"
         "  check the network and pip's index settings (pip config list), then build again"
+    )
+
+
+def test_an_index_that_gives_another_digest(tmp_path: Path) -> None:
+    digest = write_wheel(tmp_path)
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    link = f"{wheel.as_uri()}#md5={hashlib.md5(wheel.read_bytes()).hexdigest()}"
+    (tmp_path / "simple" / "tiny").mkdir(parents=True)
+    (tmp_path / "simple" / "tiny" / "index.html").write_text(f'<!DOCTYPE html><a href="{link}">{wheel.name}</a>')
+    env = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": (tmp_path / "simple").as_uri(), "PIP_FIND_LINKS": ""}
+    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", **env) == (
+        "models/requirements.lock: tiny: pip does not say the sha256 of its wheel, only another digest of the index\n"
+        "  use an index whose links have #sha256=, or a folder of wheels (PIP_FIND_LINKS)"
     )
 
 

@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import urllib.parse
 from pathlib import Path
+from typing import Any, NoReturn
 
 SITE_PACKAGES = "site-packages"
 FINGERPRINT = "fingerprint.txt"
@@ -74,7 +75,10 @@ def fingerprint(lock: str) -> str:
 
 
 def installed(report: str) -> list[dict[str, str]]:
-    """The wheels of pip's report, without their hosts (pip.pypa.io/en/stable/reference/installation-report)."""
+    """The wheels of pip's report, without their hosts (pip.pypa.io/en/stable/reference/installation-report).
+
+    Raises ValueError, with the package's name, where the report has no sha256: an index gave pip another kind of hash.
+    """
     wheels = []
     for one in json.loads(report)["install"]:
         download = one["download_info"]
@@ -84,10 +88,22 @@ def installed(report: str) -> list[dict[str, str]]:
                 "name": one["metadata"]["name"],
                 "version": one["metadata"]["version"],
                 "filename": urllib.parse.unquote(path.rpartition("/")[2]),
-                "sha256": download["archive_info"]["hashes"]["sha256"],
+                "sha256": _sha256(download["archive_info"], one["metadata"]["name"]),
             }
         )
     return sorted(wheels, key=lambda wheel: wheel["filename"])
+
+
+def _sha256(archive: dict[str, Any], package: str) -> str:
+    """The digest of a wheel.
+
+    Before 23.1, pip writes `hash` ("sha256=...") for every wheel and `hashes` only for some: Debian 12 has pip 23.0.1,
+    which leaves `hashes` out for files of a folder (https://github.com/pypa/pip/issues/11948).
+    """
+    hashes: dict[str, str] = archive.get("hashes") or dict([archive.get("hash", "=").split("=", 1)])
+    if "sha256" not in hashes:
+        raise ValueError(package)
+    return hashes["sha256"]
 
 
 def python_description() -> str:
@@ -137,13 +153,20 @@ def pip_message(output: str, lock: str) -> str:
     return f"{lock}: pip could not install the locked packages\n" + "\n".join(f"  {line}" for line in errors)
 
 
+def _give_up(message: str) -> NoReturn:
+    """Ends with what is wrong, and leaves nothing behind."""
+    shutil.rmtree(SITE_PACKAGES, ignore_errors=True)
+    Path(_REPORT).unlink(missing_ok=True)
+    print(message)
+    raise SystemExit(2)
+
+
 def install(lock: Path, display: str) -> None:
     """Fills the working directory."""
     text = lock.read_text(encoding="utf-8")
     problems = lock_problems(text, display)
     if problems:
-        print("\n".join(problems))
-        raise SystemExit(2)
+        _give_up("\n".join(problems))
     Path(SITE_PACKAGES).mkdir()
     wheels: list[dict[str, str]] = []
     if normalized_pins(text):
@@ -172,11 +195,14 @@ def install(lock: Path, display: str) -> None:
                 message = f"{python_description()} has no pip\n  install it (Debian: apt-get install python3-pip)"
             else:
                 message = pip_message(result.stdout, display)
-            shutil.rmtree(SITE_PACKAGES)
-            Path(_REPORT).unlink(missing_ok=True)
-            print(message)
-            raise SystemExit(2)
-        wheels = installed(Path(_REPORT).read_text(encoding="utf-8"))
+            _give_up(message)
+        try:
+            wheels = installed(Path(_REPORT).read_text(encoding="utf-8"))
+        except ValueError as error:
+            _give_up(
+                f"{display}: {error}: pip does not say the sha256 of its wheel, only another digest of the index\n"
+                "  use an index whose links have #sha256=, or a folder of wheels (PIP_FIND_LINKS)"
+            )
         Path(_REPORT).unlink()
         # Unchecked: a .pyc that is compared with its source's clock would be stale or not by how files were copied. The
         # exit status is not looked at: packages ship test data that is not meant to compile.
