@@ -1,0 +1,58 @@
+# What the tools share that install a Debian into a folder and run this checkout there. Source it; it is no program.
+#
+# The folder uses this machine's name resolution and certificate authorities: pip goes where it goes here.
+
+tool="${BASH_SOURCE[1]##*/}"
+source_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+export DEBIAN_FRONTEND=noninteractive
+
+give_up() { # says why, and ends
+  echo "tools/$tool: $1" >&2
+  exit 1
+}
+
+quietly() { # runs a command; shows its output only if it fails
+  local log
+  log="$(mktemp)"
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    tail -n 30 "$log" >&2
+    rm -f "$log"
+    give_up "failed: $*"
+  fi
+  rm -f "$log"
+}
+
+in_a_mount_namespace() { # starts the tool again with these arguments, where no mount is left behind however it ends
+  [[ "$(id -u)" == 0 ]] || give_up "chroot needs root; run it with sudo"
+  if [[ -z "${STAGEC_UNSHARED:-}" ]]; then
+    STAGEC_UNSHARED=1 exec unshare --mount --propagation private "$0" "$@"
+  fi
+  unset STAGEC_UNSHARED
+}
+
+debian() { # debian SUITE FOLDER PACKAGE...: installs that Debian, and mounts what programs expect
+  local suite="$1" root="$2"
+  shift 2
+  if [[ ! -e "$root/ready" ]]; then
+    echo "tools/$tool: installing Debian $suite with $* into $root" >&2
+    if ! command -v debootstrap >/dev/null; then
+      quietly apt-get update --quiet
+      quietly apt-get install --yes --quiet --no-install-recommends debootstrap
+    fi
+    rm -rf --one-file-system "$root"
+    mkdir -p "$root"
+    quietly debootstrap --variant=minbase "$suite" "$root"
+  fi
+  cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+  mount -t proc proc "$root/proc"
+  mount --rbind /dev "$root/dev"
+  mount --rbind /sys "$root/sys" # libtpu counts the CPUs there
+  if [[ ! -e "$root/ready" ]]; then
+    # A mirror may be some days behind: its Release file says until when it is valid.
+    quietly chroot "$root" apt-get -o Acquire::Check-Valid-Until=false update --quiet
+    quietly chroot "$root" apt-get install --yes --quiet --no-install-recommends "$@"
+    touch "$root/ready"
+  fi
+  mkdir -p "$root/etc/ssl/certs"
+  cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+}
