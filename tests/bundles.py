@@ -46,6 +46,22 @@ def edited_descriptions(bundle: Path, out: Path, name: str, edit: Callable[[dict
     return edited(bundle, out, apply)
 
 
+def without_executables(bundle: Path, out: Path) -> Path:
+    """Write a bundle of which nothing runs as it is: every function has its portable artifact only."""
+
+    def apply(members: dict[str, bytes]) -> None:
+        index = json.loads(members[INDEX])
+        for function in index["functions"].values():
+            for executable in function["executables"]:
+                for key in ("executable", "description", "stablehlo"):
+                    members.pop(executable[key], None)
+            function["executables"] = []
+        index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
+        members[INDEX] = encode_index(index)
+
+    return edited(bundle, out, apply)
+
+
 def only(bundle: Path, out: Path, name: str) -> Path:
     """Write a bundle of one function."""
 

@@ -8,12 +8,16 @@ import venv
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pip
 import pytest
 
+import stagec
+from stagec.cli import COMMANDS
 from stagec.runtime.jaxlib_lines import version as jaxlib_version
 from stagec.version import VERSION
 from tests.building import COMPILER, ROOT, build
+from tests.bundles import without_executables
 
 SCRIPT = """
 import importlib.util, sys
@@ -56,18 +60,18 @@ def _run(*command: str | Path, **env: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_needs_numpy_and_jaxlib_only(wheel: Path) -> None:
+def test_the_wheel_needs_no_jax_and_no_pydantic(wheel: Path) -> None:
     assert wheel.name == f"stagec-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"stagec-{VERSION}.dist-info/METADATA").decode()
     required = [line.removeprefix("Requires-Dist: ") for line in metadata.splitlines() if "Requires-Dist" in line]
     plain = [line for line in required if "extra ==" not in line]
-    assert sorted(re.split(r"[<>=]", line)[0] for line in plain) == ["jaxlib", "numpy"]
+    assert sorted(re.split(r"[<>=]", line)[0] for line in plain) == ["flatbuffers", "jaxlib", "numpy"]
     extras = {
         extra: {re.split(r"[<>=;]", line)[0].strip() for line in required if f'extra == "{extra}"' in line}
         for extra in ("compiler", "signing")
     }
-    assert extras == {"compiler": {"flatbuffers", "jax", "pydantic"}, "signing": {"cryptography"}}
+    assert extras == {"compiler": {"jax", "pydantic"}, "signing": {"cryptography"}}
 
 
 def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:
@@ -78,9 +82,10 @@ def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:
     assert "stagec/targets/nvidia.toml" in packed
 
 
-def test_a_fresh_environment_loads_the_digits_bundle(wheel: Path, tmp_path: Path) -> None:
-    bundle = os.environ.get("DIGITS_BUNDLE") or build("examples/digits/digits.toml", tmp_path, ROOT)
-    environment = tmp_path / "env"
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel, what the wheel requires, and nothing else."""
+    environment = tmp_path_factory.mktemp("plain")
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     # pip by its folder: on PYTHONPATH it would take what lies beside it for installed.
@@ -95,8 +100,82 @@ def test_a_fresh_environment_loads_the_digits_bundle(wheel: Path, tmp_path: Path
         f"jaxlib=={jaxlib_version()}",
         PYTHONPATH="",
     )
+    return python
+
+
+def test_a_fresh_environment_loads_the_digits_bundle(python: Path, tmp_path: Path) -> None:
+    bundle = os.environ.get("DIGITS_BUNDLE") or build("examples/digits/digits.toml", tmp_path, ROOT)
     said = _run(python, "-c", SCRIPT, Path(bundle).absolute(), PYTHONPATH="")
     assert said.split() == [VERSION, "['init',", "'predict',", "'train_step']", "(8,)", "int32"]
-    commands = _run(environment / "bin" / "stagec", "--help", PYTHONPATH="")
-    assert "inspect" in commands
-    assert "h100-sxm" in _run(environment / "bin" / "stagec", "targets", PYTHONPATH="")
+
+
+def test_the_wheel_alone_keeps_what_the_loader_promises(python: Path, zoo: Path, tmp_path: Path) -> None:
+    portable, compiled, output = tmp_path / "portable.aot", tmp_path / "compiled", tmp_path / "results.npz"
+    without_executables(zoo, portable)
+    compiled.write_bytes(stagec.jit(lambda x: x * 2).lower(np.ones(8, np.float32)).compile().serialize())
+    script = ROOT / "tests" / "zoo" / "promises.py"
+    _run(python, "-B", script, zoo, portable, compiled, output, PYTHONPATH=str(ROOT))
+    expected = tmp_path / "expected.npz"
+    path = os.pathsep.join([str(COMPILER), str(ROOT), *(p for p in sys.path if p.endswith("site-packages"))])
+    _run(sys.executable, "-B", ROOT / "tests" / "zoo" / "reference.py", expected, PYTHONPATH=path)
+    with np.load(output) as ours, np.load(expected) as jax:
+        assert {name.removeprefix("/built") for name in ours.files if name.startswith("/built/")} == {*jax.files}
+        assert [name for name in jax.files if ours[f"/built{name}"].tobytes() != jax[name].tobytes()] == []
+        # A portable artifact is compiled for this machine's CPU, so it rounds otherwise.
+        for name in jax.files:
+            dtype = np.dtype(re.sub(r"\[.*", "", name.rpartition(":")[2]))
+            left, right = (file[at].view(dtype) for file, at in ((ours, f"/portable{name}"), (jax, name)))
+            np.testing.assert_allclose(left.astype(complex), right.astype(complex), rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+SERVE = {
+    "diff BUNDLE BUNDLE": "the same",
+    "explain BUNDLE BUNDLE": "made from the same",
+    "explain-load BUNDLE": "chosen",
+    "extract BUNDLE --output extracted": "mlp.exported",
+    "inspect BUNDLE": "bundle zoo 0: ",
+    "inspect FOLDER/zoo.mlp.cpu.batch1.json": "executable of mlp",
+    "inspect FOLDER/zoo.mlp.exported": "portable artifact of mlp: ",
+    "run BUNDLE --golden": "from_file",
+    "run BUNDLE loop --random": "result",
+    "strip BUNDLE --output stripped.aot": "",
+    "targets": "h100-sxm",
+    "verify BUNDLE": "members, each with the digest that the index says",
+}
+NEEDS = {
+    "plan zoo.toml": ("pydantic", "compiler"),
+    "schema": ("pydantic", "compiler"),
+    "explain BUNDLE zoo.toml": ("pydantic", "compiler"),
+    "export --spec FOLDER/zoo.loop.spec --output x --description y": ("jax", "compiler"),
+    "verify BUNDLE --key key.pem --signature s.json": ("cryptography", "signing"),
+}
+
+
+def _command(python: Path, zoo: Path, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    words = line.replace("BUNDLE", str(zoo)).replace("FOLDER", str(zoo.parent)).split()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    stagec = python.with_name("stagec")
+    return subprocess.run([stagec, *words], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("line", SERVE)
+def test_the_wheel_alone_runs_the_commands_for_bundles(python: Path, zoo: Path, tmp_path: Path, line: str) -> None:
+    done = _command(python, zoo, tmp_path, line)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SERVE[line] in done.stdout
+
+
+@pytest.mark.parametrize("line", NEEDS)
+def test_other_commands_name_the_extra_that_they_need(python: Path, zoo: Path, tmp_path: Path, line: str) -> None:
+    package, extra = NEEDS[line]
+    done = _command(python, zoo, tmp_path, line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"the package {package}, which is not installed" in done.stderr
+    assert done.stderr.endswith(f"pip install stagec[{extra}]\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_each_command_is_above_or_is_for_builds() -> None:
+    builds = {"autotune", "bundle", "compile", "describe-device", "golden", "locate", "profile", "provenance"}
+    listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
+    assert listed | builds | {"reproduce", "sign"} == {*COMMANDS}

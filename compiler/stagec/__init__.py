@@ -92,7 +92,15 @@ def __getattr__(name: str) -> Any:
 
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(importlib.import_module(f"stagec.{module}"), name)
+            try:
+                return getattr(importlib.import_module(f"stagec.{module}"), name)
+            except ModuleNotFoundError as error:
+                from stagec.errors import missing_package
+
+                sentence = missing_package(error, f"stagec.{name}")
+                if sentence is None:
+                    raise
+                raise ModuleNotFoundError(sentence, name=error.name) from None
     raise AttributeError(f"module 'stagec' has no attribute {name!r}")
 
 

@@ -64,6 +64,21 @@ class StagecError(Exception):
         return "\n".join(str(problem) for problem in self.problems)
 
 
+_EXTRAS = {"cryptography": "signing", "jax": "compiler", "pydantic": "compiler"}
+"""Package -> the extra of stagec's wheel that brings it."""
+
+
+def missing_package(error: ImportError, user: str) -> str | None:
+    """Return the sentence for a package that only an extra of stagec's wheel brings; None for any other import.
+
+    user: who needs it, such as "stagec plan".
+    """
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    return f"{user} needs the package {package}, which is not installed: pip install stagec[{_EXTRAS[package]}]"
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A sentence with the likeliest of `names` to be meant, else with all of them; "" where there are none."""
     known = {candidate.lower(): candidate for candidate in sorted(names)}

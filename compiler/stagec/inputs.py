@@ -14,7 +14,6 @@ from pathlib import Path
 
 from stagec import specs
 from stagec.errors import Problem, StagecError
-from stagec.manifest import load_manifest, plan
 from stagec.specs import ExecutableSpec, FunctionSpec
 
 FORMAT = 1
@@ -71,6 +70,9 @@ def read(path: str, roots: Sequence[str], packages: Sequence[str] = ()) -> Input
 
 
 def _planned(path: str, roots: Sequence[str], packages: Sequence[str]) -> Inputs:
+    # Here and not above: comparing artifacts needs no pydantic, which a machine that serves bundles does not have.
+    from stagec.manifest import load_manifest, plan
+
     planned = plan(load_manifest(path))
     exports = {export.name: export.spec for export in planned.exports}
 

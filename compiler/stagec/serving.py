@@ -87,5 +87,5 @@ def compile_exported(
         exported = Exported.deserialize(serialized)
         lowered = lower_exported(exported, platform, exported.sizes(shapes))
         return lowered, load_lowered(lowered, {}, devices[: lowered.nr_devices])
-    except (NotExported, CannotLower, CannotCompile) as error:
+    except (ImportError, NotExported, CannotLower, CannotCompile) as error:
         raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stagec.errors import StagecError
+from stagec.errors import StagecError, missing_package
 
 COMMANDS = (
     "autotune",
@@ -73,6 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return (_profiled(options, given[0]) if getattr(options, "profile", None) else options.run(options)) or 0
     except StagecError as error:
         print(error, file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        sentence = missing_package(error, f"stagec {given[0]}")
+        if sentence is None:
+            raise
+        print(sentence, file=sys.stderr)
         return 2
 
 
