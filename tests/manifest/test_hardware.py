@@ -67,6 +67,8 @@ def test_what_the_checked_in_targets_are() -> None:
             "memory": 16 << 30,
             "bandwidth": 819e9,
             "flops": 197e12,
+            "link_bandwidth": 50e9,
+            "network_bandwidth": 3.125e9,
         },
         compiler_options={},
     )
@@ -123,6 +125,23 @@ def test_a_name_of_no_target(name: str, message: str) -> None:
 def test_a_topology_is_read(text: str, name: str, devices: int) -> None:
     topology = parse_topology(text, catalog.generations())
     assert (str(topology), topology.num_devices) == (name, devices)
+
+
+@pytest.mark.parametrize(
+    ("text", "wraps"),
+    [
+        ("v5p:4x4x8", (True, True, True)),
+        ("v4:8x12x16", (True, True, True)),
+        ("v5p:4x4x2", (False, False, False)),
+        ("v5p:2x2x1", (False, False, False)),
+        ("v5e:16x16", (True, True)),
+        ("v6e:8x16", (False, True)),
+        ("v6e:8x8", (False, False)),
+        ("v3:16x32", (False, True)),
+    ],
+)
+def test_where_links_go_around(text: str, wraps: tuple[bool, ...]) -> None:
+    assert parse_topology(text, catalog.generations()).wraps == wraps
 
 
 @pytest.mark.parametrize(
@@ -277,8 +296,8 @@ def test_all_that_is_wrong_with_a_description_is_told() -> None:
 
 
 def test_a_device_without_nvlink_and_a_clock_in_whole_gigahertz() -> None:
-    device = cuda_devices.read({**H200, "active_links": 0, "clock_rate_ghz": 2})
-    assert (device.active_links, device.clock_rate_ghz) == (0, 2)
+    device = cuda_devices.read({**H200, "active_links": 0, "nvlink_bandwidth": 0, "clock_rate_ghz": 2})
+    assert (device.active_links, device.nvlink_bandwidth, device.clock_rate_ghz) == (0, 0, 2)
 
 
 def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
@@ -291,20 +310,23 @@ def test_the_listing_has_everything_with_its_figures() -> None:
     assert [entry["name"] for entry in told] == [*catalog.isas(), *catalog.devices(), *catalog.generations()]
     (h200,) = (entry for entry in told if entry["name"] == "h200")
     assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (151397597184, 989e12, 4.8e12)
+    assert [one["links"] for one in told if one["name"] in ("h200", "l4", "v5e", "v5p")] == [None, 450e9, 200e9, 600e9]
     (v6e,) = (entry for entry in told if entry["name"] == "v6e")
     assert v6e["examples"] == ["v6e:1x1", "v6e:2x2", "v6e:2x4", "v6e:16x16"]
     assert v6e["devices"] == [1, 4, 8, 256]
     (cpu,) = (entry for entry in told if entry["name"] == "cpu-avx2")
-    assert cpu["memory"] is cpu["flops"] is cpu["bandwidth"] is None
+    assert cpu["memory"] is cpu["flops"] is cpu["bandwidth"] is cpu["links"] is None
 
 
 def test_the_listing_is_a_table_for_a_reader() -> None:
     lines = checked("targets").splitlines()
     for line in (
-        f"  cpu-avx512       {'-':>9}  {'-':>13}  {'-':>10}  Vectors of 512 bits: Intel Skylake-SP (2017), AMD Zen 4",
-        "  h100-sxm          79.1 GiB    989 TFLOP/s  3,352 GB/s  H100 SXM, 80 GB",
-        "  b200             178.4 GiB  2,250 TFLOP/s  7,672 GB/s  B200, 180 GB",
-        "  tpu7x            192.0 GiB  2,307 TFLOP/s  7,380 GB/s  TPU7x (Ironwood), 2025; two devices a chip",
+        f"  cpu-avx512       {'-':>9}  {'-':>13}  {'-':>10}  {'-':>8}  "
+        "Vectors of 512 bits: Intel Skylake-SP (2017), AMD Zen 4",
+        f"  l4                22.5 GiB    121 TFLOP/s    300 GB/s  {'-':>8}  L4, 24 GB",
+        "  h100-sxm          79.1 GiB    989 TFLOP/s  3,352 GB/s  450 GB/s  H100 SXM, 80 GB",
+        "  b200             178.4 GiB  2,250 TFLOP/s  7,672 GB/s  900 GB/s  B200, 180 GB",
+        "  tpu7x            192.0 GiB  2,307 TFLOP/s  7,380 GB/s  600 GB/s  TPU7x (Ironwood), 2025; two devices a chip",
         "    v5e:1x1 (1 device), v5e:2x2 (4 devices), v5e:2x4 (8 devices), v5e:16x16 (256 devices)",
         "  v4: https://docs.cloud.google.com/tpu/docs/v4",
     ):

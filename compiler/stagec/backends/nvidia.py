@@ -12,6 +12,8 @@ from stagec.errors import show
 from stagec.hardware import catalog
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 
+_ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "network_bandwidth")
+"""Figures that XLA has not: they are for estimates."""
 _FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}
 
 
@@ -22,7 +24,7 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
     """
     found = CAPABILITY.fullmatch(device.compute_capability)
     assert found is not None
-    other = ("name", "compute_capability", "bf16_flops", "active_links")
+    other = ("name", "compute_capability", "active_links", *_ESTIMATES)
     major, minor, patch = cudnn
     names = {
         "name": device.name,
@@ -55,7 +57,7 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
 
 
 def figures(config: str) -> dict[str, Any]:
-    """Return the fields of `Device` that XLA's description of a device has; it has no `bf16_flops`.
+    """Return the fields of `Device` that XLA's description of a device has; it has no peak, and no speed of NVLink.
 
     config: a GpuTargetConfigProto as text, one field a line, as XLA prints it.
     """
@@ -75,12 +77,14 @@ def figures(config: str) -> dict[str, Any]:
 def as_toml(found: Mapping[str, Any]) -> str:
     """Return what `figures` returned as a file that a manifest can name.
 
-    The peak is that of the checked-in device of the same name. Where there is none, the file says that it is missing.
+    The peak, and the speed of links, are those of the checked-in device of the same name. Where there is none, the file
+    says that the peak is missing.
     """
     same = [device for device in catalog.devices().values() if device.name == found["name"]]
     whole = {"doc": found["name"], "source": "what the CUDA driver reports", **found}
     if same:
-        whole |= {"bf16_flops": same[0].bf16_flops, "source": f"{whole['source']}; bf16_flops: NVIDIA's data sheet"}
+        whole |= {name: getattr(same[0], name) for name in _ESTIMATES}
+        whole["source"] = f"{whole['source']}; {', '.join(_ESTIMATES)}: NVIDIA's data sheets"
     lines = [f"{key} = {show(value)}" for key, value in whole.items()]
     if not same:
         lines.append("# bf16_flops = the peak of dense bfloat16 operations a second: see the device's data sheet.")

@@ -30,8 +30,9 @@ class Entry:
 
     name: its short name; of a TPU generation, its name in topologies. platform: "cpu", "cuda" or "tpu".
     doc: one line. source: where the figures are from.
-    memory: bytes; flops: peak bfloat16 operations a second; bandwidth: bytes a second from memory. All are of one
-        device or chip, and None for CPUs: an instruction set says nothing of them.
+    memory: bytes; flops: peak bfloat16 operations a second; bandwidth: bytes a second from memory; links: bytes a
+        second of all links to other devices, in one direction. All are of one device or chip, and None for CPUs: an
+        instruction set says nothing of them. links is None too where there are none.
     examples: names of targets with it: the short name, or topologies. devices: how many devices each of those has.
     """
 
@@ -42,6 +43,7 @@ class Entry:
     memory: int | None
     flops: float | None
     bandwidth: float | None
+    links: float | None
     examples: tuple[str, ...]
     devices: tuple[int, ...]
 
@@ -71,19 +73,20 @@ def entries() -> list[Entry]:
     """Return all that is checked in: CPUs, NVIDIA devices, TPUs."""
     cpus, gpus, tpus = (_tables(file) for file in FILES)
     found = [
-        Entry(name, "cpu", table["doc"], table["source"], None, None, None, (name,), (1,))
+        Entry(name, "cpu", table["doc"], table["source"], None, None, None, None, (name,), (1,))
         for name, table in cpus.items()
     ]
     for name, device in devices().items():
         doc, source = gpus[name]["doc"], gpus[name]["source"]
         figures = device.device_memory_size, device.bf16_flops, float(device.memory_bandwidth)
-        found.append(Entry(name, "cuda", doc, source, *figures, (name,), (1,)))
+        found.append(Entry(name, "cuda", doc, source, *figures, device.nvlink_bandwidth or None, (name,), (1,)))
     for name, one in generations().items():
         usual = topologies(one)
         examples = (*usual[:3], usual[-1])
         counts = tuple(parse_topology(text, generations()).num_devices for text in examples)
         doc, source = tpus[name]["doc"], tpus[name]["source"]
-        found.append(Entry(name, "tpu", doc, source, one.memory, one.flops, one.bandwidth, examples, counts))
+        links = 2 * len(one.pod) * one.link_bandwidth
+        found.append(Entry(name, "tpu", doc, source, one.memory, one.flops, one.bandwidth, links, examples, counts))
     return found
 
 

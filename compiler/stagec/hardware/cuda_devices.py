@@ -31,7 +31,10 @@ class Device:
     shared_memory_per_core, shared_memory_per_block, shared_memory_per_block_optin: bytes.
     threads_per_core_limit and the other limits: as CUDA's device attributes of like names.
     active_links: NVLink links; 0 without. pcie_bandwidth: bytes a second to the host.
-    bf16_flops: peak bfloat16 operations a second, dense; it is for estimates and changes no code.
+    bf16_flops: peak bfloat16 operations a second, dense; it is for estimates and changes no code, and so are
+    nvlink_bandwidth: bytes a second of all NVLink links of a device, in one direction; 0 where there are none, or it is
+    not known.
+    network_bandwidth: bytes a second of a device to other hosts, in one direction; 0 where it is not known.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Device:
     bf16_flops: float
     active_links: int
     pcie_bandwidth: int
+    nvlink_bandwidth: float = 0.0
+    network_bandwidth: float = 0.0
     # The same on every device since 2017.
     shared_memory_per_block: int = 49152
     threads_per_block_limit: int = 1024
@@ -97,13 +102,14 @@ def _faults(description: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield name, "unknown key", nearest(name, _KINDS)
         elif isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             yield name, f"{show(value)} is not {_SAY[kind]}", ""
-        elif isinstance(value, int | float) and not 0 < value < math.inf and (name, value) != ("active_links", 0):
+        elif isinstance(value, int | float) and not 0 < value < math.inf and (value or name not in _MAYBE_NONE):
             yield name, f"{value} is not positive", ""
         elif name == "compute_capability" and not CAPABILITY.fullmatch(str(value)):
             write = 'write for example "8.9", or "9.0a" for all of an H100'
             yield name, f"{show(value)} is not a compute capability", write
 
 
+_MAYBE_NONE = ("active_links", "nvlink_bandwidth", "network_bandwidth")
 _HINTS = {
     "bf16_flops": "write the peak of dense bfloat16 operations a second, from the device's data sheet",
     "active_links": "write 0 for a device without NVLink",
@@ -111,11 +117,17 @@ _HINTS = {
 
 
 def num_devices(topology: str) -> int:
-    """Return how many devices a topology has: "1x2x8" is one partition of two hosts with eight devices each.
+    """Return how many devices a topology has; see `shape`."""
+    return math.prod(shape(topology))
+
+
+def shape(topology: str) -> tuple[int, int, int]:
+    """Read a topology: "1x2x8" is one partition of two hosts with eight devices each.
 
     A partition is what NVLink connects. Raises StagecError when the text is something else.
     """
     if not _TOPOLOGY.fullmatch(topology):
         write = "write partitions x hosts x devices of each host, for example 1x1x1 or 1x2x8"
         raise StagecError(Problem("", "topology", f'"{topology}" is not a topology of NVIDIA devices', write))
-    return math.prod(map(int, topology.split("x")))
+    partitions, hosts, devices = map(int, topology.split("x"))
+    return partitions, hosts, devices

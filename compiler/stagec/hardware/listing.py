@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stagec.hardware.catalog import Entry
 
-_HEAD = ("target", "memory", "bf16 peak", "bandwidth", "what it is")
+_HEAD = ("target", "memory", "bf16 peak", "bandwidth", "links", "what it is")
 _KINDS = {
     "cpu": "CPUs, by the newest instructions that code may use",
     "cuda": "NVIDIA devices",
@@ -24,6 +24,7 @@ def as_text(entries: Iterable[Entry]) -> str:
             f"{entry.memory / _GIB:.1f} GiB" if entry.memory else "-",
             f"{entry.flops / _TERA:,.0f} TFLOP/s" if entry.flops else "-",
             f"{entry.bandwidth / _GIGA:,.0f} GB/s" if entry.bandwidth else "-",
+            f"{entry.links / _GIGA:,.0f} GB/s" if entry.links else "-",
             entry.doc,
         )
         for entry in entries

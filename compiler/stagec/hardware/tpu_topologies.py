@@ -20,6 +20,8 @@ class Generation:
     cores: how many devices of JAX's a chip is.
     pod: chips along each axis of the largest slice.
     memory: bytes of HBM. bandwidth: bytes a second from it. flops: peak bfloat16 operations a second.
+    link_bandwidth: bytes a second of one link to a neighbour, in one direction; a chip has two for each axis of `pod`.
+    network_bandwidth: bytes a second into the network between slices, in one direction; 0 where it is not known.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Generation:
     memory: int
     bandwidth: float
     flops: float
+    link_bandwidth: float
+    network_bandwidth: float
 
 
 _OTHER_NAMES = {"v5": "v5p", "v5 lite": "v5e", "v6 lite": "v6e"}
@@ -68,6 +72,17 @@ class Topology:
     def num_devices(self) -> int:
         """How many devices JAX would see, over all slices."""
         return math.prod(self.shape) * self.generation.cores * self.slices
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """For each axis, whether the last chip is linked to the first.
+
+        Slices of whole cubes of 4x4x4 chips are tori, and smaller ones are not; in a pod of two axes, links go around
+        those that are as long as the pod's (https://jax-ml.github.io/scaling-book/tpus, "TPU networking").
+        """
+        if len(self.shape) == 3:
+            return (all(size % 4 == 0 for size in self.shape),) * 3
+        return tuple(size == largest for size, largest in zip(self.shape, self.generation.pod, strict=True))
 
     def options(self) -> dict[str, Any]:
         """Return what libtpu must be told beside the topology's name."""
