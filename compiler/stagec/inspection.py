@@ -156,7 +156,7 @@ def _executable_text(report: dict[str, Any]) -> str:
         f"  arguments  {', '.join(report['in_avals'])}",
         f"  results    {', '.join(report['out_avals'])}",
         *_assignment_lines(report["device_assignment"]),
-        *_analysis_lines(report["analysis"]),
+        *_analysis_lines(report["analysis"], report["cost_analysis"]),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
     ]
     return "\n".join(lines) + "\n"
@@ -173,8 +173,8 @@ def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
     return [f"  devices    {len(ids)} ({mesh}), row by row: {listed}"]
 
 
-def _analysis_lines(analysis: dict[str, Any]) -> list[str]:
-    """What it takes, on one device."""
+def _analysis_lines(analysis: dict[str, Any], cost_analysis: dict[str, float]) -> list[str]:
+    """What it takes, on one device, and what XLA counts."""
     sizes = ", ".join(
         f"{name} {_figure(analysis[key])}"
         for name, key in (
@@ -185,10 +185,15 @@ def _analysis_lines(analysis: dict[str, Any]) -> list[str]:
             ("code", "code_bytes"),
         )
     )
-    calls = [f"{entry['count']} {kind} ({entry['bytes']:,} bytes)" for kind, entry in analysis["collectives"].items()]
+    calls = [
+        f"{_figure(entry['count'])} {kind} ({_figure(entry['bytes'])} bytes, {_figure(entry['sent_bytes'])} sent)"
+        for kind, entry in analysis["collectives"].items()
+    ]
     roofline = analysis["roofline"]
     if not isinstance(roofline, str):
-        roofline = f"{roofline['seconds']:.3g} s, bound by {roofline['bound']}"
+        parts = ", ".join(f"{name} {roofline[f'{key}_seconds']:.3g} s" for name, key in _BOUNDS.items())
+        roofline = f"{roofline['seconds']:.3g} s, bound by {roofline['bound']} ({parts})"
+    own = {name: _figure(cost_analysis.get(name, 0.0) if cost_analysis else "unknown") for name in _COUNTED}
     return [
         f"  peak       {_figure(analysis['peak_bytes'])} bytes on one device",
         f"  memory     {sizes}",
@@ -196,4 +201,10 @@ def _analysis_lines(analysis: dict[str, Any]) -> list[str]:
         f"  accesses   {_figure(analysis['bytes_accessed'])} bytes",
         *([f"  exchanges  {', '.join(calls)}"] if calls else []),
         f"  roofline   {roofline}",
+        f"  XLA says   flops {own['flops']}, accesses {own['bytes_accessed']} bytes, each loop once",
+        *(f"  unknown    {reason}" for reason in analysis["unknown"]),
     ]
+
+
+_BOUNDS = {"compute": "compute", "memory": "memory", "links": "link"}
+_COUNTED = ("flops", "bytes_accessed")

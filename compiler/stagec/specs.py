@@ -183,13 +183,13 @@ class Limits:
     flops: int | None = None
     bytes_accessed: int | None = None
     collectives: int | Mapping[str, int] | None = None
-    """How many instructions communicate; or how many of a kind, for some of `COLLECTIVES`."""
+    """How often devices exchange arrays; or how often in one way, for some of `COLLECTIVES`."""
     executable_size: int | None = None
     """Bytes of the file."""
     compile_time: float | None = None
     """Seconds; advice only."""
     allow_unknown: bool = False
-    """Whether a figure that XLA does not give is within its limit."""
+    """Whether a figure that is not known is within its limit."""
 
 
 @dataclass(frozen=True)

@@ -131,12 +131,10 @@ def run(
         **(env or {}),
     }
 
-    def pin() -> None:
-        if cores:
-            os.sched_setaffinity(0, cores)
-
-    command = [*under, sys.executable, "-B", "-c", script, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, preexec_fn=pin)
+    # It does so itself: a process with threads, as one that has used JAX, may run nothing between fork and exec.
+    pin = f"import os\nos.sched_setaffinity(0, {set(cores)})\n" if cores else ""
+    command = [*under, sys.executable, "-B", "-c", pin + script, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def layer(mesh: Mapping[str, int] | None = None, rows: int = 256, dtype: str = "f32") -> str:

@@ -1,10 +1,11 @@
-"""What is said of an executable: sizes in the text of programs, collectives, rooflines, and what XLA does not say."""
+"""What is said of an executable: sizes in the text of programs, buffers, rooflines, and what is not known."""
 
 import pytest
 
 from stagec.backends import hlo
-from stagec.backends.analysis import Buffer, analyze, buffers, collectives, roofline
+from stagec.backends.analysis import Buffer, analyze, buffers, roofline
 from stagec.backends.compilation import Hardware, cost
+from stagec.backends.links import Links, Switch
 
 PROGRAM = """
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8,4]{1,0}, f32[4]{0})->(f32[8,4]{1,0}, f32[4]{0})}
@@ -75,51 +76,13 @@ def test_sizes_without_padding() -> None:
     assert hlo.size("(f32[16,64]{1,0:T(8,128)}, f32[]{:T(128)})", padded=False) == 16 * 64 * 4 + 4
 
 
-def test_collectives_in_all_computations_count_once() -> None:
-    assert collectives(PROGRAM) == {
-        "all-gather": {"count": 1, "bytes": 16 * 64 * 4},
-        "all-reduce": {"count": 1, "bytes": 8 * 4 * 4 + 16},
-        "collective-permute": {"count": 1, "bytes": 8 * 4 * 4},
-        "reduce-scatter": {"count": 1, "bytes": 16 * 64 * 4},
+def test_collectives_of_a_program() -> None:
+    # The start and the end of one are one; an instruction of two arrays is one; the loop's body is never called.
+    assert analyze({}, PROGRAM, Hardware("a CPU"), devices=2)["collectives"] == {
+        "all-gather": {"count": 1, "bytes": 16 * 64 * 4, "sent_bytes": 8 * 64 * 4},
+        "all-reduce": {"count": 1, "bytes": 8 * 4 * 4 + 16, "sent_bytes": 8 * 4 * 4 + 16},
+        "reduce-scatter": {"count": 1, "bytes": 16 * 64 * 4, "sent_bytes": 8 * 64 * 4},
     }
-
-
-CHOICE = """
-%first (x: f32[4]) -> f32[4] {
-  %x = f32[4]{0} parameter(0)
-  ROOT %one = f32[4]{0} all-reduce(%x), to_apply=%add
-}
-
-%second (x.1: f32[4]) -> f32[4] {
-  %x.1 = f32[4]{0} parameter(0)
-  ROOT %two = f32[4]{0} collective-permute(%x.1), source_target_pairs={{0,1}}
-}
-
-ENTRY %main (y: f32[4], i: s32[]) -> f32[4] {
-  %y = f32[4]{0} parameter(0)
-  %i = s32[] parameter(1)
-  %constant = s32[] constant(INDEX)
-  ROOT %choice = f32[4]{0} conditional(%WHICH, %y, %y), branch_computations={%first, %second}
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("index", "which", "kinds"),
-    [
-        ("0", "constant", ["all-reduce"]),
-        ("1", "constant", ["collective-permute"]),
-        ("7", "constant", ["collective-permute"]),
-        ("-1", "constant", ["all-reduce", "collective-permute"]),
-        ("0", "i", ["all-reduce", "collective-permute"]),
-    ],
-)
-def test_branches_that_never_run_do_not_count(index: str, which: str, kinds: list[str]) -> None:
-    assert list(collectives(CHOICE.replace("INDEX", index).replace("WHICH", which))) == kinds
-
-
-def test_a_program_for_one_device_has_no_collectives() -> None:
-    assert collectives("ENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %x = f32[2]{0} parameter(0)\n}\n") == {}
 
 
 def test_the_largest_buffers_are_those_that_exist() -> None:
@@ -136,30 +99,48 @@ def test_the_largest_buffers_are_those_that_exist() -> None:
     ]
 
 
-KNOWN = Hardware("a device", memory=100, bandwidth=1e9, flops=1e12)
+KNOWN = Hardware("a device", memory=100, bandwidth=1e9, flops=1e12, links=Links(Switch(1e3), 2))
 
 
-def test_a_roofline_is_the_longer_of_both_bounds() -> None:
-    slow_memory = {"compute_seconds": 1.0, "memory_seconds": 2.0, "seconds": 2.0, "bound": "memory"}
-    assert roofline(1e12, 2e9, KNOWN) == slow_memory
-    assert roofline(4e12, 2e9, KNOWN) == {**slow_memory, "compute_seconds": 4.0, "seconds": 4.0, "bound": "compute"}
+@pytest.mark.parametrize(
+    ("flops", "bytes_", "links", "seconds", "bound"),
+    [(1e12, 2e9, 0.0, 2.0, "memory"), (4e12, 2e9, 3.0, 4.0, "compute"), (4e12, 2e9, 5.0, 5.0, "links")],
+)
+def test_a_roofline_is_the_longest_of_all_bounds(
+    flops: float, bytes_: float, links: float, seconds: float, bound: str
+) -> None:
+    parts = {"compute_seconds": flops / 1e12, "memory_seconds": bytes_ / 1e9, "link_seconds": links}
+    assert roofline(flops, bytes_, links, KNOWN) == {**parts, "seconds": seconds, "bound": bound}
 
 
 def test_a_roofline_needs_all_figures() -> None:
-    assert roofline("unknown", 1.0, KNOWN) == "unknown"
-    assert roofline(1.0, "unknown", KNOWN) == "unknown"
-    assert roofline(1.0, 1.0, Hardware("a CPU")) == "unknown"
+    assert roofline(None, 1.0, 0.0, KNOWN) == "unknown"
+    assert roofline(1.0, None, 0.0, KNOWN) == "unknown"
+    assert roofline(1.0, 1.0, None, KNOWN) == "unknown"
+    assert roofline(1.0, 1.0, 0.0, Hardware("a CPU")) == "unknown"
+
+
+def test_what_bounds_a_program_is_in_its_analysis() -> None:
+    found = analyze({}, PROGRAM, KNOWN, devices=2)
+    sent = sum(moved["sent_bytes"] for moved in found["collectives"].values())
+    assert (found["roofline"]["link_seconds"], found["roofline"]["bound"]) == (sent / 1e3, "links")
+    assert found["unknown"] == []
+
+
+def test_links_of_which_nothing_is_known_are_told() -> None:
+    found = analyze({}, PROGRAM, Hardware("Device X", bandwidth=1e9, flops=1e12, links=Links(None, 2)), devices=2)
+    assert (found["roofline"], found["unknown"]) == ("unknown", ["how fast the links of Device X are"])
 
 
 def test_what_xla_does_not_say_is_unknown() -> None:
-    nothing = analyze({}, {}, "", KNOWN)
-    assert set(nothing) == {
+    nothing = analyze({}, "", KNOWN)
+    assert list(nothing) == [
         *("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes"),
-        *("flops", "bytes_accessed", "collectives", "roofline"),
-    }
-    assert {key: value for key, value in nothing.items() if value != "unknown"} == {"collectives": {}}
+        *("flops", "bytes_accessed", "collectives", "roofline", "unknown"),
+    ]
+    assert {key for key, value in nothing.items() if value == "unknown"} == set(list(nothing)[:6])
     zeros = dict.fromkeys(("argument_size_in_bytes", "peak_memory_in_bytes", "temp_size_in_bytes"), 0)
-    assert analyze(zeros, {}, "", KNOWN)["argument_bytes"] == "unknown"
+    assert analyze(zeros, "", KNOWN)["argument_bytes"] == "unknown"
 
 
 def test_nothing_is_told_from_unknown() -> None:
@@ -171,12 +152,11 @@ def test_nothing_is_told_from_unknown() -> None:
         "generated_code_size_in_bytes": 0,
         "peak_memory_in_bytes": 0,
     }
-    found = analyze(memory, {"bytes_accessed": 2e9}, "", KNOWN)
+    found = analyze(memory, "", KNOWN)
     assert (found["argument_bytes"], found["output_bytes"], found["temporary_bytes"]) == (0, 4, 0)
     # There is no program without code.
     assert (found["code_bytes"], found["peak_bytes"]) == ("unknown", "unknown")
-    # XLA leaves out what it has counted as 0.
-    assert (found["flops"], found["bytes_accessed"], found["roofline"]["seconds"]) == (0.0, 2e9, 2.0)
+    assert (found["flops"], found["bytes_accessed"], found["roofline"]["seconds"]) == (0, 0, 0)
 
 
 def test_custom_calls_that_compute_nothing_leave_the_sums_known() -> None:

@@ -110,16 +110,21 @@ def test_collectives_and_roofline_of_four_chips(folder: Path, tmp_path: Path) ->
     found = analysis_of(tmp_path / "f.xla")
     part = 4 * 128 * 256
     assert found["collectives"] == {
-        "all-gather": {"count": 1, "bytes": 4 * part},
-        "all-reduce": {"count": 1, "bytes": part},
-        "all-to-all": {"count": 1, "bytes": part},
-        "collective-permute": {"count": 1, "bytes": part},
-        "reduce-scatter": {"count": 1, "bytes": part},
+        "all-gather": {"count": 1, "bytes": 4 * part, "sent_bytes": 3 * part},
+        "all-reduce": {"count": 1, "bytes": part, "sent_bytes": 2 * part * 3 // 4},
+        "all-to-all": {"count": 1, "bytes": part, "sent_bytes": part * 3 // 4},
+        "collective-permute": {"count": 1, "bytes": part, "sent_bytes": part},
+        "reduce-scatter": {"count": 1, "bytes": part, "sent_bytes": part * 3 // 4},
     }
     assert "unknown" not in found.values()
     assert found["code_bytes"] > 0
-    assert found["roofline"]["seconds"] == found["bytes_accessed"] / 819e9
-    assert found["roofline"]["bound"] == "memory"
+    roofline = found["roofline"]
+    assert roofline["memory_seconds"] == found["bytes_accessed"] / 819e9
+    # By the two links that each of four chips has; of the all-to-all, half of what two of them have goes over two
+    # links; and each chip sends its part to a neighbour.
+    spread, swapped, moved = (3 + 2 * 3 / 4 + 3 / 4) * part / 100e9, part / 2 / 50e9, part / 50e9
+    assert roofline["link_seconds"] == pytest.approx(spread + swapped + moved)
+    assert roofline["bound"] == "links"
 
 
 @with_tpu
@@ -144,7 +149,8 @@ def test_collectives_and_roofline_of_four_devices(folder: Path, tmp_path: Path) 
     assert found["collectives"]["all-gather"]["bytes"] == 4 * part
     assert found["collectives"]["reduce-scatter"]["bytes"] == part
     assert found["code_bytes"] == "unknown"
-    assert found["roofline"]["seconds"] > 0
+    sent = sum(moved["sent_bytes"] for moved in found["collectives"].values())
+    assert found["roofline"]["link_seconds"] == pytest.approx(sent / 450e9)
 
 
 @with_cuda

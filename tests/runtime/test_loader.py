@@ -14,6 +14,7 @@ import pytest
 import stagec
 from stagec.runtime import host
 from stagec.runtime.arrays import Array
+from stagec.runtime.description import Description
 from tests.building import COMPILER
 from tests.bundles import edited, edited_descriptions, edited_index
 
@@ -261,7 +262,27 @@ def test_a_description_is_checked_before_it_is_read(zoo: Path, tmp_path: Path) -
 
 def test_a_description_of_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_descriptions(zoo, tmp_path / "x.aot", "loop", lambda description: description.update(format=9))
-    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1")
+    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1 and 2")
+
+
+def test_a_description_of_the_format_before_is_read(zoo: Path, tmp_path: Path) -> None:
+    def older(description: dict[str, Any]) -> None:
+        moved = {"all-reduce": {"count": 1, "bytes": 4}}
+        description["analysis"] |= {"flops": 5.0, "collectives": moved, "roofline": "unknown"}
+        del description["analysis"]["unknown"]
+        description["format"] = 1
+
+    path = edited_descriptions(zoo, tmp_path / "x.aot", "loop", older)
+    with stagec.load(path, policy="executable_only") as loaded, stagec.load(zoo) as bundle:
+        x = np.ones(8, np.float32)
+        for found, expected in zip(loaded["loop"](x)[0], bundle["loop"](x)[0], strict=True):
+            np.testing.assert_array_equal(found, expected)
+    with zipfile.ZipFile(path) as archive:
+        analysis = Description.from_json(archive.read("loop.cpu.json")).analysis
+    # What was counted then was one turn of each loop.
+    assert (analysis["flops"], analysis["bytes_accessed"]) == ("unknown", "unknown")
+    assert analysis["collectives"]["all-reduce"] == dict.fromkeys(("count", "bytes", "sent_bytes"), "unknown")
+    assert analysis["unknown"] == ["how often loops turn, to the stagec that built it"]
 
 
 def test_a_description_that_the_index_does_not_agree_with(zoo: Path, tmp_path: Path) -> None:

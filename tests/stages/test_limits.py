@@ -29,7 +29,23 @@ def step(params, x):
 
 
 def factor(x):
-    return jnp.linalg.cholesky(x)
+    return jnp.linalg.eigh(x)[0]
+
+
+def layers(w, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+
+
+def exchange(n, x):
+    def part(n, x):
+        return jax.lax.fori_loop(0, n, lambda _, x: jax.lax.psum(x, "d") / 4 + x, x)
+
+    spec = jax.sharding.PartitionSpec("d")
+    return jax.shard_map(part, in_specs=(jax.sharding.PartitionSpec(), spec), out_specs=spec, check_vma=False)(n, x)
+
+
+def settle(x):
+    return jax.lax.while_loop(lambda x: (x @ x).sum() > 1, lambda x: jnp.tanh(x @ x), x)
 """
 MANIFEST = """
 [manifest]
@@ -45,8 +61,26 @@ targets = ["cpu-avx2"]
 entry = "limited:factor"
 args = ["f32[8,8]"]
 targets = ["cpu-avx2"]
+[functions.layers]
+entry = "limited:layers"
+args = ["f32[24,64,64]", "f32[32,64]"]
+targets = ["cpu-avx2"]
+[functions.settle]
+entry = "limited:settle"
+args = ["f32[8,8]"]
+targets = ["cpu-avx2"]
+[functions.exchange]
+entry = "limited:exchange"
+args = ["i32[]", "f32[8]"]
+mesh = "four"
+in_shardings = ["P()", "P(d)"]
+out_shardings = "P(d)"
+targets = ["cpu-avx2"]
+[meshes.four]
+axes = { d = 4 }
 """
 STEP, FACTOR = "m.step.cpu-avx2.batch32", "m.factor.cpu-avx2"
+LAYERS, SETTLE, EXCHANGE = "m.layers.cpu-avx2", "m.settle.cpu-avx2", "m.exchange.cpu-avx2"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +93,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for export in plan["exports"]:
         stem = root / export["name"]
         checked("export", "--spec", f"{stem}.spec", "--output", f"{stem}.exported", "--import-root", root)
-    for name in (STEP, FACTOR):
+    for name in (STEP, FACTOR, LAYERS, SETTLE, EXCHANGE):
         status, message = compiled(root, name, root / f"{name}.xla")
         assert (status, message) == (0, "")
     return root
@@ -97,6 +131,15 @@ def test_a_description_has_the_figures(built: Path) -> None:
     assert found["collectives"] == {}
     # XLA:CPU does not say how large code is, and an instruction set has no peak.
     assert (found["code_bytes"], found["roofline"]) == ("unknown", "unknown")
+    assert found["unknown"] == []
+
+
+def test_a_loop_counts_as_often_as_it_turns(built: Path) -> None:
+    found = json.loads((built / f"{LAYERS}.json").read_text())
+    product = 2 * 32 * 64 * 64
+    assert 24 * product <= found["analysis"]["flops"] < 1.01 * 24 * product
+    assert product <= found["cost_analysis"]["flops"] < 1.01 * product, "XLA's own count, under its own name"
+    assert found["analysis"]["bytes_accessed"] > 24 * found["cost_analysis"]["bytes_accessed"] / 2
 
 
 def test_inspect_tells_the_figures(built: Path) -> None:
@@ -107,7 +150,20 @@ def test_inspect_tells_the_figures(built: Path) -> None:
     assert any(line.endswith(", code unknown") for line in lines)
     assert f"  flops      {found['flops']:,.0f}" in lines
     assert "  roofline   unknown" in lines
-    assert not any(line.startswith("  exchanges") for line in lines)
+    assert not any(line.startswith(("  exchanges", "  unknown")) for line in lines)
+
+
+def test_inspect_tells_what_xla_counts_and_what_is_unknown(built: Path) -> None:
+    own = json.loads((built / f"{LAYERS}.json").read_text())["cost_analysis"]
+    lines = checked("inspect", built / f"{LAYERS}.json").splitlines()
+    told = f"flops {own['flops']:,.0f}, accesses {own['bytes_accessed']:,.0f} bytes"
+    assert f"  XLA says   {told}, each loop once" in lines
+    lines = checked("inspect", built / f"{SETTLE}.json").splitlines()
+    assert "  flops      unknown" in lines
+    assert "  unknown    how often the loop jit(settle)/while turns" in lines
+    assert "  XLA says   flops unknown, accesses unknown bytes, each loop once" in checked(
+        "inspect", built / f"{FACTOR}.json"
+    )
 
 
 def test_an_executable_within_its_limits_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
@@ -190,19 +246,39 @@ def test_all_that_is_over_a_limit_is_reported_together(built: Path, tmp_path: Pa
     ]
 
 
-def test_an_unknown_figure_is_over_its_limit(built: Path, tmp_path: Path) -> None:
-    assert analysis_of(built, FACTOR)["flops"] == "unknown", "XLA counts a call that it does not know as -1"
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [(FACTOR, "what lapack_ssyevd_ffi computes"), (SETTLE, "how often the loop jit(settle)/while turns")],
+)
+def test_an_unknown_figure_is_over_its_limit(built: Path, tmp_path: Path, name: str, reason: str) -> None:
+    found = analysis_of(built, name)
+    assert (found["flops"], found["bytes_accessed"], found["unknown"]) == ("unknown", "unknown", [reason])
     limits = {"flops": 10**15, "bytes_accessed": 10**15}
-    status, message = compiled(built, FACTOR, tmp_path / "f.xla", **limits)
+    status, message = compiled(built, name, tmp_path / "f.xla", **limits)
     assert status == 2
     write = "\n  leave the limit out, or write allow_unknown = true beside it\n"
+    about = f"{name.split('.')[1]} for cpu-avx2"
     assert message == "".join(
-        f"m.toml: functions.f.limits.t.{key}: factor for cpu-avx2: {name} is unknown: XLA does not say it of this "
-        f"program{write}"
-        for key, name in (("flops", "flops"), ("bytes_accessed", "bytes accessed"))
+        f"m.toml: functions.f.limits.t.{key}: {about}: {figure} is unknown: it depends on {reason}{write}"
+        for key, figure in (("flops", "flops"), ("bytes_accessed", "bytes accessed"))
     )
-    assert compiled(built, FACTOR, tmp_path / "f.xla", **limits, allow_unknown=True) == (0, "")
-    assert (tmp_path / "f.xla").read_bytes() == (built / f"{FACTOR}.xla").read_bytes()
+    assert compiled(built, name, tmp_path / "f.xla", **limits, allow_unknown=True) == (0, "")
+    assert (tmp_path / "f.xla").read_bytes() == (built / f"{name}.xla").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("limit", "key", "name"),
+    [(5, "", "collectives"), ({"all-reduce": 5, "all-gather": 0}, ".all-reduce", "all-reduce")],
+)
+def test_exchanges_of_which_the_number_is_unknown(built: Path, tmp_path: Path, limit: Any, key: str, name: str) -> None:
+    unknown = dict.fromkeys(("count", "bytes", "sent_bytes"), "unknown")
+    assert analysis_of(built, EXCHANGE)["collectives"] == {"all-reduce": unknown}
+    status, message = compiled(built, EXCHANGE, tmp_path / "f.xla", collectives=limit)
+    assert (status, message.splitlines()[0]) == (
+        2,
+        f"m.toml: functions.f.limits.t.collectives{key}: exchange for cpu-avx2: {name} is unknown: it depends on how "
+        "often the loop jit(exchange)/shard_map/while turns",
+    )
 
 
 def test_what_is_known_must_be_within_limits_where_unknown_is_allowed(built: Path, tmp_path: Path) -> None:
@@ -253,18 +329,27 @@ def four(function: Any, out: PartitionSpec) -> Compiled:
 
 
 @pytest.mark.parametrize(
-    ("function", "out", "kind", "moved"),
+    ("function", "out", "kind", "moved", "sent"),
     [
-        (lambda x: lax.psum(x, "d"), WHOLE, "all-reduce", PART),
-        (lambda x: lax.all_gather(x, "d"), WHOLE, "all-gather", 4 * PART),
-        (lambda x: lax.psum_scatter(x, "d", tiled=True), ROWS, "reduce-scatter", PART),
-        (lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), ROWS, "all-to-all", PART),
-        (lambda x: lax.ppermute(x, "d", [(0, 1), (1, 2)]), ROWS, "collective-permute", PART),
+        (lambda x: lax.psum(x, "d"), WHOLE, "all-reduce", PART, 2 * PART * 3 // 4),
+        (lambda x: lax.all_gather(x, "d"), WHOLE, "all-gather", 4 * PART, 3 * PART),
+        (lambda x: lax.psum_scatter(x, "d", tiled=True), ROWS, "reduce-scatter", PART, PART * 3 // 4),
+        (lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), ROWS, "all-to-all", PART, PART * 3 // 4),
+        (lambda x: lax.ppermute(x, "d", [(0, 1), (1, 2)]), ROWS, "collective-permute", PART, PART),
     ],
     ids=["psum", "all_gather", "psum_scatter", "all_to_all", "ppermute"],
 )
-def test_collectives_of_four_devices(function: Any, out: PartitionSpec, kind: str, moved: int) -> None:
-    assert four(function, out).description.analysis["collectives"] == {kind: {"count": 1, "bytes": moved}}
+def test_collectives_of_four_devices(function: Any, out: PartitionSpec, kind: str, moved: int, sent: int) -> None:
+    once = {"count": 1, "bytes": moved, "sent_bytes": sent}
+    assert four(function, out).description.analysis["collectives"] == {kind: once}
+
+
+def test_collectives_in_a_loop_count_as_often_as_it_turns() -> None:
+    def turn(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return lax.psum(x, "d") / 4 + x, None
+
+    found = four(lambda x: lax.scan(turn, x, None, length=10)[0], ROWS).description.analysis["collectives"]
+    assert found == {"all-reduce": {"count": 10, "bytes": 10 * PART, "sent_bytes": 10 * 2 * PART * 3 // 4}}
 
 
 def test_figures_are_those_of_one_device() -> None:

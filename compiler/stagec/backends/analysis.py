@@ -1,6 +1,7 @@
 """What an executable takes: memory, operations, communication, and the time that its hardware needs at least.
 
-Figures are those of one device. What XLA does not say is "unknown": it gives 0 for some of it, which would be a lie.
+Figures are those of one device for one call. What is not known is "unknown": XLA gives 0 for some of it, and counts a
+loop as if it turned once, which would be lies. docs/costs.md says what is counted, and what is assumed of links.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from stagec.backends import hlo
+from stagec.backends import costs, hlo
 from stagec.backends.compilation import CompiledModule, Hardware
-from stagec.specs import COLLECTIVES
 
 UNKNOWN: Literal["unknown"] = "unknown"
 Figure: TypeAlias = int | float | Literal["unknown"]
@@ -29,71 +29,64 @@ _NEVER_NOTHING = ("code_bytes", "peak_bytes")
 
 
 def analyze(
-    memory_analysis: Mapping[str, int], cost_analysis: Mapping[str, float], program: str, hardware: Hardware
+    memory_analysis: Mapping[str, int],
+    program: str,
+    hardware: Hardware,
+    devices: int = 1,
+    coords: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """Return what is known of an executable.
 
-    memory_analysis, cost_analysis, program: those of `CompiledModule`; program is the optimized HLO as text.
+    memory_analysis, coords: those of `CompiledModule`. program: the optimized HLO as text. devices: how many it is for.
     The result has "argument_bytes", "output_bytes", "alias_bytes" (outputs in the memory of arguments),
-    "temporary_bytes", "code_bytes", "peak_bytes", "flops", "bytes_accessed"; "collectives", as `collectives` says; and
-    "roofline", as `roofline` says. A figure, or the whole roofline, is "unknown" where XLA does not say.
+    "temporary_bytes", "code_bytes", "peak_bytes"; "flops" and "bytes_accessed", which count loops as often as they turn
+    (`costs`); "collectives", by kind: "count", how often they run, "bytes" of the arrays, and "sent_bytes" of a device;
+    "roofline", as `roofline` says; and "unknown", what those depend on that are not known. A figure, or the whole
+    roofline, is "unknown" where it is not known.
     """
     figures: dict[str, Any] = {}
     for name, xlas in _MEMORY.items():
         figure: Figure = memory_analysis.get(xlas, UNKNOWN) if any(memory_analysis.values()) else UNKNOWN
         figures[name] = UNKNOWN if name in _NEVER_NOTHING and not figure else figure
-    for name in ("flops", "bytes_accessed"):
-        # XLA leaves out what is 0 of a program that it has counted.
-        figures[name] = cost_analysis.get(name, 0.0) if cost_analysis else UNKNOWN
-    figures["collectives"] = collectives(program)
-    figures["roofline"] = roofline(figures["flops"], figures["bytes_accessed"], hardware)
+    places, links = tuple(map(tuple, coords)), hardware.links
+    cost = costs.count(program, devices, lambda found: links.seconds(found, devices, places) if links else None)
+    figures["flops"], figures["bytes_accessed"] = _figure(cost.flops), _figure(cost.bytes)
+    figures["collectives"] = {
+        kind: {name: _figure(value) for name, value in moved.items()} for kind, moved in cost.collectives.items()
+    }
+    figures["roofline"] = roofline(cost.flops, cost.bytes, cost.seconds, hardware)
+    slow = cost.seconds is None and not cost.unknown and hardware.flops
+    figures["unknown"] = [*cost.unknown, *([f"how fast the links of {hardware.device_kind} are"] if slow else [])]
     return figures
 
 
 def of_module(module: CompiledModule, hardware: Hardware) -> dict[str, Any]:
     """Return `analyze` of what a backend made."""
-    return analyze(module.memory_analysis, module.cost_analysis, module.hlo, hardware)
+    return analyze(module.memory_analysis, module.hlo, hardware, len(module.device_ids), module.coords)
 
 
-def collectives(program: str) -> dict[str, dict[str, int]]:
-    """Return how often an optimized program communicates, and how much: kind -> {"count", "bytes"}, sorted by kind.
+def _figure(value: float | None) -> Figure:
+    return UNKNOWN if value is None else value
 
-    A start and its end count once, and so does an instruction in a loop, however often it runs; branches of a
-    conditional count each. An instruction for several arrays is one. bytes: of the arrays on one device before it, or
-    after an all-gather, which is when they are whole. Kinds that do not occur are left out.
+
+def roofline(
+    flops: float | None, bytes_accessed: float | None, link_seconds: float | None, hardware: Hardware
+) -> dict[str, float | str] | str:
+    """Return how long a device needs at least, by its peak figures: the longest of computing, memory and links.
+
+    The result has "compute_seconds", "memory_seconds", "link_seconds", "seconds", and "bound": "compute", "memory" or
+    "links". All three go on at the same time, and the peak is that of bfloat16. "unknown" where a figure is.
     """
-    if not any(f" {kind}" in program for kind in COLLECTIVES):
-        return {}
-    found = hlo.instructions(program)
-    types = {(one.computation, one.name): one.type for one in found}
-    result: dict[str, dict[str, int]] = {}
-    for one in found:
-        kind = one.opcode.removesuffix("-start")
-        if kind not in COLLECTIVES:
-            continue
-        before = sum(hlo.size(types.get((one.computation, name), ""), padded=False) for name in one.operands)
-        # The start of an all-gather has its operands beside its results.
-        after = hlo.size(one.type, padded=False) - (before if one.opcode.endswith("-start") else 0)
-        entry = result.setdefault(kind, {"count": 0, "bytes": 0})
-        entry["count"] += 1
-        entry["bytes"] += after if kind == "all-gather" else before
-    return dict(sorted(result.items()))
-
-
-def roofline(flops: Figure, bytes_accessed: Figure, hardware: Hardware) -> dict[str, float | str] | str:
-    """Return how long a device needs at least, by its peak figures: the longer of computing and reading memory.
-
-    The result has "compute_seconds", "memory_seconds", "seconds", and "bound": "compute" or "memory". Communication
-    between devices is not in it, and the peak is that of bfloat16. "unknown" where a figure is.
-    """
-    if isinstance(flops, str) or isinstance(bytes_accessed, str) or not hardware.flops or not hardware.bandwidth:
+    if not hardware.flops or not hardware.bandwidth or flops is None or bytes_accessed is None or link_seconds is None:
         return UNKNOWN
-    compute, memory = flops / hardware.flops, bytes_accessed / hardware.bandwidth
+    times = {"links": link_seconds, "memory": bytes_accessed / hardware.bandwidth, "compute": flops / hardware.flops}
+    bound = max(times, key=lambda name: times[name])
     return {
-        "compute_seconds": compute,
-        "memory_seconds": memory,
-        "seconds": max(compute, memory),
-        "bound": "compute" if compute > memory else "memory",
+        "compute_seconds": times["compute"],
+        "memory_seconds": times["memory"],
+        "link_seconds": times["links"],
+        "seconds": times[bound],
+        "bound": bound,
     }
 
 
@@ -118,8 +111,8 @@ def buffers(program: str) -> list[Buffer]:
 
     Those inside of fusions never exist, and those in a memory of a core's own are left out.
     """
-    found = hlo.instructions(program)
-    fused = {one.called for one in found if one.called}
+    found = [one for part in hlo.parse(program).computations.values() for one in part.instructions.values()]
+    fused = {one.called for one in found if one.called and one.opcode != "call" and not one.opcode.startswith("async")}
     by_name = {(one.computation, one.name): one for one in found}
     roots = [one for one in found if one.entry and one.root]
     result: list[Buffer] = []
@@ -131,7 +124,7 @@ def buffers(program: str) -> list[Buffer]:
         if one.computation in fused or one.type.startswith("("):
             continue
         if one.opcode == "parameter":
-            if one.entry:
+            if one.entry and one.number is not None:
                 result.append(Buffer("argument", one.number, one.model_name, hlo.plain(one.type), hlo.size(one.type)))
             continue
         made = by_name.get((one.computation, one.operands[0])) if one.opcode == "get-tuple-element" else one
@@ -139,10 +132,11 @@ def buffers(program: str) -> list[Buffer]:
             continue
         if hlo.in_main_memory(one.type) and not (one.entry and one.name in results):
             name = one.model_name or made.model_name or made.opcode
-            result.append(Buffer("temporary", one.number, name, hlo.plain(one.type), hlo.size(one.type)))
+            index = -1 if one.number is None else one.number
+            result.append(Buffer("temporary", index, name, hlo.plain(one.type), hlo.size(one.type)))
     return sorted(result, key=lambda buffer: (-buffer.bytes, _ORDER.index(buffer.kind), buffer.index))
 
 
-_NO_BUFFER = ("parameter", "while", "conditional", "bitcast", "tuple", "optimization-barrier", "get-tuple-element")
+_NO_BUFFER = ("parameter", "while", "conditional", "bitcast", "tuple", "opt-barrier", "get-tuple-element")
 """What has no memory of its own."""
 _ORDER: Sequence[str] = ("argument", "result", "temporary")

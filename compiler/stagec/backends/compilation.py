@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from stagec.backends.links import Links
 from stagec.backends.options import suggestion
 from stagec.errors import StagecError
 
@@ -67,6 +68,7 @@ class Hardware:
     versions: of the packages that the platform's compiler consists of, besides jaxlib.
     memory: bytes of one device; bandwidth: bytes a second from it; flops: peak bfloat16 operations a second. None where
         they are not known: an instruction set says nothing of them.
+    links: how the devices are connected; None where that is not known.
     """
 
     device_kind: str
@@ -75,6 +77,7 @@ class Hardware:
     memory: int | None = None
     bandwidth: float | None = None
     flops: float | None = None
+    links: Links | None = None
 
 
 class Backend(Protocol):

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from stagec import phases
 from stagec.backends import nvidia, plugins, riegeli, wire
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
+from stagec.backends.links import Links, Switch
 from stagec.errors import StagecError
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.cuda_devices import Device
@@ -117,7 +118,17 @@ def hardware(target: CudaTarget) -> Hardware:
         memory=device.device_memory_size,
         bandwidth=device.memory_bandwidth,
         flops=device.bf16_flops,
+        links=_links(device, target.topology),
     )
+
+
+def _links(device: Device, topology: str) -> Links:
+    """NVLink connects a partition; without it, PCIe connects the devices of a host."""
+    _, hosts, devices = cuda_devices.shape(topology)
+    network = device.network_bandwidth or None
+    if not device.active_links:
+        return Links(Switch(device.pcie_bandwidth), devices, network)
+    return Links(Switch(device.nvlink_bandwidth) if device.nvlink_bandwidth else None, hosts * devices, network)
 
 
 def _described(target: CudaTarget) -> tuple[Device, int]:

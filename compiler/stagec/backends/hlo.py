@@ -6,32 +6,37 @@ a device.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-_HEAD = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*-> .*\{$")
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.-]+) = ")
-_OPCODE = re.compile(r" ([\w-]+)\(")
+_FLAT = r"[^()\n]*(?:\([^()\n]*\)[^()\n]*)*"
+_NESTED = rf"[^()\n]*(?:\({_FLAT}\)[^()\n]*)*"
+_HEAD = r"(ENTRY )?%?([\w.-]+) \(.*-> .*\{"
+_INSTRUCTION = rf"  +(ROOT )?%?([\w.-]+) = (\({_NESTED}\)|\S+) ([\w-]+)\(({_NESTED})\)(.*)"
+_LINE = re.compile(rf"^(?:{_HEAD}|{_INSTRUCTION})$", re.MULTILINE)
+"""The beginning of a computation, or an instruction: one expression for the whole text takes a fifth of the time."""
 _NAME = re.compile(r"%([\w.-]+)")
+_PARENTHESIS = re.compile(r"[()]")
 _CALLED = re.compile(r" (?:calls|to_apply)=%([\w.-]+)")
-_INDEX, _WHOLE = re.compile(r", index=(\d+)"), re.compile(r"(\d+)")
+_INDEX, _WHOLE = re.compile(r", index=(\d+)"), re.compile(r"-?\d+")
 _BRANCHES = re.compile(r" branch_computations=\{([^}]*)\}")
+_CHOICES = re.compile(r" true_computation=%([\w.-]+), false_computation=%([\w.-]+)")
+_TRUTHS = {"false": 0, "true": 1}
 _MODEL_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _ARRAY = re.compile(r"([a-z]+)(\d*)[a-z0-9]*\[([^\]]*)\](?:\{([^}]*)\})?")
 _TILE, _PACKED, _SPACE = re.compile(r"T\(([\d,]+)\)"), re.compile(r"E\((\d+)\)"), re.compile(r"S\((\d+)\)")
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction.
 
     computation: the computation that it is in; entry: whether that is the program itself; root: whether its result is
     the computation's. type: of the result, with layout. operands: names of instructions. number: of a parameter, of a
-    tuple's element, or a constant index; -1 for others. called: the computation that a fusion stands for, or that a
-    reduction applies; "" for others. branches: computations of which a conditional runs one. model_name: JAX's name of
-    the operation that it comes from, "" where XLA has none.
+    tuple's element, or a constant integer; None for others. attributes: the rest of the line, as XLA writes it.
     """
 
     computation: str
@@ -41,68 +46,126 @@ class Instruction:
     type: str
     opcode: str
     operands: tuple[str, ...]
-    number: int
-    called: str
-    branches: tuple[str, ...]
-    model_name: str
+    number: int | None
+    attributes: str
+
+    @property
+    def operation(self) -> str:
+        """The opcode without what says that it is the start of something that goes on beside others."""
+        return self.opcode.removesuffix("-start")
+
+    @property
+    def result(self) -> str:
+        """The type of what it computes: the start of something has its operands, `((...), ...)`, before that."""
+        if self.opcode == self.operation or not self.type.startswith("(("):
+            return self.type
+        rest = self.type[_closing(self.type, 1) :].removeprefix(", ")
+        return rest[: _closing(rest, 0)] if rest.startswith("(") else rest.partition(", ")[0].removesuffix(")")
+
+    @property
+    def called(self) -> str:
+        """The computation that a fusion or a call stands for, or that a reduction applies; "" for others."""
+        found = _CALLED.search(self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def branches(self) -> tuple[tuple[str, str], ...]:
+        """The computations of which a conditional runs one, each with its operand, by index; true is 1."""
+        if self.opcode != "conditional":
+            return ()
+        found = _BRANCHES.search(self.attributes)
+        if found:
+            return tuple(zip(_NAME.findall(found[1]), self.operands[1:], strict=True))
+        chosen = _CHOICES.search(self.attributes)
+        return ((chosen[2], self.operands[2]), (chosen[1], self.operands[1])) if chosen else ()
+
+    @property
+    def model_name(self) -> str:
+        """JAX's name of the operation that it comes from, "" where XLA has none."""
+        found = _MODEL_NAME.search(self.attributes)
+        return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
 
-def instructions(text: str) -> list[Instruction]:
-    """Return the instructions of all computations that may run, in the order of the text.
+@dataclass(frozen=True)
+class Computation:
+    """A computation: its instructions by name, each after its operands. root: the one whose result is its own."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return next(one for one in reversed(list(self.instructions.values())) if one.root)
+
+    @functools.cached_property
+    def parameters(self) -> list[Instruction]:
+        """Its parameters, by number."""
+        found = (one for one in self.instructions.values() if one.opcode == "parameter")
+        return sorted(found, key=lambda one: one.number or 0)
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, Sequence[Instruction]]:
+        """For each instruction, those that take its result; each once."""
+        found: dict[str, list[Instruction]] = {}
+        for one in self.instructions.values():
+            for operand in dict.fromkeys(one.operands):
+                found.setdefault(operand, []).append(one)
+        return found
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program: its computations by name, in the order of the text. entry: the name of the one that is run."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+
+def parse(text: str) -> Program:
+    """Read a program. Where the text has none, there are no computations and `entry` is "".
 
     In an artifact for several platforms JAX chooses by a constant, which XLA does not always fold: the branches of the
-    other platforms never run.
+    other platforms never run, and are left out.
     """
-    found = list(_all(text))
-    numbers = {(one.computation, one.name): one.number for one in found if one.opcode == "constant"}
-    dead: set[str] = set()
-    for one in found:
-        chosen = numbers.get((one.computation, one.operands[0]), -1) if one.branches else -1
-        # An index of no branch is that of the last.
-        dead |= {name for i, name in enumerate(one.branches) if chosen >= 0 and i != min(chosen, len(one.branches) - 1)}
-    return [one for one in found if one.computation not in dead]
-
-
-def _all(text: str) -> Iterator[Instruction]:
-    computation, entry = "", False
-    for line in text.splitlines():
-        if not line.startswith(" "):
-            head = _HEAD.match(line)
-            computation, entry = (head[2], bool(head[1])) if head else ("", False)
+    computations: dict[str, Computation] = {}
+    instructions: dict[str, Instruction] = {}
+    conditionals: list[Instruction] = []
+    computation, entry, main = "", False, ""
+    for line in _LINE.finditer(text):
+        begins, head, root, name, type_, opcode, operands, attributes = line.groups()
+        if head:
+            computation, entry, instructions = head, bool(begins), {}
+            computations[head] = Computation(head, instructions)
+            main = head if entry else main
             continue
-        found = _INSTRUCTION.match(line) if computation else None
-        if not found:
-            continue
-        end = _closing(line, found.end()) if line[found.end()] == "(" else line.find(" ", found.end())
-        opcode = _OPCODE.match(line, end)
-        if not opcode:
-            continue
-        after = _closing(line, opcode.end() - 1)
-        operands, attributes = line[opcode.end() : after - 1], line[after:]
-        model_name, called = _MODEL_NAME.search(attributes), _CALLED.search(attributes)
-        number = _INDEX.search(attributes) if opcode[1] == "get-tuple-element" else None
-        if opcode[1] in ("parameter", "constant"):
-            number = _WHOLE.fullmatch(operands)
-        branches = _BRANCHES.search(attributes) if opcode[1] == "conditional" else None
-        yield Instruction(
-            computation,
-            entry,
-            bool(found[1]),
-            found[2],
-            line[found.end() : end],
-            opcode[1],
-            tuple(_NAME.findall(operands)),
-            int(number[1]) if number else -1,
-            called[1] if called and opcode[1] != "call" and not opcode[1].startswith("async") else "",
-            tuple(_NAME.findall(branches[1])) if branches else (),
-            re.sub(r"\\(.)", r"\1", model_name[1]) if model_name else "",
-        )
+        number = None
+        if opcode == "get-tuple-element":
+            index = _INDEX.search(attributes)
+            number = int(index[1]) if index else None
+        elif opcode in ("parameter", "constant"):
+            number = int(operands) if _WHOLE.fullmatch(operands) else _TRUTHS.get(operands)
+        names = tuple(_NAME.findall(operands))
+        one = Instruction(computation, entry, bool(root), name, type_, opcode, names, number, attributes)
+        instructions[name] = one
+        if opcode == "conditional":
+            conditionals.append(one)
+    for one in conditionals:
+        which = computations[one.computation].instructions[one.operands[0]]
+        if which.opcode == "constant" and which.number is not None:
+            last = len(one.branches) - 1
+            # An index of no branch is that of the last.
+            taken = which.number if 0 <= which.number <= last else last
+            for i, (name, _) in enumerate(one.branches):
+                if i != taken:
+                    computations.pop(name, None)
+    return Program(computations, main)
 
 
 def _closing(line: str, start: int) -> int:
     """Return the position after the parenthesis that closes the one at `start`."""
     depth = 0
-    for match in re.compile(r"[()]").finditer(line, start):
+    for match in _PARENTHESIS.finditer(line, start):
         depth += 1 if match[0] == "(" else -1
         if depth == 0:
             return match.end()
@@ -130,9 +193,23 @@ def elements(type_: str) -> list[str]:
     return [match[0] for match in _ARRAY.finditer(type_)]
 
 
+@functools.lru_cache(maxsize=2**16)
 def size(type_: str, padded: bool = True) -> int:
     """Return how many bytes the arrays of a type take, with the padding of tiles or without; tokens take none."""
     return sum(_array_size(array, padded) for array in _ARRAY.finditer(type_))
+
+
+@functools.lru_cache(maxsize=2**16)
+def dims(type_: str) -> tuple[int, ...]:
+    """Return the sizes of an array type, or of the first array of a tuple; of a dynamic dimension, the largest."""
+    array = _ARRAY.search(type_)
+    return tuple(int(dim.lstrip("<=")) for dim in array[3].split(",") if dim) if array else ()
+
+
+def is_complex(type_: str) -> bool:
+    """Whether an array type, or the first array of a tuple, has complex numbers."""
+    array = _ARRAY.search(type_)
+    return array is not None and array[1] == "c"
 
 
 def plain(type_: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stagec.backends import plugins, tpu_mesh
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
+from stagec.backends.links import Links, Torus
 from stagec.errors import StagecError
 from stagec.hardware.tpu_topologies import Generation, Topology, parse_topology
 from stagec.runtime import host
@@ -66,13 +67,16 @@ def prepare_process(target: TpuTarget) -> None:
 
 def hardware(target: TpuTarget) -> Hardware:
     """Return what `target` comes to. Raises CannotCompile when there is no such topology, or libtpu is missing."""
-    chip = _topology(target).generation
+    topology = _topology(target)
+    chip = topology.generation
+    torus = Torus(topology.shape, topology.wraps, chip.link_bandwidth, chip.cores)
     return Hardware(
         chip.device_kind,
         versions={PLUGIN.distribution: PLUGIN.version()},
         memory=chip.memory // chip.cores,
         bandwidth=chip.bandwidth / chip.cores,
         flops=chip.flops / chip.cores,
+        links=Links(torus, topology.num_devices // topology.slices, chip.network_bandwidth / chip.cores or None),
     )
 
 

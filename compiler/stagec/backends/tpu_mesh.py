@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stagec.backends.collectives import transposed
 from stagec.backends.compilation import CannotCompile
 
 _RING_OF_8 = (0, 1, 2, 3, 6, 7, 4, 5)
@@ -79,11 +80,11 @@ def _torus(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
     physical = [at[(*place, 0)[:4]] for place in itertools.product(*map(range, dims))]
     whole = _whole_axes(dims, mesh)
     if whole is not None:
-        return _transpose(physical, dims, whole)
+        return transposed(physical, dims, whole)
     factors = _split_axes(dims, mesh)
     flat = [factor for row in factors for factor in row]
     axes = sorted(range(len(flat)), key=lambda i: (i % len(mesh), i // len(mesh)))
-    return _transpose(physical, flat, axes)
+    return transposed(physical, flat, axes)
 
 
 def _whole_axes(dims: Sequence[int], mesh: Sequence[int]) -> list[int] | None:
@@ -147,10 +148,3 @@ def _prime_factors(number: int) -> list[int]:
             factors.append(candidate)
             number //= candidate
     return factors
-
-
-def _transpose(flat: Sequence[int], dims: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """Return an array of shape `dims`, given row by row, with its axes in another order."""
-    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
-    places = itertools.product(*(range(dims[axis]) for axis in axes))
-    return [flat[sum(i * strides[axis] for i, axis in zip(place, axes, strict=True))] for place in places]

@@ -260,21 +260,27 @@ class Limits(_Table):
         int | None,
         PlainValidator(read_count),
         WithJsonSchema(AMOUNT_SCHEMA),
-        Field(description="Operations of one device for a call, as XLA counts them.", examples=["1.5e12"]),
+        Field(
+            description="Operations of one device for a call; a loop's count as often as it turns.", examples=["1.5e12"]
+        ),
     ] = None
     bytes_accessed: Annotated[
         int | None,
         PlainValidator(read_bytes),
         WithJsonSchema(AMOUNT_SCHEMA),
-        Field(description="Bytes that one device reads and writes for a call, as XLA counts them.", examples=["40GB"]),
+        Field(
+            description="Bytes of its main memory that one device reads and writes for a call; a loop's count as often "
+            "as it turns.",
+            examples=["40GB"],
+        ),
     ] = None
     collectives: Annotated[
         int | dict[str, int] | None,
         PlainValidator(read_collectives),
         WithJsonSchema(COLLECTIVES_SCHEMA),
         Field(
-            description="Number of instructions with which devices communicate; or a table of numbers by kind, where "
-            "kinds that are not in it have no limit. One in a loop counts once.",
+            description="How often devices exchange arrays in a call; or a table of numbers by kind, where kinds that "
+            "are not in it have no limit. An exchange in a loop counts as often as the loop turns.",
             examples=[4, {"all-reduce": 2, "all-gather": 0}],
         ),
     ] = None
@@ -293,7 +299,7 @@ class Limits(_Table):
     allow_unknown: Annotated[
         bool,
         Field(
-            description="Whether an executable may be built although XLA does not say a figure that has a limit.",
+            description="Whether an executable may be built although a figure that has a limit is not known.",
             examples=[True],
         ),
     ] = False

@@ -11,8 +11,9 @@ from stagec.runtime import shapes, strict_json
 from stagec.trees import Tree
 
 Scalar: TypeAlias = str | bool | int | float
-FORMAT = 1
-"""Version of the JSON form. 1 (November 2026): the first."""
+FORMAT = 2
+"""Version of the JSON form. 1 (November 2026): the first. 2 (November 2026): `analysis` counts loops as often as they
+turn, has the bytes that devices send and the time of links, and says what is not known. Both are read."""
 LARGEST = 2**24
 """Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
 
@@ -95,7 +96,8 @@ class Description(NamedTuple):
         "unknown"; stagec/runtime/custom_calls.py).
     cost_analysis, memory_analysis: XLA's figures (operations, bytes), by XLA's name with underscores.
     analysis: what it takes on one device, as `backends.analysis.analyze` says: bytes by use, "flops", "bytes_accessed",
-        "collectives" by kind and "roofline"; "unknown" where XLA does not say.
+        "collectives" by kind and "roofline"; "unknown" where it is not known, and why under that name. XLA's own
+        counts, of each loop once, are in `cost_analysis`.
     versions: "jaxlib" and "stagec" that made the executable.
     abi: "parameters" and "results" as a program without Python passes them, in order (stages/abi.py,
         docs/without-python.md).
@@ -156,8 +158,10 @@ class Description(NamedTuple):
         data = strict_json.parse(text, LARGEST)
         if not isinstance(data, dict) or data.get("kind") != "executable":
             raise ValueError("it does not describe an executable")
-        if data.get("format") != FORMAT:
-            raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+        if data.get("format") == 1:
+            data["analysis"] = _counted_anew(data.get("analysis"))
+        elif data.get("format") != FORMAT:
+            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 and {FORMAT}")
         _DESCRIPTION(data)
         values = {name: data[name] for name in Description._fields}
         values["target"] = Target.from_plain(data["target"])
@@ -185,6 +189,15 @@ class Description(NamedTuple):
             raise ValueError("nr_devices: at least one is wanted")
 
 
+def _counted_anew(analysis: object) -> object:
+    """Return the analysis of a description of format 1 in today's form: what counted loops once is not known."""
+    if not isinstance(analysis, dict) or not isinstance(analysis.get("collectives"), dict):
+        return analysis
+    lost = dict.fromkeys(("flops", "bytes_accessed", "roofline"), "unknown")
+    moved = {kind: dict.fromkeys(_MOVED, "unknown") for kind in analysis["collectives"]}
+    return {**analysis, **lost, "collectives": moved, "unknown": ["how often loops turn, to the stagec that built it"]}
+
+
 _HARDWARE = {"platform": shapes.text, "device_kind": shapes.text, "requires": shapes.array(shapes.text)}
 TARGET = shapes.record(_HARDWARE, rest=shapes.anything)
 """Shape of a target without its name: the hardware, and settings as in the manifest."""
@@ -193,16 +206,19 @@ _ROOFLINE = shapes.record(
     {
         "compute_seconds": shapes.number,
         "memory_seconds": shapes.number,
+        "link_seconds": shapes.number,
         "seconds": shapes.number,
-        "bound": shapes.constant("compute", "memory"),
+        "bound": shapes.constant("compute", "memory", "links"),
     }
 )
 _FIGURES = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes")
+_MOVED = ("count", "bytes", "sent_bytes")
 _ANALYSIS = shapes.record(
     {
         **dict.fromkeys((*_FIGURES, "flops", "bytes_accessed"), _FIGURE),
-        "collectives": shapes.table(shapes.record({"count": shapes.count, "bytes": shapes.count})),
+        "collectives": shapes.table(shapes.record(dict.fromkeys(_MOVED, _FIGURE))),
         "roofline": shapes.either('a roofline, or "unknown",', _ROOFLINE, shapes.constant("unknown")),
+        "unknown": shapes.array(shapes.text),
     }
 )
 _ASSIGNMENT = shapes.record(

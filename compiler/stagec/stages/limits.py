@@ -23,6 +23,8 @@ from stagec.trees import argument_path
 
 _LARGEST = 8
 """How many arrays a message lists."""
+_REASONS = 3
+"""How many reasons a message lists."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -32,7 +34,7 @@ def exceeded(
     """Yield what is over a limit of `spec`, or over the memory of the device.
 
     program: the optimized HLO as text. exported: what it was made of; it has the names of arguments.
-    A figure that XLA does not give is over its limit, unless that is allowed, and within the memory of the device.
+    A figure that is not known is over its limit, unless that is allowed, and within the memory of the device.
     """
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
@@ -49,14 +51,17 @@ def exceeded(
     if isinstance(limits.collectives, Mapping):
         figures |= {f"collectives.{kind}": (counts.get(kind, 0), most) for kind, most in limits.collectives.items()}
     else:
-        figures["collectives"] = sum(counts.values()), limits.collectives
+        total = UNKNOWN if UNKNOWN in counts.values() else sum(counts.values())
+        figures["collectives"] = total, limits.collectives
     for key, (figure, limit) in figures.items():
         at = f"{limits.key}.{key}"
         name = _NAMES.get(key, key.rpartition(".")[2])
         if limit is None or (figure == UNKNOWN and limits.allow_unknown):
             continue
         if figure == UNKNOWN:
-            what = f"{name} is unknown: XLA does not say it of this program"
+            counted = key != "peak_memory" and analysis["unknown"]
+            why = f"it depends on {_listed(counted)}" if counted else "XLA does not say it of this program"
+            what = f"{name} is unknown: {why}"
             write = "leave the limit out, or write allow_unknown = true beside it"
         elif figure > limit:
             what = f"{name} {' is over the limit of '.join(_pair(key, figure, limit))}"
@@ -65,6 +70,12 @@ def exceeded(
         else:
             continue
         yield Problem(spec.manifest, at, what, write, _about(spec))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """The first of some texts, and how many more there are."""
+    more = [f"{len(texts) - _REASONS} more"] if len(texts) > _REASONS else []
+    return ", ".join([*texts[:_REASONS], *more])
 
 
 def _pair(key: str, figure: float, limit: float) -> tuple[str, str]:
@@ -162,7 +173,8 @@ def _aval_size(aval: Aval) -> int:
 
 def _moved(description: Description) -> str:
     found = description.analysis["collectives"].items()
-    return ", ".join(f"{entry['count']} {kind} of {told(entry['bytes'])} in all" for kind, entry in found)
+    every = ((kind, entry) for kind, entry in found if UNKNOWN not in entry.values())
+    return ", ".join(f"{entry['count']:,} {kind} of {told(entry['bytes'])} in all" for kind, entry in every)
 
 
 def _arguments(exported: Exported, kept_var_idx: Sequence[int]) -> list[str]:
