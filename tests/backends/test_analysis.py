@@ -76,6 +76,12 @@ def test_sizes_without_padding() -> None:
     assert hlo.size("(f32[16,64]{1,0:T(8,128)}, f32[]{:T(128)})", padded=False) == 16 * 64 * 4 + 4
 
 
+def test_elements_of_a_tuple() -> None:
+    tiled, inner = "f32[8,128]{1,0:T(8,128)(2,1)S(1)}", "(s32[], bf16[2]{0}, token[])"
+    assert hlo.parts(f"({tiled}, {inner}, /*index=2*/pred[])") == [tiled, inner, "pred[]"]
+    assert hlo.parts("(f32[])") == ["f32[]"]
+
+
 def test_collectives_of_a_program() -> None:
     # The start and the end of one are one; an instruction of two arrays is one; the loop's body is never called.
     assert analyze({}, PROGRAM, Hardware("a CPU"), devices=2)["collectives"] == {

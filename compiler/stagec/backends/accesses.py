@@ -99,7 +99,7 @@ def _fusion(one: Instruction, inside: Computation, program: Program) -> int:
     read += sum(_size(i.type) for i in inside.instructions.values() if i.opcode == "constant" and hlo.dims(i.type))
     if root.opcode != "tuple":
         return read + _written(root, one.result, inside)
-    pairs = zip(root.operands, hlo.elements(one.result), strict=True)
+    pairs = zip(root.operands, hlo.parts(one.result), strict=True)
     return read + sum(_written(inside.instructions[name], type_, inside) for name, type_ in pairs)
 
 

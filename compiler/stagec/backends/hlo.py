@@ -20,6 +20,7 @@ _INSTRUCTION = rf"  +(ROOT )?%?([\w.-]+) = (\({_NESTED}\)|\S+) ([\w-]+)\(({_NEST
 _LINE = re.compile(rf"^(?:{_HEAD}|{_INSTRUCTION})$", re.MULTILINE)
 """The beginning of a computation, or an instruction: one expression for the whole text takes a fifth of the time."""
 _NAME = re.compile(r"%([\w.-]+)")
+_BRACKET, _COMMENT = re.compile(r"[](){}[,]"), re.compile(r"/\*[^*]*\*/")
 _PARENTHESIS = re.compile(r"[()]")
 _CALLED = re.compile(r" (?:calls|to_apply)=%([\w.-]+)")
 _INDEX, _WHOLE = re.compile(r", index=(\d+)"), re.compile(r"-?\d+")
@@ -57,10 +58,7 @@ class Instruction(NamedTuple):
     @property
     def result(self) -> str:
         """The type of what it computes: the start of something has its operands, `((...), ...)`, before that."""
-        if self.opcode == self.operation or not self.type.startswith("(("):
-            return self.type
-        rest = self.type[_closing(self.type, 1) :].removeprefix(", ")
-        return rest[: _closing(rest, 0)] if rest.startswith("(") else rest.partition(", ")[0].removesuffix(")")
+        return self.type if self.opcode == self.operation or not self.type.startswith("((") else parts(self.type)[1]
 
     @property
     def called(self) -> str:
@@ -186,6 +184,17 @@ def entry_types(text: str) -> tuple[list[str], list[str]]:
     results = line[end:].removeprefix("->")
     alone = _ARRAY.match(results)
     return elements(line[begin:end]), elements(results[: alone.end() if alone else _closing(results, 0)])
+
+
+def parts(type_: str) -> list[str]:
+    """Return the types of a tuple's elements, which may be tuples."""
+    found, depth, start = [], 0, 1
+    for match in _BRACKET.finditer(type_):
+        depth += (match[0] in "([{") - (match[0] in ")]}")
+        if depth == (1 if match[0] == "," else 0):
+            found.append(_COMMENT.sub("", type_[start : match.start()]).strip())
+            start = match.end()
+    return found
 
 
 def elements(type_: str) -> list[str]:

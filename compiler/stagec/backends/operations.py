@@ -48,10 +48,14 @@ _CONVOLUTION = {"Forward": (0, 1, -1), "BackwardInput": (-1, 1, 0), "BackwardFil
 _FACTORIZATION = re.compile(r"(?:lapack_[sdcz]|cusolver_)(potrf|getrf|geqrf|orgqr|ungqr|trsm)_ffi")
 _OTHER_NAMES = {
     "Cholesky": "potrf",
+    "CompactWyHelper": "trtri",
+    "InvertDiagBlocksLowerTriangular": "trtri",
+    "InvertDiagBlocksUpperTriangular": "trtri",
     "LuDecompositionBlock": "getrf",
     "QrDecompositionBlock": "geqrf",
     "__cublas$triangularSolve": "trsm",
 }
+"""XLA:TPU's steps of factorizations and solutions, and cuBLAS's, by LAPACK's names."""
 
 
 def flops(one: Instruction, operands: Sequence[str], applied: Callable[[], int | None]) -> int | None:
@@ -130,7 +134,7 @@ def _matrix(name: str, operands: Sequence[str]) -> int:
     """LAPACK's counts for a factorization of m x n matrices, or for a solution (LAPACK working note 41, appendix C)."""
     *batch, m, n = hlo.dims(operands[0])
     count, k = math.prod(batch) * _parts(operands[0]), min(m, n)
-    if name == "potrf":
+    if name in ("potrf", "trtri"):
         return count * n * n * n // 3
     if name == "trsm":
         return n * _elements(operands[1]) * _parts(operands[1])
