@@ -38,6 +38,7 @@ VOCABULARY = (
     "hardware",
     "partitions",
     "phases",
+    "reading",
     "specs",
     "trees",
     "version",

@@ -36,6 +36,7 @@ PLANNER_SOURCES = [
     "stagec/manifest/targets.py",
     "stagec/manifest/values.py",
     "stagec/partitions.py",
+    "stagec/reading.py",
     "stagec/specs.py",
     "stagec/version.py",
 ]

@@ -72,6 +72,19 @@ def test_names_that_no_member_has(name: str) -> None:
         encode({name: b""})
 
 
+@pytest.mark.parametrize("names", [("init", "init/a"), ("a/b/c", "a+", "a", "a.b"), ("index.json/x",)])
+def test_a_name_of_a_file_and_of_a_folder(names: tuple[str, ...]) -> None:
+    """Both cannot be written: a bundle that verifies can be extracted."""
+    with pytest.raises(ValueError, match="is a member, and the folder of"):
+        packed(dict.fromkeys(names, b""))
+    # What another program wrote.
+    data = packed({name.replace("/", "_"): name.encode() for name in names})
+    for name in names:
+        data = data.replace(name.replace("/", "_").encode(), name.encode())
+    code, text = refusal(data)
+    assert (code, "is a member, and the folder of" in text) == ("not-a-bundle", True)
+
+
 def test_limits_of_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(encode(DATA))
     monkeypatch.setattr(archive, "LARGEST_FILE", size - 1)
@@ -283,7 +296,7 @@ def test_a_file_that_is_replaced_while_it_is_open(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(LoadError, match="not a bundle: it is no file"):
+        with pytest.raises(LoadError, match="not a bundle: it is no regular file"):
             Archive(path)
 
 

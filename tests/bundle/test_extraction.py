@@ -3,6 +3,9 @@
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
 from tests.building import checked, stagec
 
 
@@ -19,6 +22,51 @@ def test_members_by_name(zoo: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "some").iterdir()] == ["loop.exported"]
     size = (tmp_path / "some" / "loop.exported").stat().st_size
     assert text == f"{size:>12,} bytes  loop.exported\n"
+
+
+@pytest.fixture
+def named(zoo: Path, tmp_path: Path) -> Path:
+    """A bundle with members whose names are as long as names can be, in folders."""
+    found = Archive(zoo)
+    names = {"a" * 255, "b/" + "c" * 253, "/".join(["d"] * 128)}
+    members = {"loop.exported": found["loop.exported"], **{name: name.encode() for name in names}}
+    members = dict(sorted(members.items()))
+    index = {**found.index, "functions": {}, "weights": {}, "members": members_table(members)}
+    (tmp_path / "named.aot").write_bytes(encode({INDEX: encode_index(index), **members}))
+    return tmp_path / "named.aot"
+
+
+def test_every_name_that_verifies_is_written(named: Path, tmp_path: Path) -> None:
+    checked("extract", named, "--output", tmp_path / "out")
+    for name in Archive(named).index["members"]:
+        if name != "loop.exported":
+            assert (tmp_path / "out" / name).read_bytes() == name.encode()
+
+
+def test_no_link_below_the_folder_is_followed(named: Path, tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    for folder in (out, elsewhere):
+        folder.mkdir()
+    (elsewhere / "file").write_text("mine")
+    (out / "b").symlink_to(elsewhere)
+    (out / "loop.exported").symlink_to(elsewhere / "file")
+    done = stagec("extract", named, "--output", out)
+    name = "b/" + "c" * 253
+    message = f"{out}/{name}: cannot be written: {out}/b is a link, which is not followed\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    # A link in the place of a file is replaced.
+    checked("extract", named, "loop.exported", "--output", out)
+    assert (out / "loop.exported").read_bytes() == Archive(named)["loop.exported"]
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"file": "mine"}
+
+
+def test_of_a_damaged_bundle_nothing_is_written(named: Path, tmp_path: Path) -> None:
+    with named.open("r+b") as file:
+        file.seek(Archive(named)._entries["/".join(["d"] * 128)].start)
+        file.write(b"x")
+    done = stagec("extract", named, "--output", tmp_path / "out")
+    assert (done.returncode, "is not what the index says" in done.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_members_that_are_not_there(zoo: Path, tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,7 +17,7 @@ from safetensors.numpy import save_file
 
 from stagec.runtime import golden
 from stagec.runtime.archive import INDEX, Archive, members_table
-from tests.building import build, checked
+from tests.building import COMPILER, build, checked
 from tests.building import stagec as command
 from tests.bundles import edited
 
@@ -198,6 +202,56 @@ def test_stripped_it_is_as_built_without(built: Path, tmp_path: Path) -> None:
         f"{tmp_path / 'stripped.aot'}: no golden inputs for what runs on this machine\n"
         "  write golden = {} for it in the manifest\n"
     )
+
+
+CUT_OFF = """
+import os, sys
+from stagec.bundle.safetensors import read
+from stagec.bundle.stripping import strip
+from stagec.runtime.archive import Archive, pieces
+
+bundle, weights = sys.argv[1:]
+members = strip(Archive(bundle))
+os.truncate(bundle, os.path.getsize(bundle) // 2)
+try:
+    list(pieces(members))
+except Exception as error:
+    print(error)
+(tensor,) = read(weights).values()
+os.truncate(weights, os.path.getsize(weights) - 1)
+try:
+    list(pieces({"weights": tensor.data}))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_files_that_are_cut_off_while_they_are_copied(built: Path, tmp_path: Path) -> None:
+    """Mapped, they would end the process with SIGBUS."""
+    files = [shutil.copy(path, tmp_path) for path in (built, built.parent / "w.safetensors")]
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_OFF, *files],
+        env={"PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"{files[0]}: it was cut off while it was open",
+        f"w of {files[1]} changed while it was read",
+    ]
+
+
+def test_of_a_damaged_bundle_no_stripped_one_is_written(built: Path, tmp_path: Path) -> None:
+    archive = Archive(built)
+    name = next(name for name in archive.index["members"] if name.endswith(".xla"))
+    damaged = Path(shutil.copy(built, tmp_path / "damaged.aot"))
+    with damaged.open("r+b") as file:
+        file.seek(archive._entries[name].start)
+        file.write(b"damaged")
+    done = command("strip", damaged, "--output", tmp_path / "stripped.aot")
+    assert (done.returncode, f"{name} is not what the index says" in done.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged.aot"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_what_the_library_writes(tmp_path: Path) -> None:
         "b": "bool[2]",
         "half": "bf16[3]",
     }
-    assert {name: tensor.data.tobytes() for name, tensor in found.items()} == {
+    assert {name: bytes(tensor.read()) for name, tensor in found.items()} == {
         name: array.tobytes() for name, array in arrays.items()
     }
 
@@ -48,6 +48,7 @@ def entry(begin: int, end: int, shape: list[Any], dtype: str = "F32") -> dict[st
         ({"a": {"dtype": "F32", "shape": [1]}}, 4, "a: the key 'data_offsets' is missing"),
         ({"a": entry(0, 4, [-1])}, 4, "a.shape[0]: a whole number is wanted, not -1"),
         ({"a": entry(0, 4, [2**62, 2**62])}, 4, "which takes 85,070,591,730,234,615,865,843,651,857,942,052,864 bytes"),
+        ({"a": entry(0, 4, [1] * 65)}, 4, "a: its shape has more than 64 dimensions"),
         ({"a": entry(0, 4, [2])}, 4, "a is f32[2], which takes 8 bytes, and its offsets say otherwise"),
         ({"a": entry(4, 8, [1])}, 8, "a: its bytes do not start at 0, where the array before it ends"),
         ({"a": entry(0, 8, [2]), "b": entry(4, 8, [1])}, 8, "b: its bytes do not start at 8"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stagec.errors import Problem, StagecError, nearest
 from stagec.runtime.archive import INDEX, Archive
 
 
-def select(archive: Archive, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Return members by name: those `wanted`, or all and the index where that is empty; their digests are right.
+def select(archive: Archive, wanted: Sequence[str]) -> dict[str, Iterable[bytes]]:
+    """Return the pieces of members by name: those `wanted`, or all and the index where that is empty.
 
-    Their names are paths below a folder (`runtime.archive`). Raises StagecError for a member that is not there.
+    All were checked, and are again while they are read. Their names are paths below a folder (`runtime.archive`).
+    Raises StagecError for a member that is not there, LoadError for one that is damaged.
     """
     members = [INDEX, *archive.index["members"]]
     problems = [
@@ -21,4 +22,8 @@ def select(archive: Archive, wanted: Sequence[str]) -> dict[str, bytes]:
     ]
     if problems:
         raise StagecError(*problems)
-    return {name: archive[name] for name in wanted or members}
+    names = [name for name in wanted or members if name != INDEX]
+    for name in names:
+        archive.check(name)
+    pieces: dict[str, Iterable[bytes]] = {name: archive.pieces(name) for name in names}
+    return {INDEX: [archive[INDEX]], **pieces} if len(names) < len(wanted or members) else pieces

@@ -1,24 +1,27 @@
 """Safetensors files: named arrays behind a header in JSON (https://github.com/huggingface/safetensors, "Format").
 
-A file is mapped and its header checked as strictly as the format says; the arrays' bytes are not looked at.
-Standard library only.
+A file's header is checked as strictly as the format says; the arrays' bytes are not looked at. Standard library only.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import mmap
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stagec.avals import Aval, num_bytes
+from stagec.reading import RegularFile
 from stagec.runtime import shapes, strict_json
+from stagec.runtime.archive import Content, content
+from stagec.runtime.sources import Part
 
 LARGEST_HEADER = 100_000_000
 """Bytes of a header: the format's own limit."""
+_MOST_DIMENSIONS = 64
+"""Dimensions of an array: numpy's limit. The product of a hundred thousand sizes takes minutes."""
 # Dtypes by the format's names. Those of less than a byte are left out: XLA stores them in another way.
 _DTYPES = {
     "BOOL": "bool",
@@ -44,10 +47,14 @@ _HEADER = shapes.record({}, {"__metadata__": shapes.table(shapes.text)}, rest=_E
 
 @dataclass(frozen=True)
 class Tensor:
-    """One array of a file. data: its bytes in little-endian, row-major order, mapped from the file."""
+    """One array of a file. data: its bytes in little-endian, row-major order."""
 
     aval: Aval
-    data: memoryview
+    data: Content
+
+    def read(self) -> bytes | memoryview:
+        """Return its bytes, in memory. Raises ValueError when the file changed."""
+        return content(self.data)
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
@@ -56,27 +63,33 @@ def read(path: str | Path) -> dict[str, Tensor]:
     Raises OSError, and ValueError when the header is not as the format says: arrays lie one after the other, from the
     header to the end of the file, without holes.
     """
-    with Path(path).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(_LENGTH), "little")
-        start = _LENGTH + length
-        if size < _LENGTH or start > size:
-            raise ValueError("the header runs over the end of the file")
-        if length > LARGEST_HEADER:
-            raise ValueError(f"the header has {length:,} bytes, over the limit of {LARGEST_HEADER:,}")
-        text = file.read(length)
-        if not text.startswith(b"{"):
-            raise ValueError("the header does not start with {")
-        header = strict_json.parse(text, LARGEST_HEADER)
-        _HEADER(header)
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:]
+    file = RegularFile(path)
+    length = int.from_bytes(file.read(0, min(_LENGTH, file.size)), "little")
+    start = _LENGTH + length
+    if start > file.size:
+        raise ValueError("the header runs over the end of the file")
+    if length > LARGEST_HEADER:
+        raise ValueError(f"the header has {length:,} bytes, over the limit of {LARGEST_HEADER:,}")
+    text = file.read(_LENGTH, length)
+    if not text.startswith(b"{"):
+        raise ValueError("the header does not start with {")
+    header = strict_json.parse(text, LARGEST_HEADER)
+    _HEADER(header)
     header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if len(entry["shape"]) > _MOST_DIMENSIONS:
+            raise ValueError(f"{name}: its shape has more than {_MOST_DIMENSIONS} dimensions")
     avals = {name: Aval(_DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}
-    _check_offsets(header, avals, len(content))
-    return {name: Tensor(aval, content[slice(*header[name]["data_offsets"])]) for name, aval in avals.items()}
+    _check_offsets(header, avals, file.size - start)
+
+    def tensor(name: str) -> Tensor:
+        begin, end = header[name]["data_offsets"]
+        return Tensor(avals[name], Part(f"{name} of {path}", lambda: file, start + begin, end - begin))
+
+    return {name: tensor(name) for name in avals}
 
 
-def parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+def parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Return the parts of a file with these arrays, to be written one after the other.
 
     Raises ValueError for a dtype that the format has not.
@@ -91,7 +104,8 @@ def parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
         header[name] = {"dtype": names[tensor.aval.dtype], "shape": shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(header).encode()
-    return [len(text).to_bytes(_LENGTH, "little"), text, *(tensor.data for tensor in tensors.values())]
+    head = (len(text).to_bytes(_LENGTH, "little"), text)
+    return itertools.chain(head, (tensor.read() for tensor in tensors.values()))
 
 
 def _check_offsets(header: Mapping[str, Any], avals: Mapping[str, Aval], size: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import digest_of, on_disk, print_json, read, read_text, read_weights, split, write_parts
+from stagec.cli.files import Sums, on_disk, print_json, read, read_text, read_weights, split, write_parts
 from stagec.errors import Problem, StagecError
 
 IN_PLACE = True
@@ -67,12 +67,13 @@ def run(options: argparse.Namespace) -> None:
     ]
     weights = read_weights(options.weights)
     golden = read_weights(options.golden)
+    sums = Sums()
     try:
         inputs = exports, slices, executables, descriptions, weights, golden
         members = gather(options.name, options.version, *inputs)
         # Weights and executables are larger than memory may be: they are copied from file to file.
-        write_parts(options.output, pieces(members))
+        write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
     if options.json:
-        print_json({"name": options.name, "output": options.output, **digest_of(pieces(members))})
+        print_json({"name": options.name, "output": options.output, **sums.to_plain()})

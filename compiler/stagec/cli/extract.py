@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from stagec.cli.files import digest, print_json, write_whole
+from stagec.cli.files import Sums, print_json, write_below
 from stagec.errors import Problem, StagecError
 
 
@@ -22,13 +21,14 @@ def run(options: argparse.Namespace) -> None:
     from stagec.runtime.archive import Archive
     from stagec.runtime.refusal import LoadError
 
+    written = {}
     try:
-        members = extraction.select(Archive(options.bundle), options.member)
+        for name, pieces in extraction.select(Archive(options.bundle), options.member).items():
+            written[name] = Sums()
+            write_below(options.output, name, written[name].of(pieces))
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
-    for name, data in members.items():
-        write_whole(str(Path(options.output, name)), bytes(data))
     if options.json:
-        print_json({name: digest(data) for name, data in members.items()})
+        print_json({name: sums.to_plain() for name, sums in written.items()})
     else:
-        print("".join(f"{len(data):>12,} bytes  {name}\n" for name, data in members.items()), end="")
+        print("".join(f"{sums.size:>12,} bytes  {name}\n" for name, sums in written.items()), end="")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import sys
-import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagec import reading
 from stagec.errors import Problem, StagecError
 
 if TYPE_CHECKING:
@@ -28,30 +29,72 @@ def write_whole(path: str, data: bytes) -> None:
 def write_parts(path: str, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file under a temporary name beside it, then rename it: readers never see half a file.
 
-    parts: what is in it, one after the other.
+    parts: what is in it, one after the other; when they raise something, nothing is written.
     Raises StagecError, naming the file, where that is not possible: a full disk, a folder that is read-only.
     """
     target = Path(path)
-    temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(parts)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-        temporary = None
+        with _folder(target.parent) as folder:
+            _write(folder, target.name, parts)
     except OSError as error:
         raise StagecError(Problem(path, "", f"cannot be written: {error.strerror}")) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
 
 
-def read(path: str) -> bytes:
-    """Return the content of a file. Raises StagecError, naming it."""
+def write_below(root: str, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file in the same way, at the relative path `name` below the folder `root`.
+
+    Folders on the way are made, and no link below `root` is followed. Raises StagecError, naming the file.
+    """
+    *parents, leaf = name.split("/")
+    here = Path(root)
     try:
-        return Path(path).read_bytes()
+        here.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(_folder(here))
+            for parent in parents:
+                here /= parent
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(parent, dir_fd=folder)  # a Path has no descriptor
+                folder = stack.enter_context(_folder(parent, folder))
+            _write(folder, leaf, parts)
+    except OSError as error:
+        link = here != Path(root) and here.is_symlink()
+        what = f"{here} is a link, which is not followed" if link else error.strerror
+        raise StagecError(Problem(f"{root}/{name}", "", f"cannot be written: {what}")) from error
+
+
+@contextlib.contextmanager
+def _folder(path: str | Path, below: int | None = None) -> Iterator[int]:
+    """Open a folder. below: the folder that has it, in which a link is not followed. Raises OSError."""
+    follow = 0 if below is None else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=below)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write(folder: int, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file in an open folder. Raises OSError, and what `parts` raise."""
+    temporary = f".stagec.{os.urandom(8).hex()}"  # the name itself may be as long as a name can be
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+            os.fchmod(descriptor, 0o644)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def read(path: str, most: int = reading.LARGEST) -> bytes:
+    """Return the content of a regular file of at most that many bytes. Raises StagecError, naming it."""
+    try:
+        return reading.whole(path, most)
     except OSError as error:
         raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
 
@@ -68,7 +111,10 @@ def on_disk(path: str) -> OnDisk:
 
 def read_text(path: str) -> str:
     """Return the content of a file in UTF-8. Raises StagecError, naming it."""
-    return read(path).decode("utf-8")
+    try:
+        return read(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StagecError(Problem(path, "", f"byte {error.start} is not UTF-8 text")) from None
 
 
 def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
@@ -105,18 +151,30 @@ def split(text: str, parts: int) -> list[str]:
     return values
 
 
+class Sums:
+    """Size and digest of what is written, for `--json`."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._state = hashlib.sha256()
+
+    def of(self, parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """Yield `parts`, and add them up."""
+        for part in parts:
+            self.size += len(part)
+            self._state.update(part)
+            yield part
+
+    def to_plain(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {"bytes": self.size, "sha256": self._state.hexdigest()}
+
+
 def digest(data: bytes) -> dict[str, object]:
-    """Return size and digest of what was written, for `--json`."""
-    return digest_of([data])
-
-
-def digest_of(parts: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Return the same of what was written in parts."""
-    state, size = hashlib.sha256(), 0
-    for part in parts:
-        state.update(part)
-        size += len(part)
-    return {"bytes": size, "sha256": state.hexdigest()}
+    """Return the same of what was written at once."""
+    sums = Sums()
+    list(sums.of([data]))
+    return sums.to_plain()
 
 
 def print_json(value: object) -> None:

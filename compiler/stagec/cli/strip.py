@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import digest_of, print_json, write_parts
+from stagec.cli.files import Sums, print_json, write_parts
 from stagec.errors import Problem, StagecError
 
 
@@ -18,10 +18,10 @@ def run(options: argparse.Namespace) -> None:
     from stagec.runtime.archive import Archive, pieces
     from stagec.runtime.refusal import LoadError
 
+    sums = Sums()
     try:
-        members = strip(Archive(options.bundle))
+        write_parts(options.output, sums.of(pieces(strip(Archive(options.bundle)))))
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
-    write_parts(options.output, pieces(members))
     if options.json:
-        print_json({"output": options.output, **digest_of(pieces(members))})
+        print_json({"output": options.output, **sums.to_plain()})

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stagec.runtime import index, strict_json
 from stagec.runtime.refusal import LoadError
-from stagec.runtime.sources import File, Memory, OnDisk, Source
+from stagec.runtime.sources import File, Memory, Pieces, Source, in_pieces
 
 FORMAT = 3
 """Version of the bundle format.
@@ -35,18 +35,18 @@ weights and golden arrays are members; zip64 where it is needed.
 """
 
 INDEX = "index.json"
-Content: TypeAlias = bytes | memoryview | OnDisk
-"""What a member holds: bytes, a part of a mapped file, or a file that is read when it is written."""
+Content: TypeAlias = bytes | memoryview | Pieces
+"""What a member holds: bytes, or what is read piece by piece when it is written."""
 PAGE = 4096
 """The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
 LARGEST_FILE = 2**48
 """Bytes of a bundle (256 TiB): what no file system holds, and far from the end of 64 bits."""
 LARGEST_INDEX = 2**24
-"""Bytes of the index (16 MiB): that of some 20,000 executables, and parsed in well under a second."""
+"""Bytes of the index (16 MiB): that of some 30,000 executables. docs/security.md says how long it takes to check."""
 MOST_MEMBERS = 2**16 - 2
 """The number of a zip's members has 16 bits, and the last value means zip64."""
 LONGEST_NAME = 255
-"""Characters of a name: what file systems take, so that `unzip` can write every member."""
+"""Characters of a name: what file systems take, so that every member can be written to a file of its name."""
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 """A relative path in ASCII whose parts do not start with a dot or a dash: never outside of the folder it is put in."""
 
@@ -136,25 +136,30 @@ def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
     """
     for name in members:
         _check_name(name)
+    _check_folders(members)
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
     placed, directory = _layout(
-        _Entry(name, data.crc if isinstance(data, OnDisk) else zlib.crc32(data), len(data))
+        _Entry(name, zlib.crc32(data) if isinstance(data, bytes | memoryview) else data.crc, len(data))
         for name, data in members.items()
     )
-    contents = map(content, members.values())
-    parts = (part for (_, local), data in zip(placed, contents, strict=True) for part in (local, data))
-    return itertools.chain(parts, (directory,))
+    return itertools.chain(_interleaved(placed, members.values()), (directory,))
+
+
+def _interleaved(placed: Iterable[tuple[_Entry, bytes]], members: Iterable[Content]) -> Iterator[bytes | memoryview]:
+    for (_, local), data in zip(placed, members, strict=True):
+        yield local
+        yield from (data,) if isinstance(data, bytes | memoryview) else data.pieces()
 
 
 def content(data: Content) -> bytes | memoryview:
     """Return the bytes of a member's content. Raises ValueError for a file that changed."""
-    return data.read() if isinstance(data, OnDisk) else data
+    return data if isinstance(data, bytes | memoryview) else b"".join(data.pieces())
 
 
 def digest(data: Content) -> str:
-    """Return the SHA-256 (hex) of a member's content."""
-    return data.sha256 if isinstance(data, OnDisk) else hashlib.sha256(data).hexdigest()
+    """Return the SHA-256 (hex) of a member's content. Raises ValueError for a file that cannot be read."""
+    return hashlib.sha256(data).hexdigest() if isinstance(data, bytes | memoryview) else data.sha256
 
 
 def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
@@ -175,17 +180,26 @@ class Archive:
     The file stays open as long as this object is there. Threads may read members at the same time.
     """
 
-    def __init__(self, path: str | Path, data: bytes | None = None, check: Callable[[Any], None] = index.check) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        data: bytes | None = None,
+        check: Callable[[Any], None] = index.check,
+        vouch: Callable[[bytes], None] | None = None,
+    ) -> None:
         """Read and check the file at `path`, as far as it is no member's data.
 
         data: the bytes, where they are known already; `path` is then what to call them in messages.
         check: raises ValueError for an index that is not of the wanted kind; by default, for one that is no bundle's.
-        Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest".
+        vouch: is given the index before anything parses it, and raises LoadError where nobody vouches for it; None:
+            nobody is asked.
+        Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
+        what `vouch` raises.
         """
         self.path = str(path)
         self._source: Source = File(self.path) if data is None else Memory(data)
         self._entries = {entry.name: entry for entry in self._decode()}
-        self.index = self._read_index(check)
+        self.index = self._read_index(check, vouch)
 
     def __getitem__(self, name: str) -> bytes:
         """Return the bytes of the member `name`, after comparing them with size and digest in the index.
@@ -197,8 +211,28 @@ class Archive:
             return encode_index(self.index)
         entry, listed = self._entry(name)
         data = self._source.read(entry.start, entry.size)
-        self._compare(entry, listed, data)
+        self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         return data
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of the member `name` piece by piece: it may be larger than memory.
+
+        They are checked after the last, so that the caller throws away what he made of them when this raises LoadError.
+        """
+        entry, listed = self._entry(name)
+        state, crc = hashlib.sha256(), 0
+        for piece in in_pieces(self._source, entry.start, entry.size):
+            state.update(piece)
+            crc = zlib.crc32(piece, crc)
+            yield piece
+        self._compare(entry, listed, state.hexdigest(), crc)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 (hex) of the whole file."""
+        state = hashlib.sha256()
+        for piece in in_pieces(self._source, 0, self._source.size):
+            state.update(piece)
+        return state.hexdigest()
 
     def map(self, name: str) -> memoryview:
         """Return the bytes of the member `name`, checked like those of `[name]`, but mapped and not copied.
@@ -208,14 +242,18 @@ class Archive:
         """
         entry, listed = self._entry(name)
         view = self._source.map(entry.start, entry.size)
-        self._compare(entry, listed, view)
+        self._compare(entry, listed, hashlib.sha256(view).hexdigest(), zlib.crc32(view))
         return view
+
+    def check(self, name: str) -> None:
+        """Check the member `name`, however large it is. Raises LoadError when it is not what the index says."""
+        for _ in self.pieces(name):
+            pass
 
     def check_all(self) -> None:
         """Check every member. Raises LoadError, naming the first that is not what the index says."""
-        for name in self._entries:
-            if name != INDEX:
-                self[name]
+        for name in self.index["members"]:
+            self.check(name)
 
     def _entry(self, name: str) -> tuple[_Entry, Mapping[str, Any]]:
         listed = self.index["members"].get(name)
@@ -223,12 +261,11 @@ class Archive:
             raise LoadError("format", f"{self.path}: there is no member {name!r}")
         return self._entries[name], listed
 
-    def _compare(self, entry: _Entry, listed: Mapping[str, Any], data: bytes | memoryview) -> None:
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != listed["sha256"]:
-            what = f"{entry.name} is not what the index says: its sha256 is {digest}"
+    def _compare(self, entry: _Entry, listed: Mapping[str, Any], sha256: str, crc: int) -> None:
+        if sha256 != listed["sha256"]:
+            what = f"{entry.name} is not what the index says: its sha256 is {sha256}"
             raise LoadError("digest", f"{self.path}: {what}")
-        if zlib.crc32(data) != entry.crc:
+        if crc != entry.crc:
             raise LoadError("digest", f"{self.path}: {entry.name} has another CRC-32 than the zip says")
 
     def _decode(self) -> list[_Entry]:
@@ -249,6 +286,7 @@ class Archive:
         directory = read(start, size - start)
         entries = list(self._read_directory(directory, count))
         try:
+            _check_folders(entry.name for entry in entries)
             placed, expected = _layout(entries)
         except ValueError as error:
             raise self._not_a_bundle(str(error)) from None
@@ -280,7 +318,7 @@ class Archive:
             at += _CENTRAL.size + length + extra
             yield _Entry(name, crc, size)
 
-    def _read_index(self, check: Callable[[Any], None]) -> dict[str, Any]:
+    def _read_index(self, check: Callable[[Any], None], vouch: Callable[[bytes], None] | None) -> dict[str, Any]:
         entry = next(iter(self._entries.values()), None)
         if entry is None or entry.name != INDEX:
             raise self._not_a_bundle(f"its first member is not {INDEX}")
@@ -289,6 +327,8 @@ class Archive:
         data = self._source.read(entry.start, entry.size)
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
+        if vouch is not None:
+            vouch(data)
         try:
             found = strict_json.parse(data, LARGEST_INDEX)
             if isinstance(found, dict) and found.get("format") != FORMAT:
@@ -321,6 +361,32 @@ class Archive:
         return LoadError("not-a-bundle", f"{self.path}: not a bundle: {what}")
 
 
+class Stored:
+    """A member of an archive that goes into another one. sha256: hex digest; crc: CRC-32, as the archive says."""
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        entry, listed = archive._entry(name)
+        self.sha256: str = listed["sha256"]
+        self.crc = entry.crc
+        self._archive, self._entry = archive, entry
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        return self._entry.size
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content, as `Archive.pieces` does."""
+        return self._archive.pieces(self._entry.name)
+
+
 def _check_name(name: str) -> None:
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise ValueError(f"{name[:LONGEST_NAME]!r} is no name for a member")
+
+
+def _check_folders(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that is a file's and a folder's: both cannot be written."""
+    folders = sorted(f"{name}/" for name in names)  # what is below a folder comes right after it
+    for one, other in itertools.pairwise(folders):
+        if other.startswith(one):
+            raise ValueError(f"{one[:-1]} is a member, and the folder of {other[:-1]}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import mmap
 import os
-import stat
-import weakref
 import zlib
-from io import FileIO
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from stagec import reading
+from stagec.reading import RegularFile
 from stagec.runtime.refusal import LoadError
+
+_PIECE = 1 << 20
+"""Bytes that are read at once of what may be larger than memory."""
 
 
 class Source(Protocol):
@@ -54,74 +58,129 @@ class File:
         """Open the file. Raises LoadError ("not-found", "not-a-bundle")."""
         self._path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._file = RegularFile(path)
         except FileNotFoundError:
             raise LoadError("not-found", f"{path}: no such file") from None
-        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
-            what = error.strerror if isinstance(error, OSError) else error
-            raise LoadError("not-found", f"{path}: cannot be read: {what}") from error
-        weakref.finalize(self, os.close, self._descriptor)
-        status = os.fstat(self._descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise LoadError("not-a-bundle", f"{path}: not a bundle: it is no file")
-        self.size = status.st_size
+        except OSError as error:
+            raise self._refusal(error) from error
+        self.size = self._file.size
 
     def read(self, start: int, size: int) -> bytes:
-        """Return a part. Raises LoadError ("digest") when the file became shorter."""
-        pieces, left = [], size
-        while left:  # one call reads 2 GiB at most
-            try:
-                piece = os.pread(self._descriptor, left, start + size - left)
-            except OSError as error:
-                raise LoadError("not-found", f"{self._path}: cannot be read: {error.strerror}") from error
-            if not piece:
-                raise self._cut_off()
-            pieces.append(piece)
-            left -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        """Return a part. Raises LoadError: "digest" when the file became shorter, "not-found" when it is not read."""
+        try:
+            return self._file.read(start, size)
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def map(self, start: int, size: int) -> memoryview:
         """Return a part, which starts at a page; it is mapped. Raises LoadError ("digest") as `read` does."""
-        if os.fstat(self._descriptor).st_size < start + size:
-            raise self._cut_off()
+        descriptor = self._file.descriptor
+        if os.fstat(descriptor).st_size < start + size:
+            raise LoadError("digest", f"{self._path}: it was cut off while it was open")
         if not size:
             return memoryview(b"")
-        return memoryview(mmap.mmap(self._descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
+        return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
 
-    def _cut_off(self) -> LoadError:
-        return LoadError("digest", f"{self._path}: it was cut off while it was open")
+    def _refusal(self, error: OSError) -> LoadError:
+        if isinstance(error, reading.ChangedError):
+            return LoadError("digest", f"{self._path}: {error.strerror}")
+        if isinstance(error, reading.NotRegularError):
+            return LoadError("not-a-bundle", f"{self._path}: not a bundle: {error.strerror}")
+        return LoadError("not-found", f"{self._path}: cannot be read: {error.strerror}")
 
 
-class OnDisk:
-    """The content of a file that goes into an archive: read for its digest, and again when the archive is written.
+def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[bytes]:
+    """Yield a part of a source piece by piece: it may be larger than memory. Raises what its `read` raises."""
+    for at in range(start, start + size, _PIECE):
+        yield source.read(at, min(_PIECE, start + size - at))
 
-    It is not kept in between: of a thousand functions there are thousands of executables, of any size.
-    path: of the file. sha256: hex digest; crc: CRC-32.
+
+class Pieces(Protocol):
+    """The content of a member that is read when it is written, piece by piece."""
+
+    @property
+    def sha256(self) -> str:
+        """Its SHA-256, in hex."""
+        ...
+
+    @property
+    def crc(self) -> int:
+        """Its CRC-32."""
+        ...
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        ...
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content. Raises ValueError or LoadError, at the end at the latest, when the digest is another."""
+        ...
+
+
+class Part:
+    """A part of a file that goes into an archive: read for its digest, and again when the archive is written.
+
+    It is not kept in between: an array may be larger than memory, and of a thousand functions there are thousands of
+    executables. It is not mapped either: a file that somebody cuts off under a mapping ends the process.
+    path: what to call the file.
     """
 
-    def __init__(self, path: str) -> None:
-        """Read the file. Raises OSError."""
-        data = _read(path)
+    def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
+        """opened: returns the file. start, size: of the part, in bytes."""
         self.path = path
-        self.sha256 = hashlib.sha256(data).hexdigest()
-        self.crc = zlib.crc32(data)
-        self._size = len(data)
+        self._opened, self._start, self._size = opened, start, size
 
     def __len__(self) -> int:
         """How many bytes there are."""
         return self._size
 
-    def read(self) -> bytes:
-        """Return the content. Raises ValueError when it is not what it was."""
-        try:
-            data = _read(self.path)
-        except OSError:
-            data = b""
-        if len(data) != self._size or zlib.crc32(data) != self.crc:
+    @property
+    def sha256(self) -> str:
+        """Hex digest of what was there when it was first asked for. Raises ValueError when it cannot be read."""
+        return self._sums[0]
+
+    @property
+    def crc(self) -> int:
+        """CRC-32, in the same way."""
+        return self._sums[1]
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content. Raises ValueError when it cannot be read, and after the last piece when it changed."""
+        state = hashlib.sha256()
+        for piece in self._read():
+            state.update(piece)
+            yield piece
+        if state.hexdigest() != self.sha256:
             raise ValueError(f"{self.path} changed while it was read")
-        return data
+
+    def _read(self) -> Iterator[bytes]:
+        try:
+            yield from in_pieces(self._opened(), self._start, self._size)
+        except (reading.ChangedError, FileNotFoundError):
+            raise ValueError(f"{self.path} changed while it was read") from None
+        except OSError as error:
+            raise ValueError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    @functools.cached_property
+    def _sums(self) -> tuple[str, int]:
+        state, crc = hashlib.sha256(), 0
+        for piece in self._read():
+            state.update(piece)
+            crc = zlib.crc32(piece, crc)
+        return state.hexdigest(), crc
 
 
-def _read(path: str) -> bytes:
-    with FileIO(path) as file:  # half of the time of Path.read_bytes, for a small file
-        return file.readall()
+class OnDisk(Part):
+    """A whole file that goes into an archive, in the same way. It is opened anew each time: there may be thousands."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError when the file cannot be opened."""
+        size = RegularFile(path).size
+
+        def opened() -> RegularFile:
+            file = RegularFile(path)
+            if file.size != size:
+                raise reading.ChangedError
+            return file
+
+        super().__init__(path, opened, 0, size)

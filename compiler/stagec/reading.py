@@ -1,0 +1,67 @@
+"""Read files that anybody may have written: regular ones, of a size that is known before. Standard library only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+
+LARGEST = 2**31
+"""Bytes of a file that is read whole (2 GiB): most artifacts are a protobuf or a flatbuffer, which have no more."""
+
+
+class ChangedError(OSError):
+    """A file is not as long as it was."""
+
+
+class NotRegularError(OSError):
+    """What is no regular file: a pipe or a device may be waited for, or read, for ever."""
+
+
+class RegularFile:
+    """A regular file, which stays open until this object is gone: one that is replaced by renaming is read as it was.
+
+    size: bytes, when it was opened. descriptor: of the open file. Threads may read at the same time.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the file. Raises OSError, NotRegularError among them."""
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except ValueError as error:  # a null byte in the path
+            raise OSError(errno.EINVAL, str(error)) from None
+        weakref.finalize(self, os.close, self.descriptor)
+        status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegularError(errno.EINVAL, "it is no regular file")
+        self.size = status.st_size
+
+    def read(self, start: int, size: int) -> bytes:
+        """Return a part. Raises OSError, ChangedError among them."""
+        pieces, left = [], size
+        while left:  # one call reads 2 GiB at most
+            try:
+                piece = os.pread(self.descriptor, left, start + size - left)
+            except (MemoryError, OverflowError):
+                what = f"{size:,} bytes of it are more than there is memory for"
+                raise OSError(errno.ENOMEM, what) from None
+            if not piece:
+                raise ChangedError(errno.EIO, "it was cut off while it was open")
+            pieces.append(piece)
+            left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def start(path: str | os.PathLike[str], size: int) -> bytes:
+    """Return the first bytes of a regular file, `size` at most. Raises OSError."""
+    file = RegularFile(path)
+    return file.read(0, min(size, file.size))
+
+
+def whole(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """Return the content of a regular file. Raises OSError, for one of more than `most` bytes too."""
+    file = RegularFile(path)
+    if file.size > most:
+        raise OSError(errno.EFBIG, f"its {file.size:,} bytes are over the limit of {most:,}")
+    return file.read(0, file.size)
