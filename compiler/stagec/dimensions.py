@@ -6,6 +6,8 @@ none of these, so that JAX reads it. Internally an expression is a polynomial wh
 """
 
 import ast
+import functools
+import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +36,7 @@ _LARGEST = 2**63
 _DEEPEST = 100
 """Levels of parentheses, signs and calls: each takes a few of Python's own."""
 _SIZE = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w+|[A-Za-z]", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
 
@@ -50,6 +53,8 @@ def canonical_dimension(text: str) -> int | str:
     """
     if _SIZE.fullmatch(text):  # nearly all are: a bundle of a thousand functions has tens of thousands
         return int(text)
+    if _is_name(text):
+        return text
     terms = _polynomial(_parse(text))
     if set(terms) <= {()}:
         size = terms.get((), 0)
@@ -61,6 +66,8 @@ def canonical_dimension(text: str) -> int | str:
 
 def names_in(text: str) -> set[str]:
     """The names of the symbolic dimensions in a dimension expression or a constraint."""
+    if _is_name(text):
+        return {text}
     return {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name) and node.id not in FUNCTIONS}
 
 
@@ -69,9 +76,14 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
 
     Raises DimensionError where a name has no size, or for a division by zero.
     """
+    return evaluator(text)(sizes)
+
+
+def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
+    """What `evaluate` does for an expression, read once for many sizes."""
     node = _parse(text)
     _polynomial(node)
-    return _value(node, sizes)
+    return functools.partial(_value, node)
 
 
 def solve(equations: Iterable[tuple[int | str, int]]) -> dict[str, int]:
@@ -147,6 +159,11 @@ def constraint_holds(text: str, sizes: Mapping[str, int]) -> bool:
     left, sign, right = _sides(_parse(canonical_constraint(text)))
     compare = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}[sign]
     return bool(compare(_value(left, sizes), _value(right, sizes)))
+
+
+def _is_name(text: str) -> bool:
+    """Whether an expression is a name and nothing more: most symbolic dimensions are, and need no parser."""
+    return bool(_NAME.fullmatch(text)) and text not in FUNCTIONS and not keyword.iskeyword(text)
 
 
 def _parse(text: str) -> ast.expr:
@@ -226,9 +243,12 @@ def _product(*polynomials: _Polynomial) -> _Polynomial:
         degree = sum(max(map(len, factor), default=0) for factor in (result, polynomial))
         if len(result) * len(polynomial) > _MOST_TERMS or degree > _HIGHEST_DEGREE:
             raise DimensionError(f"a product of more than {_MOST_TERMS} terms, or of a degree over {_HIGHEST_DEGREE}")
-        result = _sum(
-            *({tuple(sorted(left + right)): a * b} for left, a in result.items() for right, b in polynomial.items())
-        )
+        terms: _Polynomial = {}
+        for left, a in result.items():
+            for right, b in polynomial.items():
+                factors = tuple(sorted(left + right))
+                terms[factors] = terms.get(factors, 0) + a * b
+        result = _sum(terms)
     return result
 
 

@@ -1,14 +1,18 @@
 """The index of a bundle: what `index.json` says, checked key by key. docs/bundle-format.md describes every key.
 
-It is enough to choose an executable: no description of one has to be opened. Standard library only.
+It is enough to choose an executable: no description of one has to be opened. A check takes time by the length of the
+index: what would take more, symbolic dimensions, has limits. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stagec.avals import dimension_variables, evaluate_shape, num_bytes, parse_aval
+from stagec.avals import dimension_variables, num_bytes, parse_aval
+from stagec.dimensions import evaluator
 from stagec.runtime import shapes
 from stagec.runtime.description import TARGET, Description
 from stagec.trees import Tree
@@ -16,6 +20,16 @@ from stagec.trees import Tree
 UNKNOWN = "unknown"
 """Where a version, or a date that follows from one, is not known."""
 
+MOST_EXPRESSIONS = 2**18
+"""Characters of all avals with expressions for dimensions (`f32[2*batch]`): reading one takes microseconds for each."""
+MOST_SIZES = 2**20
+"""Characters of a function's symbolic dimensions times its executables: each is evaluated for each of them."""
+_SIMPLE = re.compile(r"~?[a-z0-9_<>]+\[(?:[A-Za-z0-9_]+(?:,[A-Za-z0-9_]+)*)?\]")
+"""An aval whose dimensions are numbers and names."""
+
+_NAME = shapes.matching("[A-Za-z_][A-Za-z0-9_-]*", "a name of letters, digits, _ and -")
+_VERSION = shapes.matching("[A-Za-z0-9][A-Za-z0-9.+_-]*", "a version of letters, digits and . + _ -")
+_VARIANT = shapes.either('a name of letters, digits, _ and -, or "",', _NAME, shapes.constant(""))
 _DATE = shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown",')
 _VERSIONS = shapes.table(shapes.text)
 _SIZES = shapes.table(shapes.count)
@@ -29,7 +43,7 @@ _EXECUTABLE = shapes.record(
         "bucket": _SIZES,
         "nr_devices": shapes.count,
         "custom_calls": shapes.table(shapes.text),
-        "versions": _VERSIONS,
+        "versions": shapes.record({"jaxlib": shapes.text}, rest=shapes.text),
         "executable": shapes.text,
         "description": shapes.text,
         "stablehlo": shapes.text,
@@ -57,8 +71,8 @@ INTERFACE: Mapping[str, shapes.Shape] = {
 _FUNCTION = shapes.record(
     {
         **INTERFACE,
-        "function": shapes.text,
-        "variant": shapes.text,
+        "function": _NAME,
+        "variant": _VARIANT,
         "static": shapes.table(shapes.anything),
         "bind": shapes.array(shapes.record({"leaf": shapes.count, "weight": shapes.text})),
         "padding": shapes.table(shapes.record({"fill": shapes.number, "mask": shapes.text})),
@@ -73,11 +87,11 @@ _BUNDLE = shapes.record(
     {
         "format": shapes.count,
         "kind": shapes.constant("bundle"),
-        "name": shapes.text,
-        "version": shapes.text,
+        "name": _NAME,
+        "version": _VERSION,
         "versions": _VERSIONS,
-        "targets": shapes.table(TARGET),
-        "functions": shapes.table(_FUNCTION),
+        "targets": shapes.table(TARGET, _NAME),
+        "functions": shapes.table(_FUNCTION, _NAME),
         "weights": shapes.table(shapes.record(_ARRAY)),
         "members": MEMBERS,
     }
@@ -89,6 +103,8 @@ def check(found: Any) -> None:
 
     Raises ValueError, naming the key at fault.
     """
+    if sum(len(aval) for aval in _written_avals(found) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
+        raise ValueError(f"functions: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
     _BUNDLE(found)
     for name, weight in found["weights"].items():
         _check_array(f"weights.{name}", weight, found["members"])
@@ -110,6 +126,9 @@ def check(found: Any) -> None:
         seen = set()
         dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
         names = {*dimension_variables(dims)}
+        if sum(map(len, dims)) * len(function["executables"]) > MOST_SIZES:
+            raise ValueError(f"{where}.executables: more than are checked of a function with so many dimensions")
+        expressions = {dim: evaluator(dim) for dim in dims - names}
         for i, executable in enumerate(function["executables"]):
             at = f"{where}.executables[{i}]"
             _check_named(f"{at}.target", executable["target"], found["targets"], "target")
@@ -118,14 +137,26 @@ def check(found: Any) -> None:
             missing = sorted(names - executable["bucket"].keys())
             if missing:
                 raise ValueError(f"{at}.bucket: the size of {missing[0]} is missing")
-            try:
-                evaluate_shape(dims - names, executable["bucket"])  # of expressions: a name has the size itself
-            except ValueError as error:
-                raise ValueError(f"{at}.bucket: {error}") from None
+            for dim, evaluate in expressions.items():
+                try:
+                    size = evaluate(executable["bucket"])
+                except ValueError as error:
+                    raise ValueError(f"{at}.bucket: {dim}: {error}") from None
+                if size < 0:
+                    raise ValueError(f"{at}.bucket: {dim} is {size}, and a dimension is 0 or more")
             which_one = executable["target"], tuple(sorted(executable["bucket"].items()))
             if which_one in seen:
                 raise ValueError(f"{at}: there is another one for this target and bucket")
             seen.add(which_one)
+
+
+def _written_avals(found: Any) -> Iterator[str]:
+    """Yield the avals of the functions of an index that nobody has looked at yet."""
+    functions = found.get("functions") if isinstance(found, dict) else None
+    for function in functions.values() if isinstance(functions, dict) else ():
+        for key in ("in_avals", "out_avals"):
+            avals = function.get(key) if isinstance(function, dict) else None
+            yield from (aval for aval in (avals if isinstance(avals, list) else ()) if isinstance(aval, str))
 
 
 def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any]) -> None:
@@ -150,10 +181,10 @@ def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, 
     first = 0
     for top in Tree.from_json(function["in_tree"]).children:
         for argument in top.children:
-            count = len([leaf for leaf in leaves if first <= leaf < first + argument.num_leaves])
-            if count not in (0, argument.num_leaves):
+            end = first + argument.num_leaves
+            if bisect_left(leaves, end) - bisect_left(leaves, first) not in (0, end - first):
                 raise ValueError(f"{where}: an argument is bound in part")
-            first += argument.num_leaves
+            first = end
     for i, entry in enumerate(function["bind"]):
         _check_named(f"{where}[{i}].weight", entry["weight"], weights, "weight")
         wanted, given = function["in_avals"][entry["leaf"]].removeprefix("~"), weights[entry["weight"]]["aval"]

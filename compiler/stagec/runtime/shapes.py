@@ -11,8 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from stagec.avals import Aval, parse_aval
+from stagec.avals import parse_aval
+from stagec.runtime.strict_json import shown
 from stagec.trees import Tree
+
+_LONGEST = 1000
+"""Characters of what a reader of avals or trees says is wrong: it repeats what it read."""
 
 Shape = Callable[[Any], None]
 """Takes a value; raises Mismatch where another one is wanted."""
@@ -120,17 +124,19 @@ def array(item: Shape) -> Shape:
     return check
 
 
-def table(item: Shape) -> Shape:
-    """An object with any keys, whose values have one shape."""
+def table(item: Shape, key: Shape | None = None) -> Shape:
+    """An object whose values have one shape, and its keys another; None: any keys."""
 
     def check(value: Any) -> None:
         if type(value) is not dict:
             _wanted("an object", value)
-        for key, one in value.items():
+        for name, one in value.items():
             try:
+                if key is not None:
+                    key(name)
                 item(one)
             except Mismatch as error:
-                raise error.below(f".{key}") from None
+                raise error.below(f".{shown(name)}") from None
 
     return check
 
@@ -152,11 +158,11 @@ def record(
         for key, one in value.items():
             shape = known.get(key, rest)
             if shape is None:
-                raise Mismatch("no such key is known", f".{key}")
+                raise Mismatch("no such key is known", f".{shown(key)}")
             try:
                 shape(one)
             except Mismatch as error:
-                raise error.below(f".{key}") from None
+                raise error.below(f".{shown(key)}") from None
 
     return check
 
@@ -173,22 +179,23 @@ def aval(value: Any) -> None:
         _wanted("an aval as stagec writes it", value)
 
 
+_STATIC = re.compile(r"[^\[\]]*\[[0-9,]*\]")
+
+
 def static_aval(value: Any) -> None:
     """An aval in canonical spelling, without symbolic dimensions."""
-    aval(value)
-    found: Aval = parse_aval(value)
-    if not all(isinstance(size, int) for size in found.shape):
+    text(value)
+    if not _STATIC.fullmatch(value):  # before it is parsed: expressions take their time
         _wanted("an aval of static shape", value)
+    aval(value)
 
 
 def _read(reader: Callable[[Any], Any], value: Any) -> Any:
     try:
         return reader(value)
     except ValueError as error:
-        raise Mismatch(str(error)) from None
+        raise Mismatch(f"{error}"[:_LONGEST]) from None
 
 
 def _wanted(what: str, value: Any) -> NoReturn:
-    shown = json.dumps(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    raise Mismatch(f"{what} is wanted, not {shown}")
+    raise Mismatch(f"{what} is wanted, not {shown(json.dumps(value))}")

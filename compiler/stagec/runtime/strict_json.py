@@ -11,17 +11,23 @@ DEEPEST = 200
 _CONTAINERS = (dict, list)
 _LARGEST = 2**63
 """Whole numbers are below it, and not below its negative: what other readers of JSON (jq, C) hold exactly or refuse."""
+_SHOWN = 60
+"""Characters of a text of others' that a message has."""
 
 
-def parse(text: bytes | str, most: int) -> Any:
-    """Return the value of a JSON text of at most that many bytes.
+def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
+    """Return the value of a JSON text of at most that many bytes. It takes time and memory by its length alone.
 
+    most_values: how many values it may consist of, counted by its commas and brackets: what is small as a text may be
+        large in memory. None: as many as there are.
     Raises ValueError for one that is longer, is not UTF-8, has a key twice in an object, NaN, an infinite number, a
     whole number of more than 64 bits or half of a surrogate pair, or is nested deeper than DEEPEST.
     """
     if len(text) > most:
         raise ValueError(f"{len(text):,} bytes of JSON are over the limit of {most:,}")
     text = text.encode().decode() if isinstance(text, str) else text.decode("utf-8")
+    if most_values is not None and sum(map(text.count, ",[{")) >= most_values:
+        raise ValueError(f"it has more than {most_values:,} values")
     try:
         value = json.loads(
             text,
@@ -38,11 +44,19 @@ def parse(text: bytes | str, most: int) -> Any:
     return value
 
 
+def shown(text: str) -> str:
+    """Return a text of others' as a message has it: cut off where it is long."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {shown(name)!r} is there twice")
+            seen.add(name)
     return result
 
 
