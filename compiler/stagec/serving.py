@@ -53,12 +53,13 @@ def load(
     to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where
     `<manifest>.<function>.debug.mlir` is beside the bundle.
     """
-    archive = Archive(path)
     if keys:
         from stagec.runtime import signatures
 
-        signatures.check(archive, keys, threshold, signature)
-    return Bundle(archive, target, types, policy, devices, compile_exported)
+        archive = signatures.open_signed(path, keys, threshold, signature)
+    else:
+        archive = Archive(path)
+    return Bundle(archive, target, types, policy, devices, compile_exported, locations=not keys)
 
 
 def explain(path: str | Path, target: str | None = None, policy: Policy = "allow_compile") -> Bundle:

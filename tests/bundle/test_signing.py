@@ -8,14 +8,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from stagec.bundle.verification import verify
-from stagec.runtime.signatures import pae
-from tests.building import COMPILER, checked, stagec
+from stagec.runtime import archive, strict_json
+from stagec.runtime.archive import Archive
+from stagec.runtime.signatures import PAYLOAD_TYPE, Envelope, pae
+from tests.building import COMPILER, ROOT, checked, stagec
 from tests.signed import write_bundle_of, write_keys, write_provenance
+
+ENVELOPE = '{"payload": "", "payloadType": "application/vnd.in-toto+json"'
+SIGNATURE = '{"keyid": "", "sig": ""}'
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +47,15 @@ def folder(material: Path, tmp_path: Path) -> Path:
 def failed(folder: Path, *keys: str, threshold: int = 1) -> tuple[str, str]:
     """The check that fails and what it tells."""
     report = verify(str(folder / "zoo.aot"), [str(folder / f"{key}.pub.pem") for key in keys], threshold)
-    assert not report["ok"]
+    assert report["verdict"] == "refused"
     last = report["checks"][-1]
     assert not last["ok"]
     return last["check"], last["told"].replace(str(folder), "")
+
+
+def verified(folder: Path, *keys: str, threshold: int = 1) -> bool:
+    report = verify(str(folder / "zoo.aot"), [str(folder / f"{key}.pub.pem") for key in keys], threshold)
+    return bool(report["verdict"] == "verified")
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -73,22 +86,42 @@ def test_verify_tells_of_each_check(material: Path) -> None:
     text = checked("verify", "zoo.aot", *keys, "--threshold", "2", cwd=material)
     keyids = [one["keyid"][:12] for one in json.loads((material / "zoo.aot.dsse.json").read_text())["signatures"]]
     assert text == (
-        "ok      container   5 members, each with the digest that the index says\n"
         f"ok      signatures  2 of 3 keys signed, 2 must: {keyids[0]}, {keyids[1]}\n"
+        "ok      container   5 members, each with the digest that the index says\n"
         "ok      subjects    signed were this file and its 5 members\n"
         "zoo.aot: verified\n"
     )
 
 
-def test_without_a_key_the_container_is_verified(material: Path) -> None:
-    report = json.loads(checked("verify", "zoo.aot", "--json", cwd=material))
-    assert (report["ok"], [one["check"] for one in report["checks"]]) == (True, ["container"])
+UNSIGNED = "An unsigned bundle is code of whoever gave it to you."
+
+
+def test_without_a_key_a_bundle_is_intact_and_not_verified(folder: Path, zoo: Path) -> None:
+    # What an attacker makes: another program, all digests computed again, and the envelope of the first one beside it.
+    write_bundle_of(zoo, folder, "mlp")
+    done = stagec("verify", "zoo.aot", cwd=folder)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == (
+        "ok      container   8 members, each with the digest that the index says\n"
+        f"zoo.aot: intact, and no signature was checked. {UNSIGNED}\n"
+    )
+    done = stagec("verify", "zoo.aot", "--json", cwd=folder)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"]) == (3, "intact")
+    assert [one["check"] for one in report["checks"]] == ["container"]
+    signed = stagec("verify", "zoo.aot", "--json", "--key", "ann.pub.pem", cwd=folder)
+    assert (signed.returncode, json.loads(signed.stdout)["verdict"]) == (1, "refused")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/loading.md", "docs/bundle-format.md", "docs/security.md"])
+def test_what_an_unsigned_bundle_is_the_same_words_say_everywhere(page: str) -> None:
+    assert UNSIGNED in " ".join((ROOT / page).read_text("utf-8").split())
 
 
 def test_a_key_that_did_not_sign(material: Path) -> None:
     done = stagec("verify", "zoo.aot", "--key", "eve.pub.pem", cwd=material)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines()[1:] == [
+    assert done.stdout.splitlines() == [
         "FAILED  signatures  zoo.aot.dsse.json: 0 of 1 keys signed it, 1 must",
         "zoo.aot: do not use it",
     ]
@@ -100,7 +133,7 @@ def test_a_key_counts_once(folder: Path) -> None:
         "signatures",
         "/zoo.aot.dsse.json: 1 of 2 keys signed it, 2 must",
     )
-    assert verify(str(folder / "zoo.aot"), [str(folder / "ann.pub.pem")])["ok"]
+    assert verified(folder, "ann")
 
 
 def test_a_keyid_is_trusted_for_nothing(folder: Path) -> None:
@@ -109,7 +142,7 @@ def test_a_keyid_is_trusted_for_nothing(folder: Path) -> None:
         ann["keyid"], bob["keyid"] = bob["keyid"], "eve"
 
     edit(folder, swap)
-    assert verify(str(folder / "zoo.aot"), [str(folder / f"{name}.pub.pem") for name in ("ann", "bob")], 2)["ok"]
+    assert verified(folder, "ann", "bob", threshold=2)
 
 
 def test_base64_for_urls_is_read_too(folder: Path) -> None:
@@ -119,7 +152,7 @@ def test_base64_for_urls_is_read_too(folder: Path) -> None:
             one["sig"] = base64.urlsafe_b64encode(base64.b64decode(one["sig"])).decode()
 
     edit(folder, other)
-    assert verify(str(folder / "zoo.aot"), [str(folder / "ann.pub.pem")])["ok"]
+    assert verified(folder, "ann")
 
 
 def test_a_statement_that_was_changed(folder: Path) -> None:
@@ -136,7 +169,7 @@ def test_the_envelope_of_another_bundle(folder: Path, zoo: Path) -> None:
     check, told = failed(folder, "ann")
     assert (check, told) == (
         "subjects",
-        "/zoo.aot.dsse.json: another bundle was signed: zoo.aot and 1 more differs",
+        "/zoo.aot.dsse.json: another bundle was signed: index.json differs",
     )
 
 
@@ -163,16 +196,31 @@ def test_a_bundle_without_a_signature(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[]", "list indices must be integers or slices, not str"),
-        ('{"payloadType": "text/plain"}', "its payloadType is 'text/plain', 'application/vnd.in-toto+json' is wanted"),
+        ("[]", "an object is wanted, not []"),
+        (
+            '{"payload": "", "payloadType": "text/plain", "signatures": []}',
+            'payloadType: "application/vnd.in-toto+json" is wanted, not "text/plain"',
+        ),
         ('{"payload": "", "payload": ""}', "the key 'payload' is there twice"),
-        ('{"payloadType": "application/vnd.in-toto+json", "signatures": []}', "it has no 'payload'"),
+        ('{"payloadType": "application/vnd.in-toto+json", "signatures": []}', "the key 'payload' is missing"),
+        (f'{ENVELOPE}, "signatures": [{{}}]}}', "signatures[0]: the key 'sig' is missing"),
+        (f'{ENVELOPE}, "signatures": [{{"sig": null}}]}}', "signatures[0].sig: a text is wanted, not null"),
+        (
+            f'{ENVELOPE}, "signatures": [{{"sig": "A"}}]}}',
+            "Invalid base64-encoded string",
+        ),
+        (f'{ENVELOPE}, "signatures": [{", ".join(33 * [SIGNATURE])}]}}', "33 signatures are over the limit of 32"),
+        (f'{ENVELOPE}, "signatures": [{", ".join(400 * [SIGNATURE])}]}}', "it has more than 1,000 values"),
         ("NaN", "the number NaN is not finite"),
     ],
 )
 def test_a_file_that_is_no_envelope(folder: Path, text: str, what: str) -> None:
     (folder / "zoo.aot.dsse.json").write_text(text)
-    assert failed(folder, "ann") == ("signatures", f"/zoo.aot.dsse.json: not a DSSE envelope: {what}")
+    check, told = failed(folder, "ann")
+    assert (check, told.partition(": number of")[0]) == (
+        "signatures",
+        f"/zoo.aot.dsse.json: not a DSSE envelope: {what}",
+    )
 
 
 def test_a_bundle_that_is_not_there(material: Path) -> None:
@@ -218,6 +266,114 @@ def test_signing_what_is_not_the_bundle(folder: Path, zoo: Path) -> None:
     assert (done.returncode, done.stderr) == (2, message)
 
 
+def test_a_file_with_two_keys(folder: Path) -> None:
+    """The second would be ignored: a threshold of two would be met by the owner of one, or never."""
+    for kind in ("pub.pem", "pem"):
+        two = (folder / f"ann.{kind}").read_bytes() + (folder / f"bob.{kind}").read_bytes()
+        (folder / f"two.{kind}").write_bytes(two)
+    done = stagec("verify", "zoo.aot", "--key", "two.pub.pem", cwd=folder)
+    message = "two.pub.pem: it has 2 keys; give each a file, and name all of them\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    done = stagec("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "two.pem", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, "two.pem: it has 2 keys\n  give one key a file\n")
+
+
+def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    irregular = "cannot be read: it is no regular file\n"
+    for words in (
+        ("verify", "zoo.aot", "--key", "pipe"),
+        ("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "pipe"),
+        ("sign", "zoo.aot", "--statement", "pipe", "--key", "ann.pem"),
+        ("inspect", "pipe"),
+        ("locate", "pipe", "tanh"),
+    ):
+        done = stagec(*words, cwd=folder)
+        assert (done.returncode, done.stderr) == (2, f"pipe: {irregular}")
+    report = verify(str(folder / "zoo.aot"), [str(folder / "ann.pub.pem")], signature=str(folder / "pipe"))
+    assert report["checks"][-1]["told"] == f"{folder}/pipe: {irregular.strip()}"
+
+
+def test_a_file_that_is_larger_than_memory(folder: Path) -> None:
+    (folder / "sparse").touch()
+    os.truncate(folder / "sparse", 8 << 40)
+    for words, limit in (
+        (("inspect", "sparse"), 2**31),
+        (("sign", "zoo.aot", "--statement", "sparse", "--key", "ann.pem"), 2**31),
+        (("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "sparse"), 2**16),
+        (("verify", "zoo.aot", "--key", "sparse"), 2**16),
+    ):
+        done = stagec(*words, cwd=folder)
+        message = f"sparse: cannot be read: its 8,796,093,022,208 bytes are over the limit of {limit:,}\n"
+        assert (done.returncode, done.stderr) == (2, message)
+
+
+def sign(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Have ann sign another statement than the one that stagec wrote, with a program of hers."""
+    statement = json.loads((folder / "zoo.intoto.json").read_text())
+    change(statement)
+    payload = json.dumps(statement).encode()
+    key = load_pem_private_key((folder / "ann.pem").read_bytes(), None)
+    assert isinstance(key, Ed25519PrivateKey)
+    envelope = Envelope(payload, (("", key.sign(pae(PAYLOAD_TYPE, payload))),))
+    (folder / "other.intoto.json").write_bytes(payload)
+    (folder / "zoo.aot.dsse.json").write_text(envelope.to_json())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            lambda statement: statement.update(
+                predicateType="https://in-toto.io/attestation/test-result/v0.1", predicate={"result": "FAILED"}
+            ),
+            'predicateType: "https://slsa.dev/provenance/v1" is wanted, not '
+            '"https://in-toto.io/attestation/test-result/v0.1"',
+        ),
+        (
+            lambda statement: statement["predicate"]["buildDefinition"].update(buildType="urn:stagec:build:bazel:2"),
+            'predicate.buildDefinition.buildType: "urn:stagec:build:bazel:1" is wanted, not "urn:stagec:build:bazel:2"',
+        ),
+        (
+            lambda statement: statement["predicate"].pop("buildDefinition"),
+            "predicate: the key 'buildDefinition' is missing",
+        ),
+        (lambda statement: statement["subject"][0].update(name=None), "subject[0].name: a text is wanted, not null"),
+        (lambda statement: statement["subject"].append(statement["subject"][0]), "a subject is there twice"),
+    ],
+)
+def test_another_statement_of_the_same_key_vouches_for_nothing(
+    folder: Path, change: Callable[[dict[str, Any]], None], what: str
+) -> None:
+    sign(folder, change)
+    what = f"what is signed is no provenance of a bundle: {what}"
+    assert failed(folder, "ann") == ("subjects", f"/zoo.aot.dsse.json: {what}")
+    done = stagec("sign", "zoo.aot", "--statement", "other.intoto.json", "--key", "ann.pem", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, f"other.intoto.json: {what}\n")
+
+
+def test_a_statement_of_another_version(folder: Path) -> None:
+    def change(statement: dict[str, Any]) -> None:
+        statement["predicate"]["buildDefinition"]["externalParameters"]["version"] = "2"
+
+    sign(folder, change)
+    assert failed(folder, "ann") == ("subjects", "/zoo.aot.dsse.json: another bundle was signed: zoo 2 differs")
+
+
+def test_nothing_is_parsed_before_the_signature_is_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+
+    def parse(text: bytes | str, *limits: int) -> Any:
+        parsed.append(len(text))
+        return strict_json.parse(text, *limits)
+
+    monkeypatch.setattr(archive, "strict_json", SimpleNamespace(parse=parse))
+    assert failed(folder, "eve")[0] == "signatures"
+    assert parsed == []
+    assert verified(folder, "ann")
+    assert parsed == [len(Archive(folder / "zoo.aot")["index.json"])] * 2
+
+
 def test_an_encrypted_key(folder: Path) -> None:
     write_keys(folder, "safe", "open sesame")
     arguments = ("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "safe.pem", "--output", "safe.json")
@@ -239,7 +395,7 @@ def test_an_encrypted_key(folder: Path) -> None:
     done = stagec(*arguments, cwd=folder, env={"STAGEC_KEY_PASSPHRASE": "open sesame"})
     assert (done.returncode, done.stderr) == (0, "")
     key = str(folder / "safe.pub.pem")
-    assert verify(str(folder / "zoo.aot"), [key], signature=str(folder / "safe.json"))["ok"]
+    assert verify(str(folder / "zoo.aot"), [key], signature=str(folder / "safe.json"))["verdict"] == "verified"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -14,12 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stagec.runtime.archive import Archive
-from stagec.runtime.signatures import STATEMENT_TYPE, bundle_name, subjects
+from stagec.runtime.signatures import BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
 from stagec.version import VERSION
-
-PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
-BUILD_TYPE = "urn:stagec:build:bazel:1"
-"""What the parameters mean: docs/provenance.md. 1 (November 2026): the first."""
 
 BUILDER = "urn:stagec:builder:bazel"
 
@@ -65,7 +61,7 @@ def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
 
 def statement(
     archive: Archive,
-    bundle: bytes,
+    digest: str,
     manifest: tuple[str, bytes],
     slices: Mapping[str, bytes],
     sources: Mapping[str, Path],
@@ -73,7 +69,7 @@ def statement(
 ) -> str:
     """Return the statement of a bundle as JSON.
 
-    bundle: the bytes of `archive`. manifest: its path in the workspace, and content.
+    digest: SHA-256 (hex) of its file. manifest: its path in the workspace, and content.
     slices: of the plan, by artifact. sources: files and folders that tracing could read, by path in the workspace.
     environments: the packages of planning, staging and of what compiles for accelerators.
     """
@@ -88,8 +84,8 @@ def statement(
     values = {
         "_type": STATEMENT_TYPE,
         "subject": [
-            {"name": subject, "digest": {"sha256": digest}}
-            for subject, digest in {name: sha256(bundle), **subjects(archive)}.items()
+            {"name": subject, "digest": {"sha256": of_it}}
+            for subject, of_it in {name: digest, **subjects(archive)}.items()
         ],
         "predicateType": PREDICATE_TYPE,
         "predicate": {

@@ -7,16 +7,16 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from stagec.bundle.provenance import Environment, all_wheels, package_url, sha256
+from stagec.bundle.provenance import Environment, all_wheels, package_url
 from stagec.runtime.archive import Archive
 from stagec.runtime.signatures import bundle_name
 from stagec.version import VERSION
 
 
-def bill_of_materials(archive: Archive, bundle: bytes, environments: Sequence[Environment]) -> str:
+def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
     """Return the SBOM as JSON: the bundle, and every package and interpreter that planned, traced or compiled it.
 
-    bundle: the bytes of `archive`. environments: as for the statement. The serial number is made from the content.
+    digest: SHA-256 (hex) of its file. environments: as for the statement. The serial number is made from the content.
     """
     name, version = bundle_name(archive), archive.index["version"]
     root = f"{name}@{version}"
@@ -48,7 +48,7 @@ def bill_of_materials(archive: Archive, bundle: bytes, environments: Sequence[En
                 "bom-ref": root,
                 "name": name,
                 "version": version,
-                "hashes": [{"alg": "SHA-256", "content": sha256(bundle)}],
+                "hashes": [{"alg": "SHA-256", "content": digest}],
             },
         },
         "components": components,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stagec.errors import Problem, StagecError
-from stagec.runtime.signatures import PAYLOAD_TYPE, Envelope, keyid, pae
+from stagec.runtime.signatures import MOST_SIGNATURES, PAYLOAD_TYPE, PEM, Envelope, keyid, pae
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,6 +25,8 @@ def private_key(path: str, pem: bytes, passphrase: Callable[[], bytes]) -> Ed255
         what = "signing takes the package cryptography, which is not installed"
         raise StagecError(Problem("", "", what, "pip install stagec[signing]")) from error
 
+    if pem.count(PEM) > 1:
+        raise StagecError(Problem(path, "", f"it has {pem.count(PEM)} keys", "give one key a file"))
     try:
         try:
             key = load_pem_private_key(pem, None)
@@ -43,10 +45,12 @@ def private_key(path: str, pem: bytes, passphrase: Callable[[], bytes]) -> Ed255
 def sign(statement: bytes, key: Ed25519PrivateKey, envelope: Envelope | None = None) -> Envelope:
     """Return an envelope of `statement` with the signature of `key`, beside those that `envelope` has already.
 
-    A signature of the same key is replaced. Raises ValueError when `envelope` is of another statement.
+    A signature of the same key is replaced. Raises ValueError when `envelope` is of another statement, or full.
     """
     if envelope is not None and envelope.payload != statement:
         raise ValueError("its signatures are of another statement")
     name = keyid(key.public_key())
     others = [one for one in (envelope.signatures if envelope else ()) if one[0] != name]
+    if len(others) >= MOST_SIGNATURES:
+        raise ValueError(f"it has {MOST_SIGNATURES} signatures, and no more are read")
     return Envelope(statement, (*others, (name, key.sign(pae(PAYLOAD_TYPE, statement)))))

@@ -5,7 +5,7 @@ the work: it returns the exit status, None for 0, and raises StagecError for a u
 what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
 imports all that can be imported before, and `IN_PLACE` says that it needs no folder of its own. Exit status: 0 when all
 is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff` found a difference,
-`verify` refuses.
+`verify` refuses. `verify` has 3 for a bundle that is whole, where it was given no key to check a signature with.
 """
 
 import argparse

@@ -59,16 +59,16 @@ def run(options: argparse.Namespace) -> None:
             environments.append(provenance.read_environment(read_text(path)))
         except (ValueError, KeyError, TypeError) as error:
             raise StagecError(Problem(path, "", f"not a list of packages: {error!r}")) from error
-    bundle = read(options.bundle)
     try:
-        archive = Archive(options.bundle, bundle)
+        archive = Archive(options.bundle)
+        sha256 = archive.sha256()
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
     name, manifest = options.manifest
     slices = {artifact: read(path) for artifact, path in options.slice}
     sources = {source: Path(path) for source, path in options.source}
-    statement = provenance.statement(archive, bundle, (name, read(manifest)), slices, sources, environments).encode()
-    write_whole(options.output, statement)
-    write_whole(options.sbom, sbom.bill_of_materials(archive, bundle, environments).encode())
+    statement = provenance.statement(archive, sha256, (name, read(manifest)), slices, sources, environments)
+    write_whole(options.output, statement.encode())
+    write_whole(options.sbom, sbom.bill_of_materials(archive, sha256, environments).encode())
     if options.json:
-        print_json({"output": options.output, **digest(statement)})
+        print_json({"output": options.output, **digest(statement.encode())})

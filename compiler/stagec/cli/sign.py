@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import hashlib
 import os
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
     from stagec.runtime import signatures
     from stagec.runtime.archive import Archive
     from stagec.runtime.refusal import LoadError
-    from stagec.runtime.signatures import Envelope
+    from stagec.runtime.signatures import Envelope, Statement
 
     def passphrase() -> bytes:
         try:
@@ -42,14 +41,14 @@ def run(options: argparse.Namespace) -> None:
             what = "it is encrypted, and nobody is there to be asked for its passphrase"
             raise StagecError(Problem(options.key, "", what, f"set the variable {PASSPHRASE}")) from error
 
-    key = signing.private_key(options.key, read(options.key), passphrase)
+    key = signing.private_key(options.key, read(options.key, signatures.LARGEST_KEY), passphrase)
     output = options.output or f"{options.bundle}{signatures.SUFFIX}"
-    statement, data = read(options.statement), read(options.bundle)
+    statement = read(options.statement)
     try:
         # Who signs says that this is the bundle: it is looked at before.
+        archive = Archive(options.bundle)
+        Statement.read(statement, options.statement).check(archive, options.statement, archive.sha256())
         envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).exists() else None)
-        archive = Archive(options.bundle, data)
-        signatures.check_subjects(envelope, archive, options.statement, hashlib.sha256(data).hexdigest())
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
     except ValueError as error:

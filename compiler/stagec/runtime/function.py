@@ -40,6 +40,7 @@ class Loaded:
 
     archive: None when the bundle was closed. path, name: of the bundle.
     devices: that the caller names, in order; empty: those of the platform. compile: None where nothing may be compiled.
+    locations: whether the files with source locations beside the bundle are read.
     """
 
     archive: Archive | None
@@ -51,6 +52,7 @@ class Loaded:
     weights: Weights
     devices: tuple[_jax.Device, ...] = ()
     compile: Compile | None = None
+    locations: bool = True
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def devices_for(self, platform: str, count: int) -> Sequence[_jax.Device]:
@@ -376,7 +378,7 @@ class Function:
     def _locate(self, error: Exception, signature: Signature) -> None:
         """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""
         debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
-        if debug.exists():
+        if self._loaded.locations and debug.exists():
             from stagec.runtime import locations  # MLIR: not needed to run
 
             loaded = signature.executable and signature.executable.loaded

@@ -39,12 +39,14 @@ class Bundle(Mapping[str, Function]):
         devices: Sequence[_jax.Device] = (),
         compiler: Compile | None = None,
         selected_only: bool = True,
+        locations: bool = True,
     ) -> None:
         """See `stagec.load`.
 
         archive: the bundle's file; closed with the bundle.
         compiler: what compiles a portable artifact; None: nothing is compiled.
         selected_only: whether a bundle of which nothing runs here is refused.
+        locations: whether the files with source locations beside the bundle are read, which nobody signs.
         """
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; write {' or '.join(map(repr, POLICIES))}")
@@ -74,6 +76,7 @@ class Bundle(Mapping[str, Function]):
             Weights(archive),
             tuple(devices),
             compiler,
+            locations,
         )
         self._functions: dict[str, Function] = {}
         self._signatures: dict[str, Function] = {}
