@@ -1,14 +1,22 @@
 """The command line: help, inspect, and what it says of files that are something else."""
 
+import dataclasses
+import functools
 import importlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from stagec import inspection
 from stagec.backends import plugins
 from stagec.cli import COMMANDS
-from tests.building import checked, stagec
+from stagec.errors import StagecError
+from stagec.runtime import child
+from stagec.stages.exported import Exported
+from stagec.trees import Tree
+from tests.building import ROOT, checked, stagec
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -106,6 +114,50 @@ def test_inspect_something_else(tmp_path: Path, content: bytes, what: str) -> No
     assert done.stderr.endswith(
         "\n  give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)\n"
     )
+
+
+DAMAGED = {
+    "2026-11-jax-0.10.1/factorize.exported": [(11052, "SIGSEGV"), (7209, "SIGABRT")],
+    "2026-11-jax-0.10.1/psum.exported": [(6163, "took over 2 seconds")],
+}
+"""Bits of modules which, when they are flipped, end jaxlib 0.10.1 while it reads them, or never let it end."""
+
+
+@pytest.mark.parametrize(("name", "bit", "end"), [(name, *end) for name, ends in DAMAGED.items() for end in ends])
+def test_inspect_what_jaxlib_does_not_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bit: int, end: str
+) -> None:
+    data = bytearray((ROOT / "tests" / "corpus" / name).read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path = tmp_path / "damaged.exported"
+    path.write_bytes(data)
+    monkeypatch.setattr(child, "SECONDS", 2 if "took" in end else 20)
+    try:
+        inspection.inspect(str(path))
+        told = ""
+    except StagecError as refusal:
+        told = str(refusal)
+    if version("jaxlib") == "0.10.1":  # others read or refuse it, or end in another way
+        assert told.startswith(f"{path}: ")
+        assert end in told
+
+
+def test_the_command_is_there_to_tell_it(tmp_path: Path) -> None:
+    """A text that is nested too deeply overflows the stack of MLIR's parser."""
+    (tmp_path / "deep.mlir").write_text("module {" * 100_000)
+    done = stagec("locate", "deep.mlir", "tanh", cwd=tmp_path)
+    message = "deep.mlir: what reads it ended with SIGSEGV\n  give a file of output group debug\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_a_tree_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    exported = Exported.deserialize((ROOT / "tests/corpus/2026-11-jax-0.10.1/loop.exported").read_bytes())
+    for depth, refused in ((90, False), (120, True), (250, True)):
+        tree = functools.reduce(lambda tree, _: Tree("list", (tree,)), range(depth), exported.out_tree)
+        (tmp_path / "x").write_bytes(dataclasses.replace(exported, out_tree=tree).serialize())
+        done = stagec("inspect", "x", cwd=tmp_path)
+        assert ("a tree is nested deeper than 100 levels" in done.stderr) == refused
+        assert done.returncode == (2 if refused else 0), done.stderr
 
 
 def test_inspect_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ compiles.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -16,14 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec import components, inputs
+from stagec import components, inputs, reading
 from stagec.errors import Problem, StagecError
 from stagec.inputs import Inputs
+from stagec.runtime import child, shapes, strict_json
 from stagec.runtime.archive import Archive
-from stagec.runtime.description import Description
+from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.refusal import LoadError
 from stagec.specs import FunctionSpec
-from stagec.stages.exported import Exported, NotExported
+from stagec.stages.exported import Exported
 from stagec.trees import argument_path
 
 EXPORT_FORMAT = 2
@@ -149,17 +151,17 @@ def _read(path: str, roots: Sequence[str], packages: Sequence[str]) -> _Artifact
         if path.endswith(".aot"):
             return _bundle(Archive(path))
         if path.endswith(".xla"):
-            return {"": _description(Path(path).with_suffix(".json").read_bytes())}
+            return {"": _description_at(Path(path).with_suffix(".json"))}
         if path.endswith(".exported"):
-            beside, serialized = Path(f"{path}.json"), Path(path).read_bytes()
+            beside, serialized = Path(f"{path}.json"), reading.whole(path)
             if beside.is_file():
-                return {"": dataclasses.replace(_description(beside.read_bytes()), serialized=serialized)}
-            Exported.deserialize(serialized)
+                return {"": dataclasses.replace(_description_at(beside), serialized=serialized)}
+            _held(serialized, "")
             return {"": _Artifact(None, None, serialized, path)}
-        return inputs.read(path, roots, packages) or {"": _description(Path(path).read_bytes())}
+        return inputs.read(path, roots, packages) or {"": _description_at(Path(path))}
     except OSError as error:
         raise StagecError(Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}")) from error
-    except (LoadError, NotExported, ValueError, KeyError, TypeError) as error:
+    except (LoadError, ValueError, KeyError, TypeError) as error:
         what = str(error).removeprefix(f"{path}: ")
         raise StagecError(Problem(path, "", what, _WRITE)) from error
 
@@ -233,9 +235,14 @@ def _bundle(archive: Archive) -> _Artifacts:
     return artifacts
 
 
+def _description_at(path: Path) -> _Artifact:
+    return _description(reading.whole(path, LARGEST))
+
+
 def _description(text: bytes) -> _Artifact:
-    data = json.loads(text)
+    data = strict_json.parse(text, LARGEST)
     if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in (1, EXPORT_FORMAT):
+        _EXPORTED(data)
         return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
     description = Description.from_json(text)
     identity = _identity(description.function, description.variant, description.target.name, description.bucket)
@@ -271,8 +278,28 @@ def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, 
     )
 
 
+_EXPORTED = shapes.record(
+    {
+        "function": shapes.text,
+        "variant": shapes.text,
+        "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.text})),
+    },
+    rest=shapes.anything,
+)
+
+
+@functools.cache
 def _held(serialized: bytes, name: str) -> components.Table:
     """Return the components that a portable artifact without a description has itself."""
+    found: components.Table = child.call(held, serialized, name)
+    return found
+
+
+def held(serialized: bytes, name: str) -> components.Table:
+    """Do that in this process, which jaxlib may end where the artifact is damaged.
+
+    name: of the function; "": as the artifact says. Raises ValueError where it is none.
+    """
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())
     values: dict[str, object] = {f"aval {p}": str(a) for p, a in zip(paths, exported.in_avals, strict=True)}

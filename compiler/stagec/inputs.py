@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -12,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec import specs
+from stagec import reading, specs
 from stagec.errors import Problem, StagecError
+from stagec.runtime import strict_json
+from stagec.runtime.description import LARGEST
 from stagec.specs import ExecutableSpec, FunctionSpec
 
 FORMAT = 1
@@ -46,7 +47,7 @@ def read(path: str, roots: Sequence[str], packages: Sequence[str] = ()) -> Input
     """
     if path.endswith(".toml"):
         return _planned(path, roots, packages)
-    data = json.loads(Path(path).read_bytes())
+    data = strict_json.parse(reading.whole(path, LARGEST), LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inputs":
         return None
     if data.get("format") != FORMAT:

@@ -7,29 +7,34 @@ import hashlib
 import json
 from typing import Any
 
+from stagec import reading
 from stagec.errors import Problem, StagecError
-from stagec.runtime import strict_json
+from stagec.runtime import child, strict_json
 from stagec.runtime.archive import Archive
 from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.refusal import LoadError
-from stagec.stages.exported import Exported, NotExported
 
+_START = 1000
+"""Bytes of a file that tell its kind."""
 _IDS = 16
 """How many devices' ids a line tells."""
 
 
-def inspect(path: str, data: bytes) -> dict[str, Any]:
-    """Return a report on the file at `path`, whose content is `data`; "kind" says what it is.
+def inspect(path: str) -> dict[str, Any]:
+    """Return a report on the file at `path`; "kind" says what it is. Native code reads it in a child process alone.
 
     Raises StagecError when the file is none of the three kinds, or is damaged.
     """
     try:
-        if data.startswith(b"PK"):
-            return _bundle(Archive(path, data))
-        if data.lstrip().startswith(b"{"):
-            return dict(json.loads(Description.from_json(data).to_json()))
-        return _exported(Exported.deserialize(data), data)
-    except (LoadError, NotExported, ValueError) as error:
+        start = reading.start(path, _START)
+        if start.startswith(b"PK"):
+            return _bundle(Archive(path))
+        if start.lstrip().startswith(b"{"):
+            return dict(json.loads(Description.from_json(reading.whole(path, LARGEST)).to_json()))
+        return dict(child.call(exported, reading.whole(path)))
+    except OSError as error:
+        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
+    except (LoadError, ValueError) as error:
         what = str(error).removeprefix(f"{path}: ")
         write = "give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)"
         raise StagecError(Problem(path, "", what, write)) from error
@@ -58,25 +63,28 @@ def _bundle(archive: Archive) -> dict[str, Any]:
     return report
 
 
-def _exported(exported: Exported, data: bytes) -> dict[str, Any]:
+def exported(data: bytes) -> dict[str, Any]:
+    """Return the report on a portable artifact. Raises ValueError where it is none; jaxlib may end the process."""
+    from stagec.stages.exported import Exported
+
+    found = Exported.deserialize(data)
+    order, vjp = 0, found
+    while vjp.has_vjp():
+        order, vjp = order + 1, vjp.vjp()
     return {
         "kind": "exported",
-        "fun_name": exported.fun_name,
-        **exported.interface(),
-        "module_kept_var_idx": list(exported.module_kept_var_idx),
-        "ordered_effects": list(exported.ordered_effects),
-        "unordered_effects": list(exported.unordered_effects),
-        "disabled_safety_checks": list(exported.disabled_safety_checks),
-        "uses_global_constants": exported.uses_global_constants,
-        "vjp_order": _vjp_order(exported),
-        "mlir_module_bytes": len(exported.mlir_module_serialized),
+        "fun_name": found.fun_name,
+        **found.interface(),
+        "module_kept_var_idx": list(found.module_kept_var_idx),
+        "ordered_effects": list(found.ordered_effects),
+        "unordered_effects": list(found.unordered_effects),
+        "disabled_safety_checks": list(found.disabled_safety_checks),
+        "uses_global_constants": found.uses_global_constants,
+        "vjp_order": order,
+        "mlir_module_bytes": len(found.mlir_module_serialized),
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-
-
-def _vjp_order(exported: Exported) -> int:
-    return 1 + _vjp_order(exported.vjp()) if exported.has_vjp() else 0
 
 
 def _bundle_text(report: dict[str, Any]) -> str:

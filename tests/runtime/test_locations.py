@@ -12,6 +12,7 @@ import stagec
 from stagec.runtime import locations
 from tests.building import build, checked, write_specs
 from tests.building import stagec as command
+from tests.signed import write_keys, write_provenance
 
 MODEL = """\
 import jax
@@ -169,6 +170,24 @@ def test_a_file_that_is_no_module_is_told(bundle: Path) -> None:
         stagec.load(bundle)["big"](np.ones(1 << 24, np.float32))
     (note,) = raised.value.__notes__
     assert note.startswith(f"{file}: not a StableHLO module: ")
+
+
+def test_a_file_that_ends_what_reads_it_ends_no_server(bundle: Path) -> None:
+    # So deeply nested that MLIR's parser overflows its stack.
+    file = bundle.with_name("m.big.debug.mlir")
+    file.write_text("module {" * 100_000)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED") as raised:
+        stagec.load(bundle)["big"](np.ones(1 << 24, np.float32))
+    assert raised.value.__notes__ == [f"{file}: what reads it ended with SIGSEGV"]
+
+
+def test_with_keys_a_file_that_nobody_signed_is_not_read(bundle: Path) -> None:
+    statement, _ = write_provenance(bundle)
+    private, public = write_keys(bundle.parent, "ann")
+    checked("sign", bundle, "--statement", statement, "--key", private)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED") as raised:
+        stagec.load(bundle, keys=[public])["big"](np.ones(1 << 24, np.float32))
+    assert not hasattr(raised.value, "__notes__")
 
 
 @pytest.mark.parametrize(("name", "shape"), [("twice", (3,)), ("scanned", (8, 3))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stagec.cli.files import print_json, read
+from stagec.cli.files import print_json
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec import inspection
 
-    report = inspection.inspect(options.file, read(options.file))
+    report = inspection.inspect(options.file)
     if options.json:
         print_json(report)
     else:

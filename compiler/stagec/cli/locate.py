@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
-from stagec.cli.files import print_json, read_text
+from stagec.cli.files import print_json
 from stagec.errors import Problem, StagecError
 
 
@@ -19,7 +20,9 @@ def run(options: argparse.Namespace) -> int:
     from stagec.runtime import locations
 
     try:
-        found = locations.locate(options.text, locations.read(read_text(options.file)))
+        found = locations.find(Path(options.file), options.text)
+    except OSError as error:
+        raise StagecError(Problem(options.file, "", f"cannot be read: {error.strerror}")) from error
     except ValueError as error:
         raise StagecError(Problem(options.file, "", str(error), "give a file of output group debug")) from error
     if options.json:

@@ -9,16 +9,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxlib.mlir import ir
+from stagec import reading
+from stagec.runtime import child
 
-from stagec.runtime.dialects import make_context
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir  # a child process reads the files of others
 
 _NEVER_RUN = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "shape_assertion")
 """Custom calls that are gone when a program is compiled."""
+
+
+LARGEST = 1 << 28
+"""Bytes of a module with source locations that are read (256 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class Operation:
 
 def read(text: str) -> tuple[Operation, ...]:
     """Return the operations of a module in its text form. Raises ValueError when the text is something else."""
+    from jaxlib.mlir import ir
+
+    from stagec.runtime.dialects import make_context
+
     with make_context() as context:
         try:
             return of_module(ir.Module.parse(text, context))
@@ -63,6 +73,8 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
 
     In a function names and call stacks start at its call: both are put together here, as XLA does with names.
     """
+    from jaxlib.mlir import ir
+
     functions = {
         ir.StringAttr(function.attributes["sym_name"]).value: function.operation
         for function in module.body.operations
@@ -128,6 +140,20 @@ def locate(text: str, operations: Iterable[Operation]) -> list[Operation]:
     return next(filter(None, ([operation for operation in known if way(operation)] for way in ways)), [])
 
 
+def find(path: Path, text: str) -> list[Operation]:
+    """Return the operations of the module at `path` that `text` speaks of, as `locate` does, read in a child process.
+
+    Raises OSError, and ValueError when the file is no module.
+    """
+    rows = child.call(located, reading.whole(path, LARGEST), text)
+    return [Operation(**{**row, "frames": tuple(Frame(**frame) for frame in row["frames"])}) for row in rows]
+
+
+def located(module: bytes, text: str) -> list[dict[str, Any]]:
+    """Do that in this process, which jaxlib may end where the module is damaged; return the fields of operations."""
+    return [asdict(operation) for operation in locate(text, read(module.decode()))]
+
+
 def largest(hlo: str) -> list[str]:
     """Return the names of the operations of an HLO module, in its text form, that have the largest results.
 
@@ -159,20 +185,21 @@ def add_note(error: BaseException, debug: Path, hlo: str) -> None:
 
     hlo: the program that failed, as text; "" where there is none.
     """
-    try:
-        operations = read(debug.read_text("utf-8"))
-    except (OSError, ValueError) as unreadable:
-        error.add_note(f"{debug}: {unreadable}")
-        return
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text:
         text = "\n".join(largest(hlo))
-    found = as_text(locate(text, operations)).rstrip()
+    try:
+        found = as_text(find(debug, text)).rstrip()
+    except (OSError, ValueError) as unreadable:
+        error.add_note(f"{debug}: {unreadable}")
+        return
     if found:
         error.add_note(f"what it is about, by {debug.name}:\n{found}")
 
 
 def _frames(location: ir.Location, function: str = "") -> Iterator[Frame]:
+    from jaxlib.mlir import ir
+
     match location:
         case ir.FileLineColLoc():
             yield Frame(location.filename, location.start_line, function)

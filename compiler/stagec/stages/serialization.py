@@ -37,6 +37,8 @@ _KINDS = ("leaf", "none", "tuple", "list", "dict", "custom")
 DEVICE_MEMORY = 1
 # The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
 _VERSION = 3
+_DEEPEST = 100
+"""Levels of a tree, as in JSON (`strict_json.DEEPEST`)."""
 
 
 def read(serialized: bytes) -> Exported:
@@ -204,8 +206,10 @@ def _check(exported: Exported) -> None:
         raise ValueError("unknown memory space")
 
 
-def _read_tree(table: _Table) -> Tree:
-    children = tuple(map(_read_tree, table.tables(1)))
+def _read_tree(table: _Table, depth: int = 0) -> Tree:
+    if depth > _DEEPEST:
+        raise ValueError(f"a tree is nested deeper than {_DEEPEST} levels")
+    children = tuple(_read_tree(child, depth + 1) for child in table.tables(1))
     match table.scalar(0, types.Int8Flags):
         case 0:
             return LEAF
