@@ -95,7 +95,8 @@ def show(value: object) -> str:
             return "true" if value else "false"
         case str():
             escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            return f'"{escaped}"'
+            shown = "".join(one if one.isprintable() else rf"\u{ord(one):04x}" for one in escaped)
+            return f'"{shown}"'
         case dict():
             return "{ " + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + " }" if value else "{}"
         case list() | tuple():

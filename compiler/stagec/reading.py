@@ -34,7 +34,8 @@ class RegularFile:
         weakref.finalize(self, os.close, self.descriptor)
         status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise NotRegularError(errno.EINVAL, "it is no regular file")
+            what = "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no regular file"
+            raise NotRegularError(errno.EINVAL, what)
         self.size = status.st_size
 
     def read(self, start: int, size: int) -> bytes:

@@ -34,6 +34,7 @@ PLANNER_SOURCES = [
     "stagec/manifest/planning.py",
     "stagec/manifest/schema.py",
     "stagec/manifest/targets.py",
+    "stagec/manifest/toml.py",
     "stagec/manifest/values.py",
     "stagec/partitions.py",
     "stagec/reading.py",

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -52,6 +53,34 @@ def plan_of(text: str, folder: Path) -> Plan:
     path = folder / "manifest.toml"
     path.write_text(text, encoding="utf-8")
     return plan(load_manifest(path, "m.toml"))
+
+
+def test_more_executables_than_a_manifest_may_have(tmp_path: Path) -> None:
+    """Four lists of a hundred sizes are a hundred million executables: planning them took hours."""
+    head = '[manifest]\nname = "m"\nversion = "1"\n[targets.cpu]\nplatform = "cpu"\nisa = "AVX2"\n'
+    sizes = list(range(1, 101))
+
+    def function(name: str, dims: str, targets: str = '"cpu"') -> str:
+        buckets = ", ".join(f"{dim} = {sizes}" for dim in dims)
+        args = f'args = ["f32[{",".join(dims)}]"]\ntargets = [{targets}]\ngolden = {{}}'
+        return f'[functions.{name}]\nentry = "a:b"\n{args}\nbuckets = {{ {buckets} }}\n'
+
+    started = time.process_time()
+    functions = function("f", "abcd"), function("g", "ab", '"cpu", "cpu-avx512"'), function("h", "a")
+    with pytest.raises(StagecError) as caught:
+        plan_of(head + "".join(functions), tmp_path)
+    write = "\n  list fewer sizes; where padding is declared, calls of other sizes run in the next larger one"
+    four, two = (" x ".join(f"100 sizes of {dim}" for dim in dims) for dims in ("abcd", "ab"))
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"m.toml: functions.f.buckets: {four} are 100,000,000 executables, and a manifest may have 10,000{write}",
+        f"m.toml: functions.g.buckets: {two} x 2 targets are 20,000 executables, and a manifest may have 10,000{write}",
+    ]
+    with pytest.raises(StagecError) as caught:
+        plan_of(head + function("f", "ab") + function("h", "a"), tmp_path)
+    assert str(caught.value) == dedent("""\
+        m.toml: functions: they have 10,100 executables in all, and a manifest may have 10,000
+          write several manifests, or list fewer sizes""")
+    assert time.process_time() - started < 5
 
 
 def test_a_plan(tmp_path: Path) -> None:

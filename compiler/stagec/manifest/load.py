@@ -15,9 +15,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from stagec import reading
 from stagec.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import TOPOLOGY
+from stagec.manifest import toml
 from stagec.manifest.models import (
     ARGUMENT,
     AUTOTUNING,
@@ -44,7 +46,7 @@ from stagec.manifest.models import (
     Weights,
 )
 from stagec.manifest.targets import resolve
-from stagec.manifest.values import abbreviate
+from stagec.manifest.values import abbreviate, no_file
 from stagec.specs import TargetSpec
 
 _TARGETS: Mapping[str, type[BaseModel]] = {"cpu": CpuTarget, "cuda": CudaTarget, "tpu": TpuTarget}
@@ -127,7 +129,7 @@ def key_path(location: tuple[str | int, ...]) -> str:
 
 def _read(path: Path, file: str) -> dict[str, Any]:
     try:
-        text = path.read_bytes().decode()
+        text = reading.whole(path, toml.LARGEST).decode()
     except UnicodeDecodeError as error:
         raise StagecError(
             Problem(file, "", f"byte {error.start} is not UTF-8 text", "save the file as UTF-8")
@@ -138,9 +140,11 @@ def _read(path: Path, file: str) -> dict[str, Any]:
             Problem(file, "", f"cannot read the manifest: {reason}", "give the path of a TOML file")
         ) from None
     try:
-        return tomllib.loads(text)
+        return toml.parse(text)
     except tomllib.TOMLDecodeError as error:
         raise StagecError(_syntax_problem(str(error), file)) from None
+    except ValueError as error:
+        raise StagecError(Problem(file, "", str(error))) from None
 
 
 def _syntax_problem(message: str, file: str) -> Problem:
@@ -215,7 +219,7 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
 
 
 def _is_module(entry: object) -> bool:
-    return isinstance(entry, str) and entry.endswith((".mlir", ".mlirbc"))
+    return isinstance(entry, str) and ":" not in entry and entry.endswith((".mlir", ".mlirbc"))
 
 
 def _module_keys(function: Mapping[str, Any], where: tuple[str, str], file: str) -> Iterator[Problem]:
@@ -295,13 +299,13 @@ _PATTERNS = {
     NAME: lambda shown: f"{shown} is not a name: letters, digits, _ and -, not starting with a digit or -",
     IDENTIFIER: lambda shown: f"{shown} is not a Python name",
     ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute",
-    MODULE_OR_ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute, and no .mlir file",
+    MODULE_OR_ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute, and {no_file('.mlir')}",
     TOPOLOGY: lambda shown: f"{shown} is not a TPU topology: a generation, and chips along each axis",
-    DEVICE: lambda shown: f"{shown} is not the short name of a device, and no .toml file",
-    AUTOTUNING: lambda shown: f"{shown} is not a .textproto file",
+    DEVICE: lambda shown: f"{shown} is not the short name of a device, and {no_file('.toml')}",
+    AUTOTUNING: lambda shown: f"{shown} is {no_file('.textproto')}",
     ARGUMENT: lambda shown: f"{shown} is no argument: a Python name, or args[0] in quotes",
-    WEIGHTS: lambda shown: f"{shown} is no relative path of a .safetensors file",
-    INPUTS: lambda shown: f"{shown} is no relative path of an .npz file",
+    WEIGHTS: lambda shown: f"{shown} is {no_file('.safetensors')}",
+    INPUTS: lambda shown: f"{shown} is {no_file('.npz')}",
     SHAPE: lambda shown: f"{shown} is not a shape: sizes with x between them",
     VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
 }

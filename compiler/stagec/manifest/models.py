@@ -27,6 +27,7 @@ from stagec.manifest.values import (
     STATIC_SCHEMA,
     TREE_REFERENCE,
     Scalar,
+    file_pattern,
     read_args,
     read_bytes,
     read_check,
@@ -34,7 +35,6 @@ from stagec.manifest.values import (
     read_constraint,
     read_count,
     read_distinct,
-    read_file,
     read_fill,
     read_scalar,
     read_seconds,
@@ -51,23 +51,19 @@ IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Names of symbolic dimensions and of Python parameters."""
 ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 """A Python object: `package.module:attribute`."""
-MODULE_OR_ENTRY = rf"({ENTRY})|(^[^:\\/][^:\\]*\.mlir(bc)?$)"
-"""A Python object, or a StableHLO file by its path relative to the manifest's folder."""
+MODULE_OR_ENTRY = rf"({ENTRY})|({file_pattern('mlir(bc)?')})"
+"""A Python object, or a StableHLO file."""
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$"
 """A version that can be part of a file name."""
 
 SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
 """Sizes along axes."""
-DEVICE = rf"({NAME})|(^[^:\\/][^:\\]*\.toml$)"
-"""The short name of a device, or the path of a file relative to the manifest's folder."""
+DEVICE = rf"({NAME})|({file_pattern('toml')})"
+"""The short name of a device, or a file."""
 ARGUMENT = r"^([A-Za-z_][A-Za-z0-9_]*|args\[(0|[1-9][0-9]*)\])$"
 """An argument: the name of a Python parameter, or its position."""
-WEIGHTS = r"^[^:\\/][^:\\]*\.safetensors$"
-"""The path of a file relative to the manifest's folder."""
-INPUTS = r"^[^:\\/][^:\\]*\.npz$"
-"""The path of a file relative to the manifest's folder."""
-AUTOTUNING = r"^[^:\\/][^:\\]*\.textproto$"
-"""The path of a file relative to the manifest's folder."""
+WEIGHTS, INPUTS, AUTOTUNING = map(file_pattern, ("safetensors", "npz", "textproto"))
+"""Files."""
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
 Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
@@ -330,7 +326,6 @@ class Weights(_Table):
     file: Annotated[
         str,
         StringConstraints(pattern=WEIGHTS),
-        AfterValidator(read_file),
         Field(
             description="A safetensors file by its path relative to the manifest's folder; a target of Bazel's may "
             "write it.",
@@ -355,7 +350,6 @@ class Golden(_Table):
     inputs: Annotated[
         str,
         StringConstraints(pattern=INPUTS),
-        AfterValidator(read_file),
         Field(
             description="A file of inputs instead of generated ones, by its path relative to the manifest's folder: "
             "an array for each argument that is not bound, called by its path, such as args[0]['w']. A target of "

@@ -16,6 +16,8 @@ from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
 from stagec.partitions import Partition, parse
 from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, TpuTarget, to_json
 
+MOST_EXECUTABLES = 10_000
+"""Executables of a manifest, which are planned in seconds: beyond what one bundle is for."""
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
@@ -75,7 +77,9 @@ class Plan:
 
 def plan(manifest: Manifest) -> Plan:
     """Lists the artifacts of a manifest. Raises StagecError with every problem found."""
-    problems: list[Problem] = []
+    problems: list[Problem] = [*_too_many(manifest)]
+    if problems:  # to look at all of them would take as long as to plan them
+        raise StagecError(*problems)
     exports: list[Export] = []
     executables: list[Executable] = []
     for name, function in manifest.functions.items():
@@ -110,6 +114,25 @@ def describe(plan: Plan) -> str:
     rows.append(("bundle", plan.name, f"version {plan.version}"))
     width = max(len(name) for _, name, _ in rows)
     return "".join(f"{kind:<10}  {name:<{width}}  {details}\n" for kind, name, details in rows)
+
+
+def _too_many(manifest: Manifest) -> Iterator[Problem]:
+    """Functions of more executables than a manifest may have: the sizes of buckets are multiplied."""
+    total = 0
+    for name, function in manifest.functions.items():
+        factors = [(len(sizes), f"sizes of {dim}") for dim, sizes in sorted(function.buckets.items())]
+        factors += [(len(function.variants) or 1, "variants"), (len(function.targets), "targets")]
+        count = math.prod(factor for factor, _ in factors)
+        if count > MOST_EXECUTABLES:
+            told = " x ".join(f"{factor:,} {what}" for factor, what in factors if factor > 1)
+            what = f"{told} are {count:,} executables, and a manifest may have {MOST_EXECUTABLES:,}"
+            write = "list fewer sizes; where padding is declared, calls of other sizes run in the next larger one"
+            yield Problem(manifest.file, key_path(("functions", name, "buckets")), what, write)
+        else:
+            total += count
+    if total > MOST_EXECUTABLES:
+        what = f"they have {total:,} executables in all, and a manifest may have {MOST_EXECUTABLES:,}"
+        yield Problem(manifest.file, "functions", what, "write several manifests, or list fewer sizes")
 
 
 def _signatures(function: Function) -> Iterator[tuple[str, Mapping[str, Static]]]:

@@ -1,17 +1,20 @@
 """The targets that functions name: tables of the manifest, short names that are checked in, TPU topologies."""
 
 import contextlib
-import tomllib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from stagec import reading
 from stagec.errors import Problem, StagecError
 from stagec.hardware import autotuning, catalog
 from stagec.hardware.cuda_devices import Device, num_devices, read
 from stagec.hardware.tpu_topologies import parse_topology
+from stagec.manifest import toml
 from stagec.manifest.models import CpuTarget, CudaTarget, Document, Target, TpuTarget
+from stagec.manifest.values import file_pattern
 from stagec.specs import CpuTarget as CpuSpec
 from stagec.specs import CudaTarget as CudaSpec
 from stagec.specs import TargetSpec
@@ -67,19 +70,14 @@ def target_files(manifest: str | Path) -> Iterator[str]:
     Whoever plans a manifest anew when a file changes asks for them, also when the plan fails.
     """
     try:
-        tables = tomllib.loads(Path(manifest).read_text("utf-8")).get("targets", {})
+        tables = toml.parse(reading.whole(manifest, toml.LARGEST).decode()).get("targets", {})
     except (OSError, ValueError):
         return
     for table in tables.values() if isinstance(tables, dict) else ():
-        for key, ending in (("device", ".toml"), ("autotuning", ".textproto")):
+        for key, ending in (("device", "toml"), ("autotuning", "textproto")):
             named: Any = table.get(key) if isinstance(table, dict) else None
-            if isinstance(named, str) and named.endswith(ending) and _is_below(named):
+            if isinstance(named, str) and re.fullmatch(file_pattern(ending), named):
                 yield named
-
-
-def _is_below(file: str) -> bool:
-    path = PurePosixPath(file)
-    return not path.is_absolute() and ".." not in path.parts
 
 
 def _device(name: str, file: str, folder: Path) -> Device:
@@ -89,7 +87,7 @@ def _device(name: str, file: str, folder: Path) -> Device:
     write = "stagec describe-device writes such a file for the device in front of it"
     shown, content = _read("device", name, file, folder, write)
     try:
-        description = tomllib.loads(content.decode("utf-8"))
+        description = toml.parse(content.decode("utf-8"))
     except ValueError as error:  # not UTF-8, or not TOML
         raise StagecError(Problem(shown, "", f"not TOML: {error}", "see https://toml.io for the syntax")) from None
     return read(description, shown)
@@ -112,12 +110,9 @@ def _autotuning(name: str, device: Device, file: str, folder: Path) -> str:
 
 def _read(key: str, name: str, file: str, folder: Path, write: str) -> tuple[str, bytes]:
     """What messages call a file that `key` names, and its content. write: what to do where it cannot be read."""
-    if not _is_below(name):
-        what = f'"{name}" is not below the manifest\'s folder'
-        raise StagecError(Problem("", key, what, "move the file there"))
     shown = str(PurePosixPath(file).parent / name)
     try:
-        return shown, (folder / name).read_bytes()
+        return shown, reading.whole(folder / name, toml.LARGEST)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise StagecError(Problem("", key, f"cannot read {shown}: {reason}", write)) from None

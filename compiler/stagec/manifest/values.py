@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic_core import PydanticCustomError
@@ -21,6 +20,23 @@ from stagec.specs import COLLECTIVES
 
 SAFETENSORS = "safetensors:"
 """What a leaf starts with that stands for the arrays of a safetensors file."""
+
+_PART = "[A-Za-z0-9_][A-Za-z0-9_.+-]*"
+
+
+def file_pattern(ending: str) -> str:
+    """The one rule for files that a manifest names: a path below its folder, by the characters of a bundle's members.
+
+    Labels of Bazel's, words of commands and keys of the index are made of it. ending: a regular expression.
+    """
+    return rf"^({_PART}/)*{_PART}\.{ending}$"
+
+
+def no_file(ending: str) -> str:
+    """What a text is that is not so."""
+    rule = "it has letters, digits and / _ . + -, and no part of it begins with . + -"
+    return f"no path of a {ending} file below the manifest's folder: {rule}"
+
 
 NOT_EXPORTABLE: Mapping[str, str] = {
     "f6_e2m3fn": "f8_e4m3fn",
@@ -106,11 +122,10 @@ def _leaf(value: object) -> str:
 def _safetensors(value: str) -> str:
     file, question, option = value.removeprefix(SAFETENSORS).partition("?")
     write = 'write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."'
-    if not file or PurePosixPath(file).is_absolute() or "\\" in file:
-        fault = f"{show(value)}: the file must be relative to the manifest's folder"
-        raise refuse(Refusal((), fault, write))
+    if not re.fullmatch(file_pattern("safetensors"), file):
+        raise refuse(Refusal((), f"{show(value)}: {show(file)} is {no_file('.safetensors')}", write))
     if question and option.removeprefix("sep=") in ("", option):
-        raise refuse(Refusal((), f'"{value}": the only option of a safetensors file is sep', write))
+        raise refuse(Refusal((), f"{show(value)}: the only option of a safetensors file is sep", write))
     return value
 
 
@@ -181,14 +196,6 @@ def read_weights(value: object) -> object:
     return {"file": value} if isinstance(value, str) else value
 
 
-def read_file(value: str) -> str:
-    """Reads the path of a file below the manifest's folder."""
-    if ".." in PurePosixPath(value).parts or str(PurePosixPath(value)) != value:
-        what = f"{show(value)}: the file must be relative to the manifest's folder, without . or .."
-        raise refuse(Refusal((), what, f"write for example {show(PurePosixPath(value).name)}"))
-    return value
-
-
 def read_static(value: object) -> Static:
     """Reads a scalar, or nested arrays of them, which become tuples."""
     static: Static = _collect(value, _static_leaf, tables=False)
@@ -215,11 +222,13 @@ def read_constraint(value: str) -> str:
 def read_sizes(value: tuple[int, ...]) -> tuple[int, ...]:
     """Checks the sizes of a symbolic dimension, and sorts them."""
     refusals = []
+    seen: set[int] = set()
     for index, size in enumerate(value):
         if size < 1:
             refusals.append(Refusal((index,), f"{size} is not a size", "write an integer of 1 or more"))
-        elif size in value[:index]:
+        elif size in seen:
             refusals.append(Refusal((index,), f"{size} is written twice", "write each size once"))
+        seen.add(size)
     if not value:
         refusals.append(Refusal((), "no sizes", "write for example [1, 8, 64]"))
     if refusals:
@@ -296,10 +305,11 @@ def read_seconds(value: object) -> float:
 
 def read_distinct(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
     """Checks that no item is there twice; the order stays."""
+    first: dict[_Item, int] = {}
     refusals = [
         Refusal((index,), f"{show(item)} is written twice", "write it once")
         for index, item in enumerate(value)
-        if item in value[:index]
+        if first.setdefault(item, index) != index
     ]
     if refusals:
         raise refuse(*refusals)
@@ -309,7 +319,8 @@ def read_distinct(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
 TREE_REFERENCE: dict[str, Any] = {"tree": True}
 """Stands for a reference to `TREE_SCHEMA`, because pydantic takes references to its own definitions only."""
 _DTYPE = "|".join(re.escape(name) for name in sorted(DTYPES.keys() - NOT_EXPORTABLE.keys()))
-_LEAF = rf"^(~?({_DTYPE})(\[[^\[\]]*\])?|safetensors:.+)$"
+_FILE = file_pattern("safetensors").removeprefix("^").removesuffix("$")
+_LEAF = rf"^(~?({_DTYPE})(\[[^\[\]]*\])?|{SAFETENSORS}{_FILE}(\?sep=.+)?)$"
 TREE_SCHEMA: Mapping[str, object] = {
     "title": "Tree of avals",
     "description": 'An aval such as "f32[batch,64]" (dtype[dimensions]; a name is a symbolic dimension, "f32" is a '

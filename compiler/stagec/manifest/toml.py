@@ -1,0 +1,42 @@
+"""TOML that may be anything: Python's parser reads it recursively, and takes memory by the square of a dotted key."""
+
+import re
+import tomllib
+from typing import Any
+
+LARGEST = 4 << 20
+"""Bytes of a manifest (4 MiB): one of some ten thousand functions."""
+DEEPEST = 100
+"""How many tables and arrays may lie in each other, as in the tree of an artifact."""
+_KEY = re.compile(r"[\w \t.\"'\[\]-]*")
+_LARGEST_NUMBER = 2**63
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return the value of a TOML document.
+
+    Raises TOMLDecodeError for its syntax, another ValueError for what is nested deeper than DEEPEST, and for an integer
+    of more than 64 bits.
+    """
+    too_deep = f"nested deeper than {DEEPEST} levels"
+    # What can be a key; a value that looks like one is no shorter.
+    for part in re.split(r"[=\n{,]", text):
+        if part.count(".") > DEEPEST and _KEY.fullmatch(part):
+            raise ValueError(too_deep)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    except ValueError:  # Python converts no text of thousands of digits
+        raise ValueError("an integer has more than 64 bits") from None
+    level: list[Any] = [data]
+    for _ in range(DEEPEST + 1):
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [item for one in inner for item in (one.values() if isinstance(one, dict) else one)]
+        if any(type(one) is int and not -_LARGEST_NUMBER <= one < _LARGEST_NUMBER for one in level):
+            raise ValueError("an integer has more than 64 bits")
+        if not level:
+            return data
+    raise ValueError(too_deep)
