@@ -160,6 +160,19 @@ def test_a_tree_that_is_nested_too_deeply(tmp_path: Path) -> None:
         assert done.returncode == (2 if refused else 0), done.stderr
 
 
+def test_what_a_file_says_does_not_reach_the_terminal_as_a_command(tmp_path: Path) -> None:
+    exported = Exported.deserialize((ROOT / "tests/corpus/2026-11-jax-0.10.1/loop.exported").read_bytes())
+    clear = "\x1b[2J\r\x9b1m"
+    (tmp_path / "x").write_bytes(dataclasses.replace(exported, fun_name=f"f{clear}").serialize())
+    text = checked("inspect", "x", cwd=tmp_path)
+    assert text.startswith(r"portable artifact of f\x1b[2J\x0d\x9b1m: ")
+    (tmp_path / "y").write_text(json.dumps({clear: 0, "kind": "executable", "format": 1}))
+    done = stagec("inspect", "y", cwd=tmp_path)
+    assert (done.returncode, done.stderr.replace("\n", "").isprintable()) == (2, True)
+    done = stagec("inspect", clear, cwd=tmp_path)
+    assert done.stderr == r"\x1b[2J\x0d\x9b1m: cannot be read: No such file or directory" + "\n"
+
+
 def test_inspect_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = stagec("inspect", "none.aot", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "none.aot: cannot be read: No such file or directory\n")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagec import explanation
@@ -30,7 +30,13 @@ def compare(first: str, second: str) -> dict[str, Any]:
     "bundle", "targets", "functions", "executables" and "members" have rows; "components" has those of `explain`.
     Raises StagecError when one is no bundle.
     """
-    archives = [_open(path) for path in (first, second)]
+    try:
+        return _compare([_open(path) for path in (first, second)], first, second)
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+
+
+def _compare(archives: Sequence[Archive], first: str, second: str) -> dict[str, Any]:
     left, right = (archive.index for archive in archives)
     sections = {
         "bundle": _rows(

@@ -88,6 +88,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"write one of {', '.join(known.values())}" if known else ""
 
 
+def printable(text: str) -> str:
+    """A text for a terminal: what would move its cursor or change its colours is shown as an escape. Lines stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else rf"\x{ord(one):02x}" for one in text)
+
+
 def show(value: object) -> str:
     """A value as TOML writes it."""
     match value:

@@ -31,6 +31,7 @@ def load(
     keys: Sequence[Key] = (),
     threshold: int = 1,
     signature: str | Path | None = None,
+    map_weights: bool = True,
 ) -> Bundle:
     """Load a bundle (`name.aot`).
 
@@ -45,13 +46,15 @@ def load(
     devices: of one platform, as `stagec.devices` lists them. A function of n devices runs on the first n, in this
         order. Empty: those of the platform.
     keys: the public keys that are trusted: paths of PEM files, or their bytes. With any, the bundle must be signed, and
-        that is checked before anything but the index is read.
+        that is checked before anything of it is parsed.
     threshold: how many of the keys must have signed.
     signature: path of the envelope with the signatures; None: `<path>.dsse.json`.
+    map_weights: whether the arrays of bound arguments are mapped from the file: on CPUs processes then share them, and
+        nobody may write into the file as long as one has it open. False reads them into memory of this process's own.
     Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine
     (docs/loading.md). The digest of what is read is checked before anything parses it; executables are read and handed
     to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where
-    `<manifest>.<function>.debug.mlir` is beside the bundle.
+    `<manifest>.<function>.debug.mlir` is beside the bundle and no keys are given: nobody signs that file.
     """
     if keys:
         from stagec.runtime import signatures
@@ -59,7 +62,9 @@ def load(
         archive = signatures.open_signed(path, keys, threshold, signature)
     else:
         archive = Archive(path)
-    return Bundle(archive, target, types, policy, devices, compile_exported, locations=not keys)
+    return Bundle(
+        archive, target, types, policy, devices, compile_exported, locations=not keys, map_weights=map_weights
+    )
 
 
 def explain(path: str | Path, target: str | None = None, policy: Policy = "allow_compile") -> Bundle:

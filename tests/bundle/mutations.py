@@ -30,6 +30,11 @@ WORDS = (
     b" ", b"NaN", b"1e999", b"-0", b"[" * 500, b'"\\ud800"', b'"x":1,', b"9" * 5000, b"\xff", b"\xef\xbb\xbf", b",",
 )  # fmt: skip
 """What parsers of JSON disagree about."""
+TOML = (
+    b" ", b"nan", b"1e999", b"[" * 500, b"x." * 500, b"9" * 5000, b"-1", b"\xff", b"\n", b"[", b"]", b"'", b'"""', b"{",
+    b"../x", b"$(x)", b"\0", b"0x1p3", b"1979-05-27", b"true", b"[[a]]\n", b"f32[9*(a+b)^8]", b"\\u0000",
+)  # fmt: skip
+"""What a manifest may have where something else is wanted."""
 VALUES: Sequence[Any] = (
     None, True, 0, 1, -1, 2**31, 2**63 - 1, 2**64, 1.5, "", "x", "unknown", "../x", "\ud800", "f32[" + "9" * 30 + "]",
     "f32[(a+b+c+d)^8]", [], {}, [[[[]]]], {"tuple": ["*"]},
@@ -92,6 +97,47 @@ class Edit:
         return encode_index(root)
 
 
+GROWN = 60_000
+"""Bytes of what is repeated: enough to see that what reads it takes time by the square of them."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The bytes from `at` on, `size` of them, are there many times, one after the other."""
+
+    at: int
+    size: int
+
+    def __call__(self, data: bytes) -> bytes:
+        part = data[self.at : self.at + self.size]
+        return data[: self.at] + part * (GROWN // len(part)) + data[self.at :]
+
+
+@dataclass(frozen=True)
+class Grow:
+    """In the list or dict at `path` of a JSON text, the item at `key` is there many times, in a dict under other keys.
+
+    twice: whether the last of those keys is there twice.
+    """
+
+    path: Sequence[str | int]
+    key: str | int
+    twice: bool
+
+    def __call__(self, data: bytes) -> bytes:
+        root = json.loads(data)
+        node = functools.reduce(lambda node, key: node[key], self.path, root)
+        item = node[self.key]
+        count = 1 + GROWN // (len(json.dumps(item)) + 10)
+        if isinstance(node, list):
+            node += [item] * count
+            return encode_index(root)
+        node |= {f"x{i}": item for i in range(count)}
+        if self.twice:
+            node["twice"] = item
+        return encode_index(root).replace(b'"twice":', b'"x%d":' % (count - 1))
+
+
 @dataclass(frozen=True)
 class Repack:
     """A member of a bundle is changed, and checksums, and the index's digests where `digests`, are computed again."""
@@ -106,6 +152,18 @@ class Repack:
             index = json.loads(members.pop(INDEX))
             members = {INDEX: encode_index({**index, "members": members_table(members)}), **members}
         return encode(members)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a safetensors file is changed, and its length written again."""
+
+    change: Change
+
+    def __call__(self, data: bytes) -> bytes:
+        size = int.from_bytes(data[:8], "little")
+        header = self.change(data[8 : 8 + size])
+        return len(header).to_bytes(8, "little") + header + data[8 + size :]
 
 
 @functools.lru_cache(maxsize=1)
@@ -134,6 +192,7 @@ def of_bytes(data: bytes) -> Changes:
         st.builds(Splice, st.sampled_from(places), sizes, st.just(b"")),
         st.builds(Splice, st.sampled_from(places), st.just(0) | sizes, blocks),
         st.builds(Splice, st.sampled_from((0, size)), st.just(0), more),
+        st.builds(Repeat, st.sampled_from(places), sizes),
     )
 
 
@@ -171,6 +230,7 @@ def of_json(text: bytes) -> Changes:
     cuts = st.integers(0, 1)
     keys = st.sampled_from(("", "x", "format")) | item.map(lambda item: f"{item[1]}x") | st.text()
     return st.one_of(
+        st.builds(lambda at, twice: Grow(at[0], at[1], twice), item, st.booleans()),
         st.builds(lambda at, cut, new: Edit(at[0], at[1], cut, new), item, cuts, st.lists(value, max_size=2)),
         st.builds(Edit, dicts, keys, st.just(0), st.tuples(value)),
     )
@@ -208,9 +268,23 @@ def of_members(bundle: bytes) -> Changes:
     )
 
 
-def of_description(text: bytes) -> Changes:
-    """Return changes of an executable's description."""
+def of_document(text: bytes) -> Changes:
+    """Return changes of a JSON text: a description, an envelope, a statement."""
     return of_bytes(text) | of_text(text) | of_json(text)
+
+
+def of_safetensors(data: bytes) -> Changes:
+    """Return changes of a safetensors file: of any bytes, and of its header."""
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size]
+
+    return of_bytes(data) | (of_text(header) | of_json(header)).map(Header)
+
+
+def of_manifest(text: bytes) -> Changes:
+    """Return changes of a TOML text: of any bytes, of what its values are, and of lines that are repeated."""
+    places = [at for at, byte in enumerate(text) if byte in b'{}[],:"=\n']
+    return of_bytes(text) | st.builds(Splice, st.sampled_from(places), st.integers(0, 3), st.sampled_from(TOML))
 
 
 def of_export(export: bytes) -> Changes:

@@ -1,7 +1,7 @@
 """Changed bundles, portable artifacts and descriptions are refused by a typed error, or are what they say they are.
 
 mutations.py has what is changed, readers.py what must happen then. Hypothesis draws the changes: the same ones in every
-run, for their seeds are the tests' names. 3,000 are usual; this does at least 100,000, and shows how they ended:
+run, for their seeds are the tests' names. 5,000 are usual; this does at least 100,000, and shows how they ended:
 
     STAGEC_MUTATIONS=100000 python -m pytest -rP tests/bundle/test_fuzz.py
 
@@ -18,9 +18,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import Phase, given, seed, settings
 
+from stagec.avals import Aval
+from stagec.bundle import provenance
+from stagec.bundle.provenance import Environment, Wheel
+from stagec.bundle.safetensors import Tensor, parts
+from stagec.bundle.signing import sign
 from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.stages.exported import Exported
 from tests.building import ROOT
 from tests.bundle import mutations, readers
 from tests.bundle.mutations import Change, Changes
@@ -29,10 +36,16 @@ from tests.bundle.readers import Reader
 SUBJECTS: dict[Reader, Callable[[bytes], Changes]] = {
     readers.whole_bundle: mutations.of_zip,
     readers.repacked_bundle: mutations.of_members,
-    readers.description: mutations.of_description,
+    readers.explained_bundle: mutations.of_members,
+    readers.description: mutations.of_document,
     readers.export: mutations.of_export,
+    readers.located: mutations.of_bytes,
+    readers.envelope: mutations.of_document,
+    readers.statement: mutations.of_document,
+    readers.weights: mutations.of_safetensors,
+    readers.manifest: mutations.of_manifest,
 }
-MUTATIONS = int(os.environ.get("STAGEC_MUTATIONS", "3000")) // len(SUBJECTS)
+MUTATIONS = int(os.environ.get("STAGEC_MUTATIONS", "5000")) // len(SUBJECTS)
 CHUNK = min(MUTATIONS, 2500)
 """Mutations of one test. Hypothesis remembers what it drew: few enough for memory, and to see where the run is."""
 
@@ -71,9 +84,46 @@ def originals(zoo: Path, bundle: bytes) -> dict[Reader, dict[str, bytes]]:
     return {
         readers.whole_bundle: {"bundle": bundle},
         readers.repacked_bundle: {"bundle": bundle},
+        readers.explained_bundle: {"bundle": bundle},
         readers.description: {path.name: path.read_bytes() for path in descriptions},
         readers.export: {f"{path.parent.name}/{path.name}": path.read_bytes() for path in exports},
+        readers.located: {path.name: _located(path) for path in exports if path.stem in LOCATED},
+        readers.envelope: {"envelope": _envelope(_statement(bundle))},
+        readers.statement: {"statement": _statement(bundle)},
+        readers.weights: {"weights": _weights()},
+        readers.manifest: {path.name: path.read_bytes() for path in MANIFESTS},
     }
+
+
+LOCATED = ("zoo.mlp", "zoo.loop", "update")
+MANIFESTS = [ROOT / "tests" / name for name in ("zoo/zoo.toml", "e2e/models/models.toml")]
+
+
+def _located(path: Path) -> bytes:
+    text: str = Exported.deserialize(path.read_bytes()).mlir_module()
+    return text.encode()
+
+
+def _statement(bundle: bytes) -> bytes:
+    archive = Archive("zoo.aot", bundle)
+    inputs = (
+        ("zoo.toml", b""),
+        {"zoo.loop": b"{}"},
+        {},
+        [Environment("3.11.2", (Wheel("jax", "1", "jax.whl", "0" * 64),))],
+    )
+    return provenance.statement(archive, archive.sha256(), *inputs).encode()
+
+
+def _envelope(statement: bytes) -> bytes:
+    key = Ed25519PrivateKey.from_private_bytes(readers.KEY)
+    return sign(statement, key).to_json().encode()
+
+
+def _weights() -> bytes:
+    data = memoryview(bytes(range(48)))
+    tensors = {"a.b": Tensor(Aval("f32", (2, 3)), data[:24]), "c": Tensor(Aval("u8", (24,)), data[24:])}
+    return b"".join(parts(tensors))
 
 
 @pytest.fixture(scope="module")

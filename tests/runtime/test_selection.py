@@ -292,6 +292,43 @@ def test_version_skew_and_other_machines(zoo: Path, tmp_path: Path, edit: Any, c
     assert text in str(refusal.value)
 
 
+HIDDEN = """
+import sys
+import numpy as np
+import stagec
+
+hidden, listed = sys.argv[1:]
+x = np.eye(5, dtype=np.float32)
+for path in (hidden, listed, hidden):
+    try:
+        stagec.load(path, policy="executable_only")["factorize"](x)
+        print("ran")
+    except stagec.LoadError as error:
+        print(error.code, error)
+"""
+
+
+def test_a_custom_call_that_the_description_does_not_name(zoo: Path, tmp_path: Path) -> None:
+    """XLA looks for its handler when it loads the executable, and finds it only where the process has registered it.
+
+    So the list says what the loader registers, and is no permission: an executable is code (docs/security.md).
+    """
+    listed = only(zoo, tmp_path / "listed.aot", "factorize")
+
+    def hide(description: dict[str, Any]) -> None:
+        assert description.pop("custom_calls")
+        description["custom_calls"] = {}
+
+    hidden = edited_descriptions(listed, tmp_path / "hidden.aot", "factorize", hide)
+    words = [sys.executable, "-c", HIDDEN, hidden, listed]
+    environment = {"PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path])}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert re.match("executable jaxlib does not load the executable: NOT_FOUND: .*lapack_", first)
+    assert others == ["ran", "ran"]
+
+
 def test_a_process_without_the_compiler(zoo: Path, tmp_path: Path) -> None:
     """As Bazel's library //compiler:runtime: it runs executables, and says what it cannot compile."""
     path = edited_index(zoo, tmp_path / "x.aot", lambda index: index["functions"]["loop"].update(executables=[]))

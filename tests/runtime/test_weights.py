@@ -1,6 +1,8 @@
 """Arguments that a bundle has the data of: built into it, left out of calls, shared by all functions."""
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,6 +192,56 @@ def test_a_damaged_weight_is_refused_at_the_first_call(built: Path, tmp_path: Pa
     with pytest.raises(stagec.LoadError) as refusal:
         bundle["apply"](X)
     assert refusal.value.code == "digest"
+
+
+MAPPED = """
+import os, sys
+import numpy as np
+import stagec
+from stagec.runtime.archive import Archive
+
+path, map_weights, change = sys.argv[1], sys.argv[2] == "True", sys.argv[3]
+bundle = stagec.load(path, map_weights=map_weights)
+x = np.ones((4, 3), np.float32)
+before = np.asarray(bundle["apply"](x))
+archive = Archive(path)
+if change == "replaced":  # as stagec and careful people do
+    with open(path + ".new", "wb") as file:
+        file.write(b"another bundle")
+    os.replace(path + ".new", path)
+elif change == "overwritten":
+    with open(path, "r+b") as file:
+        for weight in archive.index["weights"].values():
+            entry = archive._entries[weight["member"]]
+            file.seek(entry.start)
+            file.write(np.full(entry.size // 4, 100, np.float32).tobytes())
+else:
+    os.truncate(path, 10)
+print("same" if np.array_equal(before, np.asarray(bundle["apply"](x))) else "other")
+"""
+
+
+@pytest.mark.parametrize(
+    ("map_weights", "change", "what"),
+    [
+        (True, "replaced", "same"),
+        (True, "overwritten", "other"),
+        (True, "cut off", "SIGBUS"),
+        (False, "replaced", "same"),
+        (False, "overwritten", "same"),
+        (False, "cut off", "same"),
+    ],
+)
+def test_a_file_that_changes_after_its_weights_were_checked(
+    built: Path, tmp_path: Path, map_weights: bool, change: str, what: str
+) -> None:
+    """What docs/security.md promises: a file may be replaced; nobody may write into one whose weights are mapped."""
+    bundle = shutil.copy(built, tmp_path)
+    search = ":".join([str(COMPILER), *sys.path])
+    words = [sys.executable, "-c", MAPPED, bundle, str(map_weights), change]
+    done = subprocess.run(words, env={"PYTHONPATH": search}, capture_output=True, text=True)
+    ended = signal.Signals(-done.returncode).name if done.returncode < 0 else done.stdout.strip()
+    assert ended == what, done.stderr
 
 
 def words(built: Path) -> list[str | Path]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stagec.errors import StagecError, missing_package
+from stagec.errors import StagecError, missing_package, printable
 
 COMMANDS = (
     "autotune",
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return (_profiled(options, given[0]) if getattr(options, "profile", None) else options.run(options)) or 0
     except StagecError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         sentence = missing_package(error, f"stagec {given[0]}")

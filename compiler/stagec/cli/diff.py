@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,5 +19,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        sys.stdout.write(comparison.as_text(report))
+        print_text(comparison.as_text(report))
     return 0 if report["equal"] else 1

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from stagec.cli.files import print_json, split
+from stagec.cli.files import print_json, print_text, split
 from stagec.cli.options import add_manifest_import_roots, add_plugins
 
 
@@ -28,5 +28,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        sys.stdout.write(explanation.as_text(report))
+        print_text(explanation.as_text(report))
     return 0 if report["equal"] else 1

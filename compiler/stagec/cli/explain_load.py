@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, print_text
 from stagec.errors import Problem, StagecError
 
 
@@ -37,5 +36,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"bundle": options.bundle, "functions": [selection.to_plain() for selection in found]})
     else:
-        sys.stdout.write("".join(selection.as_text() for selection in found))
+        print_text("".join(selection.as_text() for selection in found))
     return 0 if all(selection.chosen for selection in found) else 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec import reading
-from stagec.errors import Problem, StagecError
+from stagec.errors import Problem, StagecError, printable
 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
@@ -175,6 +175,11 @@ def digest(data: bytes) -> dict[str, object]:
     sums = Sums()
     list(sums.of([data]))
     return sums.to_plain()
+
+
+def print_text(text: str) -> None:
+    """Print what a command tells of a file that anybody may have written."""
+    sys.stdout.write(printable(text))
 
 
 def print_json(value: object) -> None:

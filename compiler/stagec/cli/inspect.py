@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,4 +18,4 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json(report)
     else:
-        sys.stdout.write(inspection.as_text(report))
+        print_text(inspection.as_text(report))

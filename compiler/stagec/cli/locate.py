@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, print_text
 from stagec.errors import Problem, StagecError
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"operations": [asdict(operation) for operation in found]})
     elif found:
-        sys.stdout.write(locations.as_text(found))
+        print_text(locations.as_text(found))
     else:
         print(f"{options.file}: no operation that the text speaks of", file=sys.stderr)
     return 0 if found else 1

@@ -7,7 +7,7 @@ import dataclasses
 import io
 from typing import Any
 
-from stagec.cli.files import print_json, read_arrays, write_whole
+from stagec.cli.files import print_json, print_text, read_arrays, write_whole
 from stagec.errors import Problem, StagecError
 
 
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int | None:
         return None
     print(f"{function.name} for {bundle.target}: first call {first:.3g} s, second {second:.3g} s")
     for path, figures in report.items():
-        print(f"  {path}: {_told(figures)}")
+        print_text(f"  {path}: {_told(figures)}\n")
     return None
 
 
@@ -84,7 +84,7 @@ def _compare(options: argparse.Namespace) -> int:
         print_json({"kind": "golden", "checks": [dataclasses.asdict(check) for check in checks]})
     else:
         for check in checks:
-            print(check.as_text())
+            print_text(f"{check.as_text()}\n")
     return 0 if all(check.ok for check in checks) else 1
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, print_text
 from stagec.errors import Problem, StagecError
 
 
@@ -45,5 +44,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        sys.stdout.write(verification.as_text(report))
+        print_text(verification.as_text(report))
     return verification.STATUS[report["verdict"]]

@@ -40,6 +40,7 @@ class Bundle(Mapping[str, Function]):
         compiler: Compile | None = None,
         selected_only: bool = True,
         locations: bool = True,
+        map_weights: bool = True,
     ) -> None:
         """See `stagec.load`.
 
@@ -73,7 +74,7 @@ class Bundle(Mapping[str, Function]):
                 len(devices) or None,
             ),
             NodeTypes(types),
-            Weights(archive),
+            Weights(archive, map_weights),
             tuple(devices),
             compiler,
             locations,

@@ -10,6 +10,10 @@ class Refusal(Exception):
         super().__init__(what)
         self.code = code
 
+    def __reduce__(self) -> tuple[type[Refusal], tuple[str, str]]:
+        """Copy it and pickle it with its code: it crosses processes."""
+        return type(self), (self.code, str(self))
+
 
 class LoadError(Refusal):
     """A bundle, or an executable in it, is not loaded.

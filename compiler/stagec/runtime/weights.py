@@ -21,14 +21,15 @@ class Weight:
     shape, dtype: of the array.
 
     It is mapped from the file and checked when a call first takes it, and is on each device once, for all functions. On
-    a CPU the device's memory is the mapping itself: processes that load the same file share it.
+    a CPU the device's memory is the mapping itself: processes that load the same file share it, and see what is written
+    into it. Where it is not `mapped` it is read into memory, and what was checked is what is used.
     """
 
-    def __init__(self, archive: Archive, member: str, aval: str) -> None:
+    def __init__(self, archive: Archive, member: str, aval: str, mapped: bool = True) -> None:
         parsed = parse_aval(aval)
         self.shape = tuple(map(int, parsed.shape))
         self.dtype = dtype_of(parsed)
-        self._member = member
+        self._member, self._mapped = member, mapped
         self._archive: Archive | None = archive
         self._arrays: list[Array] = []
         self._lock = threading.Lock()
@@ -44,7 +45,8 @@ class Weight:
                     return array
             if self._archive is None:
                 raise CallError("closed", "the bundle was closed")
-            values = np.frombuffer(self._archive.map(self._member), self.dtype).reshape(self.shape)
+            data = self._archive.map(self._member) if self._mapped else self._archive[self._member]
+            values = np.frombuffer(data, self.dtype).reshape(self.shape)
             self._arrays.append(put(values, sharding))
             return self._arrays[-1]
 
@@ -58,9 +60,9 @@ class Weight:
 class Weights(dict[str, Weight]):
     """The weights of a bundle by name, as functions bind them."""
 
-    def __init__(self, archive: Archive) -> None:
-        found = archive.index["weights"]
-        super().__init__({name: Weight(archive, entry["member"], entry["aval"]) for name, entry in found.items()})
+    def __init__(self, archive: Archive, mapped: bool = True) -> None:
+        found = archive.index["weights"].items()
+        super().__init__({name: Weight(archive, entry["member"], entry["aval"], mapped) for name, entry in found})
 
     def release(self) -> None:
         """Let go of all of them."""
