@@ -104,6 +104,14 @@ def test_expressions_are_parsed_in_one_place() -> None:
     assert found == ["expressions.py"]
 
 
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    """What is read is data: docs/security.md."""
+    for path in MODULES:
+        assert not {"pickle", "marshal", "shelve", "copyreg"} & {imported[0] for imported in _imports(path)}, path
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+        assert not {"eval", "exec"} & {function.id for function in calls if isinstance(function, ast.Name)}, path
+
+
 def test_every_room_is_listed() -> None:
     rooms = {_room(path.relative_to(COMPILER / "stagec").with_suffix("").parts) for path in MODULES}
     assert rooms - {None} == set(ROOMS)

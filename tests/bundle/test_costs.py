@@ -4,6 +4,7 @@ Most of these took minutes for a file of some megabytes. The seconds are those o
 times what it takes on a machine of 2024 in the worst of them.
 """
 
+import base64
 import copy
 import json
 import time
@@ -15,9 +16,11 @@ import pytest
 
 from stagec.bundle import safetensors
 from stagec.runtime import index, strict_json
-from stagec.runtime.archive import LARGEST_INDEX, Archive, encode_index
+from stagec.runtime.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
 from stagec.runtime.description import Description
-from stagec.runtime.signatures import Envelope
+from stagec.runtime.refusal import LoadError
+from stagec.runtime.signatures import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, read_keys, signed_by
+from tests.signed import write_keys
 
 SECONDS, SECONDS_A_BYTE = 1.0, 1.5e-6
 
@@ -48,6 +51,11 @@ def keys(count: int) -> bytes:
     """An object of that many keys, whose last is there twice."""
     names = [f"key {i}" for i in [*range(count), count - 1]]
     return ("{" + ",".join(f'"{name}":0' for name in names) + "}").encode()
+
+
+@pytest.fixture(scope="module")
+def bundle(zoo: Path) -> dict[str, Any]:
+    return Archive(zoo).index
 
 
 @pytest.mark.parametrize("read", [read_index, Description.from_json])
@@ -81,16 +89,37 @@ def test_an_envelope_of_many_values() -> None:
     assert taken < 0.1
 
 
+def test_the_largest_envelope_that_is_not_signed(tmp_path: Path) -> None:
+    """Each signature takes a hash of the whole statement, for each key."""
+    payload = base64.b64encode(bytes(47 << 20)).decode()
+    signatures = [{"sig": base64.b64encode(bytes([i] * 64)).decode()} for i in range(MOST_SIGNATURES)]
+    envelope = {"payloadType": PAYLOAD_TYPE, "payload": payload, "signatures": signatures}
+    (tmp_path / "x").write_text(json.dumps(envelope))
+    _, public = write_keys(tmp_path, "ann")
+    keys = read_keys([public])
+    started = time.process_time()
+    assert signed_by(Envelope.read(tmp_path / "x"), keys) == []
+    assert time.process_time() - started < 10
+
+
+def test_a_container_of_many_members(bundle: dict[str, Any]) -> None:
+    members = {f"{'m' * 240}{i:05}": b"" for i in range(20_000)}
+    data = encode({INDEX: encode_index({**bundle, "members": members_table(members)}), **members})
+    started = time.process_time()
+    with pytest.raises(LoadError, match="nobody signed it"):
+        Archive("x", data, vouch=refuse)
+    assert time.process_time() - started < 5
+
+
+def refuse(data: bytes) -> None:
+    raise LoadError("signature", "nobody signed it")
+
+
 def test_a_message_is_short_whatever_it_is_about() -> None:
     long = "x" * 1_000_000
     for data in ({long: 0}, {"format": long}, {"functions": {long: 0}}, {"functions": {"f": {"in_tree": [long]}}}):
         quick(read_index, json.dumps(data).encode())
     assert len(quick(read_index, f'{{"{long}":0,"{long}":0}}'.encode())) < 100
-
-
-@pytest.fixture(scope="module")
-def bundle(zoo: Path) -> dict[str, Any]:
-    return Archive(zoo).index
 
 
 def of_function(bundle: dict[str, Any], avals: list[str], count: int = 1, **more: Any) -> bytes:
