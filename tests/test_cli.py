@@ -14,9 +14,11 @@ from stagec.backends import plugins
 from stagec.cli import COMMANDS
 from stagec.errors import StagecError
 from stagec.runtime import child
+from stagec.runtime.archive import INDEX, encode_index, members_table
 from stagec.stages.exported import Exported
 from stagec.trees import Tree
 from tests.building import ROOT, checked, stagec
+from tests.bundles import edited, only
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -158,6 +160,26 @@ def test_a_tree_that_is_nested_too_deeply(tmp_path: Path) -> None:
         done = stagec("inspect", "x", cwd=tmp_path)
         assert ("a tree is nested deeper than 100 levels" in done.stderr) == refused
         assert done.returncode == (2 if refused else 0), done.stderr
+
+
+def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_path: Path) -> None:
+    for text in (
+        b"[]",
+        b'{"constants": [{}]}',
+        b'{"constants": {}}',
+        b'{"components": 1, "kind": "exported", "format": 2}',
+    ):
+
+        def change(members: dict[str, bytes], text: bytes = text) -> None:
+            index = json.loads(members[INDEX])
+            members[index["functions"]["loop"]["description"]] = text
+            index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
+            members[INDEX] = encode_index(index)
+
+        path = edited(only(zoo, tmp_path / "x.aot", "loop"), tmp_path / "y.aot", change)
+        for command in (("inspect", path), ("diff", path, path), ("explain", path, path)):
+            done = stagec(*command)
+            assert (done.returncode in (0, 2), "Traceback" in done.stderr) == (True, False), done.stderr
 
 
 def test_what_a_file_says_does_not_reach_the_terminal_as_a_command(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from stagec import explanation
 from stagec.errors import Problem, StagecError
 from stagec.runtime.archive import Archive
-from stagec.runtime.description import Description
+from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.refusal import LoadError
 
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")
@@ -99,7 +99,7 @@ def _executables(archive: Archive) -> dict[str, Row]:
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
             try:
-                description = Description.from_json(archive[entry["description"]])
+                description = Description.from_json(archive.read(entry["description"], LARGEST))
             except ValueError as error:
                 raise StagecError(Problem(archive.path, entry["description"], str(error))) from error
             figures = {"bytes": description.executable_bytes, **description.analysis}

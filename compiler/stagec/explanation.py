@@ -225,13 +225,13 @@ def _bundle(archive: Archive) -> _Artifacts:
     for name, function in archive.index["functions"].items():
         portable = _Artifact(None, (function["function"], function["variant"], "", ""))
         if "description" in function:
-            portable = _description(archive[function["description"]])
-        serialized = archive[function["exported"]]
+            portable = _description(archive.read(function["description"], LARGEST))
+        serialized = archive.read(function["exported"], reading.LARGEST)
         artifacts[f"{name} (portable)"] = dataclasses.replace(portable, serialized=serialized)
         for executable in function["executables"]:
             # An executable may be one member with others, a description never is.
             stem = executable["description"].removesuffix(".json")
-            artifacts[stem] = _description(archive[executable["description"]])
+            artifacts[stem] = _description(archive.read(executable["description"], LARGEST))
     return artifacts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stagec import reading
 from stagec.errors import Problem, StagecError
-from stagec.runtime import child, strict_json
+from stagec.runtime import child, shapes, strict_json
 from stagec.runtime.archive import Archive
 from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.refusal import LoadError
@@ -56,11 +56,22 @@ def _bundle(archive: Archive) -> dict[str, Any]:
     report = copy.deepcopy(archive.index)
     for function in report["functions"].values():
         if "description" in function:
-            function["constants"] = strict_json.parse(archive[function["description"]], LARGEST).get("constants", [])
+            function["constants"] = _constants(archive.read(function["description"], LARGEST))
         for executable in function["executables"]:
-            analysis = Description.from_json(archive[executable["description"]]).analysis
+            analysis = Description.from_json(archive.read(executable["description"], LARGEST)).analysis
             executable |= {name: analysis[name] for name in ("flops", "peak_bytes")}
     return report
+
+
+_CONSTANT = shapes.record({"name": shapes.text, "aval": shapes.text, "bytes": shapes.count})
+_DESCRIPTION = shapes.record({}, {"constants": shapes.array(_CONSTANT)}, rest=shapes.anything)
+
+
+def _constants(text: bytes) -> list[dict[str, Any]]:
+    """Return the large constants of a portable artifact, as its description says. Raises ValueError."""
+    data = strict_json.parse(text, LARGEST)
+    _DESCRIPTION(data)
+    return list(data.get("constants", ()))
 
 
 def exported(data: bytes) -> dict[str, Any]:

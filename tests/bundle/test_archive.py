@@ -283,6 +283,17 @@ def test_a_file_that_is_written_into_while_it_is_open(tmp_path: Path) -> None:
             read("a.xla")
 
 
+def test_a_member_that_is_larger_than_wanted(tmp_path: Path) -> None:
+    """It is not read: the rest of it may be a hole of the file, larger than memory."""
+    path = tmp_path / "x.aot"
+    path.write_bytes(packed(DATA))
+    found = Archive(path, check=anything)
+    assert found.read("a.xla", 5000) == DATA["a.xla"]
+    with pytest.raises(LoadError, match=r"a\.xla has 5,000 bytes, over the limit of 4,999") as caught:
+        found.read("a.xla", 4999)
+    assert caught.value.code == "format"
+
+
 def test_a_file_that_is_replaced_while_it_is_open(tmp_path: Path) -> None:
     path, other = tmp_path / "x.aot", tmp_path / "y.aot"
     path.write_bytes(packed(DATA))

@@ -214,6 +214,16 @@ class Archive:
         self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         return data
 
+    def read(self, name: str, most: int) -> bytes:
+        """Return the same of a member that has at most so many bytes: before they are read into memory.
+
+        Raises LoadError ("format") for more.
+        """
+        size = self._entry(name)[0].size
+        if size > most:
+            raise LoadError("format", f"{self.path}: {name} has {size:,} bytes, over the limit of {most:,}")
+        return self[name]
+
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of the member `name` piece by piece: it may be larger than memory.
 

@@ -15,7 +15,7 @@ from stagec.avals import Aval, num_bytes, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
 from stagec.runtime.arrays import Sharding
-from stagec.runtime.description import Description
+from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.executable import Executable
 from stagec.runtime.flat import Flat
 from stagec.runtime.host import Host
@@ -356,7 +356,7 @@ class Function:
         if which not in self._descriptions:
             entries = archive.index["functions"][self._artifact]["executables"]
             entry = next(e for e in entries if (e["target"], tuple(sorted(e["bucket"].items()))) == which)
-            text = archive[entry["description"]]
+            text = archive.read(entry["description"], LARGEST)
             try:
                 found = index.describe(archive.index, self._artifact, entry, text)
                 # Calls are checked against the index: XLA, which checks nothing, must get what the executable takes.
