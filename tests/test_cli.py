@@ -1,15 +1,17 @@
 """The command line: help, inspect, and what it says of files that are something else."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from stagec import inspection
+from stagec import comparison, explanation, inspection
 from stagec.backends import plugins
 from stagec.cli import COMMANDS
 from stagec.errors import StagecError
@@ -163,12 +165,13 @@ def test_a_tree_that_is_nested_too_deeply(tmp_path: Path) -> None:
 
 
 def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_path: Path) -> None:
-    for text in (
-        b"[]",
-        b'{"constants": [{}]}',
-        b'{"constants": {}}',
-        b'{"components": 1, "kind": "exported", "format": 2}',
-    ):
+    looks: tuple[Callable[[str], object], ...] = (
+        inspection.inspect,
+        lambda path: comparison.compare(path, path),
+        lambda path: explanation.explain(path, path, (), ()),
+    )
+    texts = "[]", '{"constants": [{}]}', '{"constants": {}}', '{"components": 1, "kind": "exported", "format": 2}'
+    for text in map(str.encode, texts):
 
         def change(members: dict[str, bytes], text: bytes = text) -> None:
             index = json.loads(members[INDEX])
@@ -177,9 +180,9 @@ def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_p
             members[INDEX] = encode_index(index)
 
         path = edited(only(zoo, tmp_path / "x.aot", "loop"), tmp_path / "y.aot", change)
-        for command in (("inspect", path), ("diff", path, path), ("explain", path, path)):
-            done = stagec(*command)
-            assert (done.returncode in (0, 2), "Traceback" in done.stderr) == (True, False), done.stderr
+        for look in looks:
+            with contextlib.suppress(StagecError):
+                look(str(path))
 
 
 def test_what_a_file_says_does_not_reach_the_terminal_as_a_command(tmp_path: Path) -> None:
