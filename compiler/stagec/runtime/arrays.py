@@ -275,7 +275,20 @@ def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[ND
     shared = not donated and devices[0].platform == "cpu"
     kinds = xla_client.HostBufferSemantics
     semantics = kinds.ZERO_COPY if shared else kinds.IMMUTABLE_ONLY_DURING_CALL
-    return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
+    spec = aval.sharding.spec
+    if shared or spec is None or spec.is_replicated():
+        return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
+    return lambda pieces: place(aval, xla, _apart(pieces), devices, True, donated, semantics, True)
+
+
+def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    """Return pieces of which no two are the same memory.
+
+    Of an array that is split, `batched_device_put` copies none of those: RuntimeError, bad_function_call (0.10.1).
+    """
+    places = [piece.ctypes.data for piece in pieces]
+    pairs = zip(pieces, places, strict=True)
+    return [piece.copy() if place in places[:i] else piece for i, (piece, place) in enumerate(pairs)]
 
 
 def make_array_from_single_device_arrays(
