@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.avals import parse_aval
 from stagec.frontends.wrapped import Traced, Wrapped
 from stagec.stages.lowered import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+from tests.conformance.views import portable
 
 
 def f32(*shape: int) -> np.ndarray[Any, Any]:
@@ -182,6 +184,31 @@ def test_each_platform() -> None:
     assert exported.vjp().vjp().has_vjp()
     assert stagec.Exported.deserialize(exported.serialize(vjp_order=2)).vjp().has_vjp()
     assert jax.export.deserialize(bytearray(exported.serialize())).platforms == ("cpu", "tpu")
+
+
+def test_what_was_traced_is_lowered_whatever_is_set_then() -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("d",))
+    split: Any = jax.lax.with_sharding_constraint
+    with jax.enable_x64(True), jax.sharding.use_abstract_mesh(mesh):
+
+        def function(x: Any) -> Any:
+            return split(jnp.cumsum(x) + jnp.arange(4), jax.P("d"))
+
+        ours: Traced = stagec.jit(function).trace(np.ones(4))
+        theirs = jax.jit(function).trace(np.ones(4))
+    assert portable(ours.lower().as_text()) == portable(theirs.lower(lowering_platforms=("cpu",)).as_text())
+    assert ours.export().out_avals == (parse_aval("f64[4]"),)
+
+
+def test_calls_that_no_version_guarantees() -> None:
+    def pivoted(x: jax.Array) -> Any:
+        return jax.scipy.linalg.qr(x, pivoting=True)
+
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for ours, theirs in zip(stagec.jit(pivoted)(x), jax.jit(pivoted)(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="custom calls whose targets have no compatibility guarantees"):
+        stagec.jit(pivoted).trace(x).export()
 
 
 def test_symbolic_dimensions() -> None:

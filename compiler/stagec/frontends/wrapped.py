@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.export
 
+from stagec.frontends.jax import refused_custom_calls
 from stagec.frontends.pytrees import check, to_tree
 from stagec.specs import Scalar
 from stagec.stages.compiled import Compiled
@@ -161,7 +162,7 @@ class Traced:
         compiler_options: Mapping[str, Scalar],
     ) -> None:
         self._traced = jitted.trace(*args, **kwargs)
-        self._export = functools.partial(_export, jitted, args, kwargs)
+        self._export = functools.partial(_export, _AsTraced(self._traced), args, kwargs)
         self._compiler_options = compiler_options
         self.jaxpr = self._traced.jaxpr
         self.fun_name: str = self._traced.fun_name
@@ -182,7 +183,7 @@ class Traced:
         """
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
-        ours = _ours(self._export(platforms, ()))
+        ours = _ours(self._export(platforms, (), any_custom_call=True))
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -200,11 +201,40 @@ class Traced:
         return _ours(exported)
 
 
+class _AsTraced:
+    """A `jax.stages.Wrapped` that was traced: `jax.export` lowers what it gives, and traces nothing again.
+
+    It would otherwise see other settings of JAX's, of those that are set for a while (`jax.enable_x64`, a mesh).
+    """
+
+    def __init__(self, traced: Any) -> None:
+        self._traced = traced
+        self.__name__ = traced.fun_name
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self._traced
+
+    __call__ = lower = eval_shape = trace
+
+
 def _export(
-    jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], platforms: Sequence[str], checks: Sequence[Any]
+    traced: _AsTraced,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    platforms: Sequence[str],
+    checks: Sequence[Any],
+    any_custom_call: bool = False,
 ) -> jax.export.Exported:
-    # JAX keeps what it traced: this does not trace again.
-    return jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+    """Return JAX's export. any_custom_call: also of calls without a guarantee for later versions of their provider."""
+    function: Any = traced
+    try:
+        return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+    except ValueError as error:
+        calls = refused_custom_calls(error) if any_custom_call else []
+        if not calls:
+            raise
+    allowed = [*checks, *map(jax.export.DisabledSafetyCheck.custom_call, calls)]
+    return jax.export.export(function, platforms=list(platforms), disabled_checks=allowed)(*args, **kwargs)
 
 
 def _ours(exported: jax.export.Exported) -> Exported:
