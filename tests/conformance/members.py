@@ -18,6 +18,7 @@ from stagec.stages import mlir
 from tests.conformance import views
 from tests.conformance.keys import as_markdown as keys_as_markdown
 from tests.conformance.on_target import digests
+from tests.conformance.pairs import as_markdown as pairs_as_markdown
 from tests.conformance.programs import mesh_of, parameters, programs
 from tests.conformance.staged import Staged, call
 
@@ -268,6 +269,7 @@ def as_markdown() -> str:
         *(f"| `{name}` | refused, with what to write instead |" for name in REFUSED),
         "",
         *keys_as_markdown(),
+        *pairs_as_markdown(),
         "## Programs",
         "",
         *(f"- {name}" for name in every),

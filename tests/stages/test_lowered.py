@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.export
 import pytest
+from jax import lax
 
 from stagec.avals import parse_aval
 from stagec.stages.exported import Exported
@@ -27,6 +28,21 @@ def test_each_platform_of_a_portable_artifact(zoo: Path) -> None:
         lowered = lower_exported(exported(zoo, "mlp"), platform, {"batch": 1})
         assert lowered.platform == platform
         assert "_platform_index" not in lowered.as_text()
+
+
+@pytest.mark.parametrize("shape", ["4", "n"])
+@pytest.mark.parametrize("enable_x64", [False, True], ids=["", "x64"])
+def test_the_index_of_a_platform_has_the_type_that_main_takes(enable_x64: bool, shape: str) -> None:
+    with jax.enable_x64(enable_x64):
+        aval = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jax.numpy.float32)
+        function = jax.jit(lambda x: lax.platform_dependent(x, cpu=lax.sin, cuda=lax.tanh, tpu=lax.exp) * x.shape[0])
+        artifact = Exported.deserialize(jax.export.export(function, platforms=["tpu", "cuda", "cpu"])(aval).serialize())
+    assert f"tensor<{'i64' if enable_x64 else 'i32'}> {{jax.global_constant" in artifact.mlir_module()
+    found = {}
+    for platform in artifact.platforms:
+        text = lower_exported(artifact, platform, {"n": 4} if shape == "n" else {}).as_text()
+        found[platform] = [name for name in ("sine", "tanh", "exponential") if f"stablehlo.{name} " in text]
+    assert found == {"tpu": ["exponential"], "cuda": ["tanh"], "cpu": ["sine"]}
 
 
 def test_donated_and_unused_arguments(zoo: Path) -> None:

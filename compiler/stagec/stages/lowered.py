@@ -178,9 +178,9 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
             raise CannotLower(f"{exported.fun_name}: its module does not take the arguments that it declares")
         if has_index:
             index = exported.platforms.index(platform) if platform in exported.platforms else 0
-            _bind_first_argument(main, lambda: _constant(index))
+            _bind_first_argument(main, lambda kind: _constant(kind, index))
         for _ in range(tokens):
-            _bind_first_argument(main, stablehlo.create_token)
+            _bind_first_argument(main, lambda _: stablehlo.create_token())
         _drop_results(main, tokens)
         _set_argument_shapes(main, [in_avals[i] for i in kept])
         if exported.uses_global_constants:
@@ -218,17 +218,19 @@ def _static(aval: Aval, bucket: Mapping[str, int], fun_name: str) -> Aval:
     return physical(Aval(aval.dtype, shape))
 
 
-def _constant(value: int) -> Any:
-    scalar = ir.IntegerType.get_signless(32)
-    splat = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get([], scalar), ir.IntegerAttr.get(scalar, value))
+def _constant(kind: ir.Type, value: int) -> Any:
+    """Return a constant of the type of a platform index, which has 64 bits where JAX traced with x64 enabled."""
+    scalar = ir.RankedTensorType(kind)
+    splat = ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(scalar.element_type, value))
     return stablehlo.constant(splat)
 
 
-def _bind_first_argument(main: ir.OpView, make: Callable[[], Any]) -> None:
-    """Replace the first argument of `main` by the value that `make` makes at the start of the body."""
+def _bind_first_argument(main: ir.OpView, make: Callable[[ir.Type], Any]) -> None:
+    """Replace the first argument of `main` by the value of its type that `make` makes at the start of the body."""
     block = main.regions[0].blocks[0]
+    first = block.arguments[0]
     with ir.InsertionPoint.at_block_begin(block):
-        block.arguments[0].replace_all_uses_with(make())
+        first.replace_all_uses_with(make(first.type))
     if "arg_attrs" in main.attributes:
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(list(ir.ArrayAttr(main.attributes["arg_attrs"]))[1:])
     block.erase_argument(0)
