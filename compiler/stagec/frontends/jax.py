@@ -316,9 +316,22 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
     ]
     if wrong:
         raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
+    if spec.in_shardings is None and (sharded := _sharded(result)):
+        what = f"{spec.avals} returned avals with shardings: {', '.join(sharded)}"
+        raise spec.problem("avals", what, "name a mesh in the manifest, and write in_shardings over it")
     # Arrays are taken for their shape and dtype.
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
     return (result, {}) if isinstance(result, tuple) else ((), result)
+
+
+def _sharded(avals: Any) -> list[str]:
+    """Return the paths of the avals that say how their arrays are split over devices."""
+    leaves = jax.tree_util.tree_leaves_with_path(avals)
+    return [
+        jax.tree_util.keystr(path)
+        for path, leaf in leaves
+        if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(leaf.sharding, jax.sharding.NamedSharding)
+    ]
 
 
 def _abstract(spec: FunctionSpec, tree: Any, key: str, scope: jax.export.SymbolicScope, roots: Sequence[str]) -> Any:
