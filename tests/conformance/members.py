@@ -56,9 +56,9 @@ FIGURES = ("every figure", dict)
 OPTIMIZED = "text, but for the order of keys"
 RESULTS = "results, bit for bit"
 PORTABLE = "portable text"
-PLACEMENT = "structure; XLA's form of each sharding"
+PLACEMENT = "structure; XLA's form and memory of each sharding"
 FORMAT = "structure; fields of each layout; XLA's form of each sharding"
-NAMED = "spec of each sharding; names, sizes and types of its mesh's axes"
+NAMED = "spec and memory of each sharding; names, sizes and types of its mesh's axes"
 READ_BY_JAX = "read by JAX: every field"
 
 

@@ -303,6 +303,67 @@ def test_four_devices_over_two_axes() -> None:
     assert str(compiled.input_formats[0][0].sharding.spec) == "P(y, x)"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "a_spec", "b_spec", "spec", "dtype"),
+    [
+        ((4, 1), (None, "x"), ("x",), PartitionSpec(None, None, unreduced={"x"}), jnp.bfloat16),
+        ((2, 2), (None, "y"), ("y",), PartitionSpec(None, None, unreduced={"y"}), jnp.float32),
+        ((2, 2), (None, ("x", "y")), (("x", "y"),), PartitionSpec(None, None, unreduced={"x", "y"}), jnp.int8),
+        ((2, 2), ("y", "x"), ("x",), PartitionSpec("y", None, unreduced={"x"}), jnp.float16),
+    ],
+    ids=["one axis of one", "one axis of two", "both axes", "split over the other"],
+)
+def test_sums_that_are_pending_over_devices(
+    sizes: tuple[int, int], a_spec: Any, b_spec: Any, spec: PartitionSpec, dtype: Any
+) -> None:
+    mesh = AbstractMesh(sizes, ("x", "y"), (jax.sharding.AxisType.Explicit,) * 2)
+    a, b = np.arange(16).reshape(4, 4).astype(dtype), (np.arange(12) % 5).reshape(4, 3).astype(dtype)
+    product = (a.astype(np.int32) @ b.astype(np.int32)).astype(dtype)
+
+    def aval(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        exported = export(
+            lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=spec),
+            aval(a, PartitionSpec(*a_spec)),
+            aval(b, PartitionSpec(*b_spec)),
+            out_shardings=NamedSharding(mesh, spec),
+        )
+        taken = export(lambda u: jax.sharding.reshard(u + u, PartitionSpec(spec[0])), aval(product, spec))
+        takes = lower_exported(taken, "cpu", {}).compile()
+    np.testing.assert_array_equal(exported.call(a, b), product)
+    compiled = lower_exported(exported, "cpu", {}).compile()
+    for one in (compiled, Compiled.deserialize(compiled.serialize())):
+        np.testing.assert_array_equal(one(a, b), product)
+        on_devices = one(stagec.device_put(a), b)
+        np.testing.assert_array_equal(on_devices.numpy(), product)
+        np.testing.assert_array_equal(np.asarray(takes(on_devices)), product + product)
+        assert one.output_shardings.spec.unreduced == tuple(sorted(spec.unreduced))
+    np.testing.assert_array_equal(takes(product), product + product)
+    assert takes.input_shardings[0][0].spec.unreduced == tuple(sorted(spec.unreduced))
+    assert compiled.description.abi["results"][0]["unreduced"] == sorted(spec.unreduced)
+    read = jax.export.deserialize(bytearray(exported.serialize()))
+    assert read._out_named_shardings[0].spec == spec
+
+
+def test_arguments_in_the_memory_of_the_host() -> None:
+    x = f32(4, 3)
+    single = stagec.NamedSharding(stagec.Mesh((1,), ("x",)), stagec.PartitionSpec("x"), "pinned_host")
+    several = stagec.NamedSharding(stagec.Mesh((2,), ("x",)), stagec.PartitionSpec("x"), "pinned_host")
+    for sharding in (single, several):
+        function = stagec.jit(lambda x, y: x * 2 + y, in_shardings=(sharding, None))
+        compiled = function.lower(x, x).compile()
+        for one in (compiled, Compiled.deserialize(compiled.serialize())):
+            np.testing.assert_array_equal(one(x, x), x * 2 + x)
+            assert one.input_shardings[0][0].memory_kind == "pinned_host"
+            assert one.input_shardings[0][1].memory_kind is one.output_shardings.memory_kind is None
+            assert one.description.memory_kinds == {0: "pinned_host"}
+            buffer = one._loaded.put(0, x)
+            assert buffer._sharding.memory_kind == "pinned_host"
+            assert one._loaded.put(1, x)._sharding.memory_kind == "device"
+
+
 def test_donation_over_devices() -> None:
     on = NamedSharding(MESH, PartitionSpec("d"))
     exported = export(lambda s: s + 1, ROWS, in_shardings=on, out_shardings=on, donate_argnums=0)

@@ -14,7 +14,6 @@ from jaxlib import _jax
 from stagec.avals import Aval, num_bytes, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
-from stagec.runtime.arrays import Sharding
 from stagec.runtime.description import Description
 from stagec.runtime.executable import Executable
 from stagec.runtime.flat import Flat
@@ -23,6 +22,7 @@ from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
+from stagec.runtime.shardings import Sharding
 from stagec.runtime.signature import OMITTED, Convention, Signature
 from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
@@ -336,7 +336,8 @@ class Function:
                 # The code is for the places that partitions have in the topology.
                 here = {device.id: device for device in clients.devices(platform)}
                 devices = [here[i] for i in assigned.device_ids] if here.keys() >= {*assigned.device_ids} else devices
-            signature.load(loaded.archive[offer.member], tuple(description.custom_calls), devices)
+            code, calls = loaded.archive[offer.member], tuple(description.custom_calls)
+            signature.load(code, calls, devices, description.memory_kinds)
         except LoadError as error:
             self._locate(error, signature)
             raise

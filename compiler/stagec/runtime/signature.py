@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,13 +88,14 @@ class Signature:
         serialized: bytes | memoryview,
         custom_calls: Sequence[str],
         devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
     ) -> None:
         """Hand the executable to XLA. Raises LoadError ("custom-call", "executable").
 
-        devices: as many as it is for.
+        devices: as many as it is for. memory_kinds: as of `Executable`.
         """
         parameters, results = self.parameters_and_results()
-        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices)
+        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds)
 
     def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
         """Return shape and dtype of each array that the executable takes, and of each that it gives."""

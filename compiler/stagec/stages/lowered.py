@@ -72,6 +72,8 @@ class Lowered:
     module: MLIR bytecode of the module; its locations hold argument names only, where it was exported so.
     nr_devices: how many devices the module runs on, in one partition each.
     in_shardings, out_shardings: how each array is split over them; None where XLA may choose.
+    in_memory_kinds, out_memory_kinds: of each array that the module takes or gives the memory that it lies in, such as
+        "pinned_host"; None is the device's own.
     compiler_options: XLA flags, without dashes, that the function asks for.
     """
 
@@ -89,6 +91,8 @@ class Lowered:
     in_shardings: tuple[OneSharding, ...]
     out_shardings: tuple[OneSharding, ...]
     compiler_options: Mapping[str, Scalar] = field(default_factory=dict)
+    in_memory_kinds: tuple[str | None, ...] = ()
+    out_memory_kinds: tuple[str | None, ...] = ()
 
     @property
     def args_info(self) -> Any:
@@ -207,6 +211,8 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
             nr_devices=exported.nr_devices,
             in_shardings=exported._in_shardings,
             out_shardings=exported._out_shardings,
+            in_memory_kinds=_memory_kinds(main, "arg_attrs", len(kept)),
+            out_memory_kinds=_memory_kinds(main, "res_attrs", len(out_types)),
         )
 
 
@@ -304,6 +310,15 @@ def _reason(status: str) -> str:
     if assertion:
         return assertion.group().rstrip(". ")
     return status.strip().splitlines()[0] if status.strip() else "shape refinement failed"
+
+
+def _memory_kinds(main: ir.OpView, which: str, count: int) -> tuple[str | None, ...]:
+    """Return the memory of each array that `main` takes ("arg_attrs") or gives ("res_attrs"); None: the usual one."""
+    if which not in main.attributes:
+        return (None,) * count
+    attributes = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes[which])]
+    kinds = [ir.StringAttr(a["mhlo.memory_kind"]).value if "mhlo.memory_kind" in a else "device" for a in attributes]
+    return tuple(None if kind == "device" else kind for kind in kinds)
 
 
 def _donated(main: ir.OpView) -> list[bool]:
