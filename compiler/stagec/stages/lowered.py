@@ -34,6 +34,10 @@ class CannotLower(ValueError):
     """An `Exported` cannot be lowered as asked; the message says what to change."""
 
 
+class SizesDoNotFit(CannotLower):
+    """The sizes of the dimensions break a constraint of the function; the message says which, and whose sizes."""
+
+
 @dataclass(frozen=True)
 class ArgInfo:
     """What is known of one argument.
@@ -160,8 +164,8 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
     The platform index and the dimensions become constants, and shape refinement makes every type static, as
     `jax.export` documents for a caller of the module
     (https://docs.jax.dev/en/latest/export/export.html#module-calling-convention).
-    Raises CannotLower when the platform was not exported, the module has another calling convention, the bucket does
-    not fit, or a constraint does not hold.
+    Raises CannotLower when the platform was not exported, the module has another calling convention or the bucket does
+    not fit, SizesDoNotFit when a constraint does not hold.
     """
     if exported.calling_convention_version not in CALLING_CONVENTIONS:
         have = f"{exported.fun_name} has version {exported.calling_convention_version} of the calling convention"
@@ -296,20 +300,63 @@ def _type(main: ir.OpView) -> ir.FunctionType:
 
 def _refine(module: ir.Module, fun_name: str) -> ir.Module:
     try:
-        refined = _jax.mlir.refine_polymorphic_shapes(
+        return ir.Module.parse(_refined(module))
+    except Exception as error:  # XLA's status; a shape assertion of the module arrives here too
+        violated = _violated(str(error)) or _violated_alone(module)
+        if violated:
+            raise SizesDoNotFit(f"{fun_name}: {violated}") from error
+        status = str(error).strip()
+        raise CannotLower(f"{fun_name}: {status.splitlines()[0] if status else 'shape refinement failed'}") from error
+
+
+def _refined(module: ir.Module) -> bytes:
+    return bytes(
+        _jax.mlir.refine_polymorphic_shapes(
             mlir.to_bytecode(module), enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=True
         )
-    except Exception as error:  # XLA's status; a shape assertion of the module arrives here too
-        raise CannotLower(f"{fun_name}: {_reason(str(error))}") from error
-    return ir.Module.parse(refined)
+    )
 
 
-def _reason(status: str) -> str:
-    """Return what a person needs of XLA's status: of a failed shape assertion, the sentence that jax.export wrote."""
+_SIZE = re.compile(r"'(\w+)' = (\d+) from specification '([^']+)' for dimension (.+?) \(= (\d+)\)")
+"""How the shape assertions of `jax.export` tell where the size of a name comes from."""
+
+
+def _violated(status: str) -> str:
+    """Return what the failed shape assertion in XLA's status says, with the sizes and their arguments; "" without."""
     assertion = re.search(r"Input shapes do not match .*?(?=\s*Using the following|\s*Obtained dimension|$)", status)
-    if assertion:
-        return assertion.group().rstrip(". ")
-    return status.strip().splitlines()[0] if status.strip() else "shape refinement failed"
+    if not assertion:
+        return ""
+    sizes = dict.fromkeys(  # the status has it more than once
+        f"{name} = {value} ({place} = {size}{'' if expression == name else f', which is {expression}'})"
+        for name, value, expression, place, size in _SIZE.findall(status)
+    )
+    return ": ".join(filter(None, [assertion.group().rstrip(". "), ", ".join(sizes)]))
+
+
+def _violated_alone(module: ir.Module) -> str:
+    """Return the shape assertion of `main` that does not hold, "" where all do; the module is of no use after that.
+
+    What depends on a constraint may end refinement before XLA gets to the assertion, a slice for example. So the
+    function that `main` calls after them is left out.
+    """
+    main = mlir.main_function(module)
+    block = main.regions[0].blocks[0]
+    *operations, end = list(block.operations)
+    with ir.InsertionPoint(end):
+        func.return_([])
+    end.operation.erase()
+    for operation in reversed(operations):
+        if operation.operation.name == "func.call" and not any(list(r.uses) for r in operation.operation.results):
+            operation.operation.erase()
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes:
+            del main.attributes[name]
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(_type(main).inputs, []))
+    try:
+        _refined(module)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _violated(str(error))
+    return ""
 
 
 def _memory_kinds(main: ir.OpView, which: str, count: int) -> tuple[str | None, ...]:
