@@ -46,8 +46,8 @@ def test_flat_calls_check_what_xla_does_not(bundle: stagec.Bundle) -> None:
     assert refusal_of(flat, b, w, X[:1]) == ("shape", "mlp: args[1] is f32[1,16], f32[4,16] is wanted")
     small = stagec.device_put(X[:1])
     assert refusal_of(flat, b, w, small) == ("shape", "mlp: args[1] is f32[1,16], f32[4,16] is wanted")
-    code, text = refusal_of(flat, b, w, X.astype(np.float64))
-    assert (code, text) == ("dtype", "mlp: args[1] has dtype float64, float32 is wanted (f32[4,16])")
+    code, text = refusal_of(flat, b, w, X.astype(np.float16))
+    assert (code, text) == ("dtype", "mlp: args[1] has dtype float16, float32 is wanted (f32[4,16])")
     bundle.close()
     assert refusal_of(flat, b, w, X) == ("closed", "mlp: the bundle was closed")
 

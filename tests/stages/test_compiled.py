@@ -126,6 +126,60 @@ def test_a_call_that_does_not_fit(args: tuple[Any, ...], code: str, text: str) -
         assert (error.value.code, str(error.value)) == (code, text)
 
 
+WIDE = [
+    (jnp.float32, np.float64([1.5, 1e300, np.nan])),
+    (jnp.float32, np.float64(1.5)),
+    (jnp.int32, np.int64([3, -1, 2**40 + 7])),
+    (jnp.uint32, np.uint64([3, 2**40 + 7])),
+    (jnp.complex64, np.complex128([1 + 2j])),
+    (jnp.float16, np.float64([1.5])),
+    (jnp.bfloat16, np.float64([1.5])),
+    (jnp.float32, np.int64([3])),
+    (jnp.int32, np.float64([3])),
+    (jnp.int32, np.uint64([3])),
+    (jnp.int16, np.int64([3])),
+    (jnp.int32, np.int16([3])),
+    (jnp.float32, 2j),
+    (jnp.int32, 1.5),
+    (jnp.int32, 2**40),
+]
+
+
+@pytest.mark.parametrize("enable_x64", [False, True])
+def test_wide_arguments_are_taken_as_jax_takes_them(enable_x64: bool) -> None:
+    def outcome(called: Any, argument: Any) -> Any:
+        try:
+            return np.asarray(called(argument)).tobytes()
+        except (TypeError, ValueError, OverflowError, stagec.CallError):
+            return "refused"
+
+    for dtype, argument in WIDE:
+        aval = jax.ShapeDtypeStruct(np.shape(argument), dtype)
+        jitted = jax.jit(lambda x: x)
+        theirs = jitted.lower(aval).compile(), jax.export.export(jitted)(aval).call
+        ours = stagec.jit(lambda x: x).lower(aval).compile(), export(lambda x: x, aval).call
+        with jax.enable_x64(enable_x64):
+            found, expected = ([outcome(one, argument) for one in side] for side in (ours, theirs))
+        assert found == expected, (dtype, argument)
+
+
+def test_python_numbers_are_taken_where_they_fit() -> None:
+    for dtype, number in ((jnp.bfloat16, 1.5), (jnp.float32, 3), (jnp.uint8, 255), (jnp.complex64, True)):
+        result = lower(lambda x: x, jax.ShapeDtypeStruct((), dtype)).compile()(number)
+        assert (result.dtype, result) == (dtype, number)
+    for dtype, number, text in (
+        (jnp.uint8, 256, "args[0] is a number that uint8 cannot hold (u8[])"),
+        (jnp.uint8, -1, "args[0] is a number that uint8 cannot hold (u8[])"),
+        (jnp.int32, 2**31, "args[0] is a number that int32 cannot hold (i32[])"),
+        (jnp.float32, 10**400, "args[0] is a number that float32 cannot hold (f32[])"),
+        (jnp.bfloat16, 2j, "args[0] is a Python complex, bfloat16 is wanted (bf16[])"),
+        (jnp.bool_, 1, "args[0] is a Python int, bool is wanted (bool[])"),
+    ):
+        with pytest.raises(stagec.CallError) as refusal:
+            lower(lambda x: x, jax.ShapeDtypeStruct((), dtype)).compile()(number)
+        assert (refusal.value.code, str(refusal.value)) == ("dtype", f"<lambda>: {text}")
+
+
 def test_donated_device_arrays_are_consumed() -> None:
     compiled = lower(lambda state, x: (state + x, x * 2), f32(4), f32(4), donate_argnums=0).compile()
     state = stagec.device_put(f32(4))

@@ -108,6 +108,23 @@ def test_python_numbers_and_wide_arrays() -> None:
         np.testing.assert_array_equal(result, expected)
 
 
+def test_disabled_jit_calls_the_function_itself() -> None:
+    def positive(x: Any, n: int) -> Any:
+        """Not to be traced: its result depends on values."""
+        assert type(x) is np.ndarray
+        return {"n": n, "x": jnp.sin(x) * n if x.sum() > 0 else x, "key": jax.random.key(n)}
+
+    ours, theirs = (jit(positive, static_argnames="n") for jit in (stagec.jit, jax.jit))
+    for x in (f32(3), -np.abs(f32(3)), np.ones(3)):
+        with jax.disable_jit():
+            result, expected = ours(x, n=2), theirs(x, n=2)
+        assert (result["n"], type(result["x"]), result["x"].dtype) == (2, np.ndarray, expected["x"].dtype)
+        np.testing.assert_array_equal(result["x"], expected["x"])
+        np.testing.assert_array_equal(result["key"], jax.random.key_data(expected["key"]))
+    with pytest.raises(AssertionError):
+        ours(f32(3), n=2)  # a tracer
+
+
 def test_keys() -> None:
     function = stagec.jit(lambda key: jax.random.normal(key, (3,)))
     np.testing.assert_array_equal(function(jax.random.key(1)), jax.random.normal(jax.random.key(1), (3,)))

@@ -76,7 +76,8 @@ class Function:
     declares padding, smaller ones do too. Results are numpy arrays; when an argument is a device array (`device_put`),
     results stay on the device as device arrays, and the device arrays of donated arguments are consumed. An argument of
     a type of the model's own is an object of that type, a dict of its fields, or, of a type that is not known by
-    fields, a tuple of its children. Calls from several threads are safe.
+    fields, a tuple of its children. Arrays of 64 bits are taken where 32 are wanted, unless JAX's `jax_enable_x64` is
+    set. Calls from several threads are safe.
 
     Arguments that the manifest binds to weights are left out; one that is given all the same is used instead.
 

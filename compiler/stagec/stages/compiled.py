@@ -82,8 +82,8 @@ class Compiled:
 
     Call it with numpy arrays, in the structure and of the shapes that it was compiled for; results are numpy arrays in
     plain containers, or in objects of the model's own types where their module is imported. Arrays on several devices
-    are passed and returned whole. A PRNG key is its uint32 words. A call raises CallError when an argument does not
-    fit.
+    are passed and returned whole. A PRNG key is its uint32 words. Arrays of 64 bits are taken where 32 are wanted,
+    unless JAX's `jax_enable_x64` is set. A call raises CallError when an argument does not fit.
     """
 
     executable: bytes = field(repr=False)

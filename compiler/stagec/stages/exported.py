@@ -156,7 +156,8 @@ class Exported:
 
         Dimension variables take their sizes from the arguments' shapes. What is compiled for one
         combination of sizes is kept. A PRNG key is given and returned as its uint32 words; for a function of
-        several devices, arrays are whole.
+        several devices, arrays are whole. Arrays of 64 bits are taken where 32 are wanted, unless JAX's
+        `jax_enable_x64` is set.
         Raises CallError when structure, dtypes or shapes do not fit, CannotLower when the module is not for CPUs, and
         SizesDoNotFit, which is one, when the sizes break a constraint on its dimensions.
         """
