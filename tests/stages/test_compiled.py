@@ -384,7 +384,7 @@ def test_sums_that_are_pending_over_devices(
             aval(b, PartitionSpec(*b_spec)),
             out_shardings=NamedSharding(mesh, spec),
         )
-        taken = export(lambda u: jax.sharding.reshard(u + u, PartitionSpec(spec[0])), aval(product, spec))
+        taken = export(lambda u: jax.sharding.reshard(u + u, PartitionSpec(a_spec[0])), aval(product, spec))
         takes = lower_exported(taken, "cpu", {}).compile()
     np.testing.assert_array_equal(exported.call(a, b), product)
     compiled = lower_exported(exported, "cpu", {}).compile()

@@ -204,7 +204,7 @@ def test_each_platform() -> None:
 
 
 def test_what_was_traced_is_lowered_whatever_is_set_then() -> None:
-    mesh = jax.sharding.AbstractMesh((2,), ("d",))
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
     split: Any = jax.lax.with_sharding_constraint
     with jax.enable_x64(True), jax.sharding.use_abstract_mesh(mesh):
 
