@@ -148,7 +148,7 @@ def test_what_is_remembered_is_no_reason_to_take_anything_else(bundle: stagec.Bu
         (X[:3], "shape", "f32[3,16]"),
         (X.T, "shape", "f32[16,4]"),
         (stagec.device_put(X[:3]), "shape", "f32[3,16]"),
-        (X.astype(np.float64), "dtype", "float64"),
+        (X.astype(np.float16), "dtype", "float16"),
         (X.astype(">f4"), "dtype", ">f4"),
         (X.view(np.int32), "dtype", "int32"),
         (stagec.device_put(X.view(np.int32)), "dtype", "int32"),
