@@ -86,12 +86,14 @@ def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
     return functools.partial(_value, node)
 
 
-def solve(equations: Iterable[tuple[int | str, int]]) -> dict[str, int]:
+def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()) -> dict[str, int]:
     """The size of each name, from pairs of a dimension and its size; each follows from a linear equation, as in JAX.
 
+    places: what each of the dimensions is, for messages: `args[0].shape[1]`.
     Raises DimensionError where a name cannot be found, or where a dimension has another size than the others imply.
     """
     pairs = list(equations)
+    where = list(places) or ["a dimension"] * len(pairs)
     sizes: dict[str, int] = {}
     texts = {(dim, size): _polynomial(_parse(dim)) for dim, size in pairs if isinstance(dim, str)}
     found = True
@@ -107,14 +109,15 @@ def solve(equations: Iterable[tuple[int | str, int]]) -> dict[str, int]:
                     found = True
     missing = sorted({name for dim, _ in texts for name in names_in(dim)} - set(sizes))
     if missing:
-        given = ", ".join(f"{dim} = {size}" for dim, size in texts)
+        rows = zip(where, pairs, strict=True)
+        given = ", ".join(f"{place} = {size} ({dim})" for place, (dim, size) in rows if isinstance(dim, str))
         raise DimensionError(f"{', '.join(missing)} cannot be found from {given}")
-    for dim, size in pairs:
+    for place, (dim, size) in zip(where, pairs, strict=True):
         value = dim if isinstance(dim, int) else evaluate(dim, sizes)
         if value != size:
             names = [] if isinstance(dim, int) else sorted(names_in(dim))
             solved = f" ({dim} with {', '.join(f'{name} = {sizes[name]}' for name in names)})" if names else ""
-            raise DimensionError(f"a dimension of size {value} is wanted, not {size}{solved}")
+            raise DimensionError(f"{place} is {size}, {value} is wanted{solved}")
     return sizes
 
 

@@ -13,7 +13,7 @@ from stagec.runtime.archive import Archive
 from stagec.runtime.executable import Executable
 from stagec.runtime.loader import Bundle
 from stagec.runtime.node_types import Types
-from stagec.runtime.refusal import LoadError
+from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Policy, Shapes
 from stagec.runtime.signature import Convention
 
@@ -86,12 +86,14 @@ def compile_exported(
         from stagec.backends.compilation import CannotCompile
         from stagec.stages.compiled import load_lowered
         from stagec.stages.exported import Exported, NotExported
-        from stagec.stages.lowered import CannotLower, lower_exported
+        from stagec.stages.lowered import CannotLower, SizesDoNotFit, lower_exported
     except ImportError as error:  # Bazel's library of the loader, //compiler:runtime, has no compiler
         raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
     try:
         exported = Exported.deserialize(serialized)
         lowered = lower_exported(exported, platform, exported.sizes(shapes))
         return lowered, load_lowered(lowered, {}, devices[: lowered.nr_devices])
+    except SizesDoNotFit as error:
+        raise CallError("shape", str(error)) from error
     except (ImportError, NotExported, CannotLower, CannotCompile) as error:
         raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error

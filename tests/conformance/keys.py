@@ -3,7 +3,7 @@
 From the manifest stagec's pipeline builds an artifact that JAX reads; from the calls JAX writes one that stagec reads.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,10 +272,10 @@ axes = {{ data = 2, model = 2 }}
 """
 
 
-def manifest(name: str, enable_x64: bool) -> str:
-    """Return a manifest of the functions above that have this setting, called `f0`, `f1` ... by their place."""
+def manifest(name: str, enable_x64: bool, keys: Sequence[Key]) -> str:
+    """Return a manifest of those of `keys` that have this setting, called `f0`, `f1` ... by their place."""
     parts = [HEADER.format(name=name, enable_x64=str(enable_x64).lower())]
-    for number, key in enumerate(keys()):
+    for number, key in enumerate(keys):
         if key.enable_x64 == enable_x64:
             platforms = "" if "platforms" in key.manifest else 'platforms = ["cpu"]\n'
             entry = key.stablehlo or f"{key.function.__module__}:{key.function.__name__}"

@@ -18,6 +18,7 @@ from stagec.stages import mlir
 from tests.conformance import views
 from tests.conformance.keys import as_markdown as keys_as_markdown
 from tests.conformance.on_target import digests
+from tests.conformance.pairs import as_markdown as pairs_as_markdown
 from tests.conformance.programs import mesh_of, parameters, programs
 from tests.conformance.staged import Staged, call
 
@@ -55,9 +56,9 @@ FIGURES = ("every figure", dict)
 OPTIMIZED = "text, but for the order of keys"
 RESULTS = "results, bit for bit"
 PORTABLE = "portable text"
-PLACEMENT = "structure; XLA's form of each sharding"
+PLACEMENT = "structure; XLA's form and memory of each sharding"
 FORMAT = "structure; fields of each layout; XLA's form of each sharding"
-NAMED = "spec of each sharding; names, sizes and types of its mesh's axes"
+NAMED = "spec and memory of each sharding; names, sizes and types of its mesh's axes"
 READ_BY_JAX = "read by JAX: every field"
 
 
@@ -268,6 +269,7 @@ def as_markdown() -> str:
         *(f"| `{name}` | refused, with what to write instead |" for name in REFUSED),
         "",
         *keys_as_markdown(),
+        *pairs_as_markdown(),
         "## Programs",
         "",
         *(f"- {name}" for name in every),

@@ -85,3 +85,17 @@ def summed(x: Any, y: Any) -> Any:
 
 def effectful(state: Any, x: Any) -> Any:
     return count(read(state)) + x.sum(), x
+
+
+def crossed(state: Any, unused: Any, x: Any, power: int = 2) -> Any:
+    """What differs by platform (`cumsum`), takes a dimension as a value, and changes what is donated to it."""
+    total = jnp.cumsum(x, axis=0) * x.shape[0]
+    return {"most": jnp.argmax(x, axis=1), "state": state + total.sum(0) ** power, "total": total}
+
+
+def crossed_unordered(state: Any, unused: Any, x: Any, power: int = 2) -> Any:
+    return crossed(state, unused, count(x), power)
+
+
+def crossed_ordered(state: Any, unused: Any, x: Any, power: int = 2) -> Any:
+    return crossed(read(state), unused, x, power)

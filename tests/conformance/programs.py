@@ -135,6 +135,9 @@ def parameters() -> dict[str, Program]:
             lambda x, y: x @ y, (x, x[:4]), {"in_shardings": (split(LINE, "d"), split(LINE, None))}, LINE
         ),
         "out_shardings": Program(lambda x: x * 2, (x,), {"out_shardings": split(LINE, "d")}, LINE),
+        "in_shardings with a memory kind": Program(
+            lambda x: x * 2, (x,), {"in_shardings": split(LINE, "d").with_memory_kind("pinned_host")}, LINE
+        ),
         "static_argnums": Program(power, (x, 3), {"static_argnums": 1}),
         "static_argnames": Program(power, (x,), {"static_argnames": "n"}, kwargs={"n": 2}),
         "donate_argnums": Program(lambda state, x: (state + x, x), (x, x), {"donate_argnums": (0,)}),

@@ -142,7 +142,7 @@ def call(exported: Any, args: Any, kwargs: Any, mesh: dict[str, int]) -> Any:
     leaves, structure = jax.tree.flatten((args, kwargs))
     float0 = jax.dtypes.float0
     leaves = [
-        np.zeros(aval.shape, float0) if aval.dtype == float0 else leaf
+        np.zeros(np.shape(leaf), float0) if aval.dtype == float0 else leaf
         for leaf, aval in zip(leaves, exported.in_avals, strict=True)
     ]
     if mesh:

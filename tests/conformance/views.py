@@ -82,13 +82,14 @@ def texts(listed: Any) -> list[str]:
 
 
 def named(shardings: Any) -> list[Any]:
-    """Of each NamedSharding its spec, and name, size and type of each axis of its mesh; None of None."""
-    return [None if s is None else (_entries(s.spec), _axes(s.mesh)) for s in shardings]
+    """Of each NamedSharding its spec and memory, and name, size and type of each axis of its mesh; None of None."""
+    return [None if s is None else (_entries(s.spec), s.memory_kind, _axes(s.mesh)) for s in shardings]
 
 
-def _entries(spec: Any) -> list[list[str]]:
+def _entries(spec: Any) -> Any:
     entries = getattr(spec, "partitions", spec)
-    return [[entry] if isinstance(entry, str) else list(entry or ()) for entry in entries]
+    split = [[entry] if isinstance(entry, str) else list(entry or ()) for entry in entries]
+    return split, sorted(spec.unreduced), sorted(spec.reduced)
 
 
 def _axes(mesh: Any) -> list[tuple[str, int, str]]:
@@ -105,10 +106,11 @@ def placed(sharding: Any, ndim: int) -> Any:
 
 
 def placements(tree: Any, ndims: list[int]) -> Any:
-    """Structure of a tree of shardings, and XLA's form of each; None for an argument that is dropped."""
+    """Structure of a tree of shardings, XLA's form and memory of each; None for an argument that is dropped."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
     used = iter(ndims)
-    return structure, [placed(leaf, next(used)) if leaf is not None else None for leaf in leaves]
+    # JAX names the device's own memory.
+    return structure, [leaf and (placed(leaf, next(used)), leaf.memory_kind or "device") for leaf in leaves]
 
 
 def formats(tree: Any, ndims: list[int]) -> Any:

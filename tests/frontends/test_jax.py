@@ -80,6 +80,13 @@ def kwarg_avals():
     return {"x": jnp.zeros((2, 3))}
 
 
+def sharded_avals():
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    w, b = (jax.ShapeDtypeStruct((2,), jnp.float32, sharding=sharding) for sharding in (split, None))
+    return ({"w": w, "b": b},)
+
+
 already = jax.jit(double)
 constant = 3
 '''
@@ -172,6 +179,11 @@ WRONG = {
         {"args": [], "avals": "pkg.model:bad_leaves"},
         "pkg/m.toml: functions.f.avals: pkg.model:bad_leaves returned leaves that are no avals: [0]['w'] is a str\n"
         "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n",
+    ),
+    "avals that are split over devices": (
+        {"args": [], "avals": "pkg.model:sharded_avals"},
+        "pkg/m.toml: functions.f.avals: pkg.model:sharded_avals returned avals with shardings: [0]['w']\n"
+        "  name a mesh in the manifest, and write in_shardings over it\n",
     ),
     "avals that raise": (
         {"args": [], "avals": "pkg.model:raising_avals"},

@@ -46,8 +46,8 @@ def test_flat_calls_check_what_xla_does_not(bundle: stagec.Bundle) -> None:
     assert refusal_of(flat, b, w, X[:1]) == ("shape", "mlp: args[1] is f32[1,16], f32[4,16] is wanted")
     small = stagec.device_put(X[:1])
     assert refusal_of(flat, b, w, small) == ("shape", "mlp: args[1] is f32[1,16], f32[4,16] is wanted")
-    code, text = refusal_of(flat, b, w, X.astype(np.float64))
-    assert (code, text) == ("dtype", "mlp: args[1] has dtype float64, float32 is wanted (f32[4,16])")
+    code, text = refusal_of(flat, b, w, X.astype(np.float16))
+    assert (code, text) == ("dtype", "mlp: args[1] has dtype float16, float32 is wanted (f32[4,16])")
     bundle.close()
     assert refusal_of(flat, b, w, X) == ("closed", "mlp: the bundle was closed")
 
@@ -148,7 +148,7 @@ def test_what_is_remembered_is_no_reason_to_take_anything_else(bundle: stagec.Bu
         (X[:3], "shape", "f32[3,16]"),
         (X.T, "shape", "f32[16,4]"),
         (stagec.device_put(X[:3]), "shape", "f32[3,16]"),
-        (X.astype(np.float64), "dtype", "float64"),
+        (X.astype(np.float16), "dtype", "float16"),
         (X.astype(">f4"), "dtype", ">f4"),
         (X.view(np.int32), "dtype", "int32"),
         (stagec.device_put(X.view(np.int32)), "dtype", "int32"),

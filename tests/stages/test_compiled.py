@@ -126,6 +126,60 @@ def test_a_call_that_does_not_fit(args: tuple[Any, ...], code: str, text: str) -
         assert (error.value.code, str(error.value)) == (code, text)
 
 
+WIDE = [
+    (jnp.float32, np.float64([1.5, 1e300, np.nan])),
+    (jnp.float32, np.float64(1.5)),
+    (jnp.int32, np.int64([3, -1, 2**40 + 7])),
+    (jnp.uint32, np.uint64([3, 2**40 + 7])),
+    (jnp.complex64, np.complex128([1 + 2j])),
+    (jnp.float16, np.float64([1.5])),
+    (jnp.bfloat16, np.float64([1.5])),
+    (jnp.float32, np.int64([3])),
+    (jnp.int32, np.float64([3])),
+    (jnp.int32, np.uint64([3])),
+    (jnp.int16, np.int64([3])),
+    (jnp.int32, np.int16([3])),
+    (jnp.float32, 2j),
+    (jnp.int32, 1.5),
+    (jnp.int32, 2**40),
+]
+
+
+@pytest.mark.parametrize("enable_x64", [False, True])
+def test_wide_arguments_are_taken_as_jax_takes_them(enable_x64: bool) -> None:
+    def outcome(called: Any, argument: Any) -> Any:
+        try:
+            return np.asarray(called(argument)).tobytes()
+        except (TypeError, ValueError, OverflowError, stagec.CallError):
+            return "refused"
+
+    for dtype, argument in WIDE:
+        aval = jax.ShapeDtypeStruct(np.shape(argument), dtype)
+        jitted = jax.jit(lambda x: x)
+        theirs = jitted.lower(aval).compile(), jax.export.export(jitted)(aval).call
+        ours = stagec.jit(lambda x: x).lower(aval).compile(), export(lambda x: x, aval).call
+        with jax.enable_x64(enable_x64):
+            found, expected = ([outcome(one, argument) for one in side] for side in (ours, theirs))
+        assert found == expected, (dtype, argument)
+
+
+def test_python_numbers_are_taken_where_they_fit() -> None:
+    for dtype, number in ((jnp.bfloat16, 1.5), (jnp.float32, 3), (jnp.uint8, 255), (jnp.complex64, True)):
+        result = lower(lambda x: x, jax.ShapeDtypeStruct((), dtype)).compile()(number)
+        assert (result.dtype, result) == (dtype, number)
+    for dtype, number, text in (
+        (jnp.uint8, 256, "args[0] is a number that uint8 cannot hold (u8[])"),
+        (jnp.uint8, -1, "args[0] is a number that uint8 cannot hold (u8[])"),
+        (jnp.int32, 2**31, "args[0] is a number that int32 cannot hold (i32[])"),
+        (jnp.float32, 10**400, "args[0] is a number that float32 cannot hold (f32[])"),
+        (jnp.bfloat16, 2j, "args[0] is a Python complex, bfloat16 is wanted (bf16[])"),
+        (jnp.bool_, 1, "args[0] is a Python int, bool is wanted (bool[])"),
+    ):
+        with pytest.raises(stagec.CallError) as refusal:
+            lower(lambda x: x, jax.ShapeDtypeStruct((), dtype)).compile()(number)
+        assert (refusal.value.code, str(refusal.value)) == ("dtype", f"<lambda>: {text}")
+
+
 def test_donated_device_arrays_are_consumed() -> None:
     compiled = lower(lambda state, x: (state + x, x * 2), f32(4), f32(4), donate_argnums=0).compile()
     state = stagec.device_put(f32(4))
@@ -182,8 +236,8 @@ def test_each_signature_is_compiled_once() -> None:
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((3, 5, 6), "<lambda>: a dimension of size 4 is wanted, not 5 (2*c with c = 2)"),
-        ((3, 4, 7), "<lambda>: a dimension of size 6 is wanted, not 7 (b+c+1 with b = 3, c = 2)"),
+        ((3, 5, 6), "<lambda>: args[0].shape[1] is 5, 4 is wanted (2*c with c = 2)"),
+        ((3, 4, 7), "<lambda>: args[0].shape[2] is 7, 6 is wanted (b+c+1 with b = 3, c = 2)"),
         ((3, 4), "<lambda>: args[0] has shape (3, 4), 3 dimensions are wanted (f32[b,2*c,b+c+1])"),
     ],
 )
@@ -205,7 +259,7 @@ def test_dimensions_of_the_result_follow() -> None:
     )
     assert exported.out_avals == (parse_aval("f32[2*b*c]"),)
     assert exported.call(f32(2, 3), f32(6)).shape == (12,)
-    with pytest.raises(stagec.CallError, match=r"a dimension of size 6 is wanted, not 7 \(b\*c with b = 2, c = 3\)"):
+    with pytest.raises(stagec.CallError, match=r"\.shape\[0\] is 7, 6 is wanted \(b\*c with b = 2, c = 3\)"):
         exported.call(f32(2, 3), f32(7))
 
 
@@ -301,6 +355,67 @@ def test_four_devices_over_two_axes() -> None:
     np.testing.assert_array_equal(compiled(a, b), a @ b)
     assert str(compiled.output_shardings.spec) == "P(None, y)"
     assert str(compiled.input_formats[0][0].sharding.spec) == "P(y, x)"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "a_spec", "b_spec", "spec", "dtype"),
+    [
+        ((4, 1), (None, "x"), ("x",), PartitionSpec(None, None, unreduced={"x"}), jnp.bfloat16),
+        ((2, 2), (None, "y"), ("y",), PartitionSpec(None, None, unreduced={"y"}), jnp.float32),
+        ((2, 2), (None, ("x", "y")), (("x", "y"),), PartitionSpec(None, None, unreduced={"x", "y"}), jnp.int8),
+        ((2, 2), ("y", "x"), ("x",), PartitionSpec("y", None, unreduced={"x"}), jnp.float16),
+    ],
+    ids=["one axis of one", "one axis of two", "both axes", "split over the other"],
+)
+def test_sums_that_are_pending_over_devices(
+    sizes: tuple[int, int], a_spec: Any, b_spec: Any, spec: PartitionSpec, dtype: Any
+) -> None:
+    mesh = AbstractMesh(sizes, ("x", "y"), (jax.sharding.AxisType.Explicit,) * 2)
+    a, b = np.arange(16).reshape(4, 4).astype(dtype), (np.arange(12) % 5).reshape(4, 3).astype(dtype)
+    product = (a.astype(np.int32) @ b.astype(np.int32)).astype(dtype)
+
+    def aval(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        exported = export(
+            lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=spec),
+            aval(a, PartitionSpec(*a_spec)),
+            aval(b, PartitionSpec(*b_spec)),
+            out_shardings=NamedSharding(mesh, spec),
+        )
+        taken = export(lambda u: jax.sharding.reshard(u + u, PartitionSpec(a_spec[0])), aval(product, spec))
+        takes = lower_exported(taken, "cpu", {}).compile()
+    np.testing.assert_array_equal(exported.call(a, b), product)
+    compiled = lower_exported(exported, "cpu", {}).compile()
+    for one in (compiled, Compiled.deserialize(compiled.serialize())):
+        np.testing.assert_array_equal(one(a, b), product)
+        on_devices = one(stagec.device_put(a), b)
+        np.testing.assert_array_equal(on_devices.numpy(), product)
+        np.testing.assert_array_equal(np.asarray(takes(on_devices)), product + product)
+        assert one.output_shardings.spec.unreduced == tuple(sorted(spec.unreduced))
+    np.testing.assert_array_equal(takes(product), product + product)
+    assert takes.input_shardings[0][0].spec.unreduced == tuple(sorted(spec.unreduced))
+    assert compiled.description.abi["results"][0]["unreduced"] == sorted(spec.unreduced)
+    read = jax.export.deserialize(bytearray(exported.serialize()))
+    assert read._out_named_shardings[0].spec == spec
+
+
+def test_arguments_in_the_memory_of_the_host() -> None:
+    x = f32(4, 3)
+    single = stagec.NamedSharding(stagec.Mesh((1,), ("x",)), stagec.PartitionSpec("x"), "pinned_host")
+    several = stagec.NamedSharding(stagec.Mesh((2,), ("x",)), stagec.PartitionSpec("x"), "pinned_host")
+    for sharding in (single, several):
+        function = stagec.jit(lambda x, y: x * 2 + y, in_shardings=(sharding, None))
+        compiled = function.lower(x, x).compile()
+        for one in (compiled, Compiled.deserialize(compiled.serialize())):
+            np.testing.assert_array_equal(one(x, x), x * 2 + x)
+            assert one.input_shardings[0][0].memory_kind == "pinned_host"
+            assert one.input_shardings[0][1].memory_kind is one.output_shardings.memory_kind is None
+            assert one.description.memory_kinds == {0: "pinned_host"}
+            buffer = one._loaded.put(0, x)
+            assert buffer._sharding.memory_kind == "pinned_host"
+            assert one._loaded.put(1, x)._sharding.memory_kind == "device"
 
 
 def test_donation_over_devices() -> None:

@@ -2,14 +2,20 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 import pytest
+from jax import lax
 
 from stagec.avals import parse_aval
+from stagec.runtime.clients import devices
+from stagec.runtime.refusal import CallError
+from stagec.serving import compile_exported
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import CALLING_CONVENTIONS, CannotLower, lower_exported
+from stagec.stages.lowered import CALLING_CONVENTIONS, CannotLower, SizesDoNotFit, lower_exported
 
 
 def exported(zoo: Path, function: str) -> Exported:
@@ -27,6 +33,21 @@ def test_each_platform_of_a_portable_artifact(zoo: Path) -> None:
         lowered = lower_exported(exported(zoo, "mlp"), platform, {"batch": 1})
         assert lowered.platform == platform
         assert "_platform_index" not in lowered.as_text()
+
+
+@pytest.mark.parametrize("shape", ["4", "n"])
+@pytest.mark.parametrize("enable_x64", [False, True], ids=["", "x64"])
+def test_the_index_of_a_platform_has_the_type_that_main_takes(enable_x64: bool, shape: str) -> None:
+    with jax.enable_x64(enable_x64):
+        aval = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jax.numpy.float32)
+        function = jax.jit(lambda x: lax.platform_dependent(x, cpu=lax.sin, cuda=lax.tanh, tpu=lax.exp) * x.shape[0])
+        artifact = Exported.deserialize(jax.export.export(function, platforms=["tpu", "cuda", "cpu"])(aval).serialize())
+    assert f"tensor<{'i64' if enable_x64 else 'i32'}> {{jax.global_constant" in artifact.mlir_module()
+    found = {}
+    for platform in artifact.platforms:
+        text = lower_exported(artifact, platform, {"n": 4} if shape == "n" else {}).as_text()
+        found[platform] = [name for name in ("sine", "tanh", "exponential") if f"stablehlo.{name} " in text]
+    assert found == {"tpu": ["exponential"], "cuda": ["tanh"], "cpu": ["sine"]}
 
 
 def test_donated_and_unused_arguments(zoo: Path) -> None:
@@ -72,7 +93,7 @@ def test_custom_calls_are_named(zoo: Path) -> None:
             "cpu",
             {"batch": 65},
             "mlp: Input shapes do not match the symbolic shape constraint batch <= 64. "
-            "Expected '- batch + 64' to be greater or equal to 0, but found -1",
+            "Expected '- batch + 64' to be greater or equal to 0, but found -1: batch = 65 (args[1].shape[0] = 65)",
         ),
     ],
 )
@@ -80,3 +101,52 @@ def test_what_cannot_be_lowered(zoo: Path, platform: str, bucket: dict[str, int]
     with pytest.raises(CannotLower) as error:
         lower_exported(exported(zoo, "mlp"), platform, bucket)
     assert str(error.value) == text
+
+
+def test_a_call_of_a_bundle_says_it_as_well(zoo: Path) -> None:
+    with pytest.raises(CallError, match=r"constraint batch <= 64\. .*: batch = 65 \(args\[1\]") as error:
+        compile_exported(exported(zoo, "mlp").serialize(), "cpu", ((4,), (16, 4), (65, 16)), devices("cpu"))
+    assert error.value.code == "shape"
+
+
+NOT_MET = "Input shapes do not match the symbolic shape constraint"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shapes", "function", "text"),
+    [
+        # What the function does with such sizes ends refinement before the constraint is looked at.
+        (
+            "a >= 8",
+            ("2*a", "b"),
+            lambda x, y: lax.dynamic_slice_in_dim(x, 0, 16, 0).sum() + y,
+            "a >= 8. Expected 'a - 8' to be greater or equal to 0, but found -4: "
+            "a = 4 (args[0]['x'].shape[0] = 8, which is 2*a), b = 6 (args[1].shape[0] = 6)",
+        ),
+        (
+            "a >= b",
+            ("a", "b"),
+            lambda x, y: x[: y.shape[0]] + y,
+            "a >= b. Expected '- b + a' to be greater or equal to 0, but found -2: "
+            "a = 4 (args[0]['x'].shape[0] = 4), b = 6 (args[1].shape[0] = 6)",
+        ),
+    ],
+    ids=["a slice", "a sum"],
+)
+@pytest.mark.parametrize("enable_x64", [False, True], ids=["", "x64"])
+def test_the_constraint_that_does_not_hold_is_told(
+    constraint: str, shapes: tuple[str, str], function: Any, text: str, enable_x64: bool
+) -> None:
+    scope = jax.export.SymbolicScope([constraint])
+    x, y = (jax.ShapeDtypeStruct(jax.export.symbolic_shape(one, scope=scope), jax.numpy.float32) for one in shapes)
+    with jax.enable_x64(enable_x64):
+        jitted = jax.jit(lambda tree, y: function(tree["x"], y))
+        theirs = jax.export.export(jitted, platforms=["tpu", "cpu"])({"x": x}, y)
+        artifact = Exported.deserialize(theirs.serialize())
+    arguments = {"x": np.ones(8 if shapes[0] == "2*a" else 4, np.float32)}, np.ones(6, np.float32)
+    with pytest.raises(SizesDoNotFit) as error:
+        artifact.call(*arguments)
+    assert str(error.value) == f"<lambda>: {NOT_MET} {text}"
+    with pytest.raises(ValueError, match="Input shapes do not match") as of_jax:
+        theirs.call(*arguments)
+    assert str(of_jax.value).startswith(f"{NOT_MET} {text.partition(':')[0]}")

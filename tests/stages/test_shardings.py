@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 from jax.sharding import NamedSharding as JaxNamedSharding
 from jax.sharding import PartitionSpec as JaxPartitionSpec
+from jaxlib.xla_client import HloSharding
 
 from stagec.stages.exported import Exported
 from stagec.stages.shardings import GSPMDSharding, Mesh, NamedSharding, PartitionSpec, named_sharding
@@ -63,6 +64,15 @@ def test_pending_sums() -> None:
     theirs = JaxNamedSharding(mesh, JaxPartitionSpec("a", unreduced={"b"}))
     assert ours.to_hlo(2) == theirs._to_xla_hlo_sharding(2)
     assert str(ours.spec) == "P(a), unreduced=('b',)"
+    assert named_sharding(ours.to_hlo(2), 2, ours.mesh) == ours
+    both = NamedSharding(ours.mesh, PartitionSpec(unreduced=["a", "b"]))
+    assert named_sharding(both.to_hlo(2), 2, ours.mesh) == both
+
+
+def test_what_is_partly_manual_has_no_name() -> None:
+    hlo = HloSharding.from_string("{devices=[2,1,2]<=[4] last_tile_dims={manual}}")
+    with pytest.raises(ValueError, match="is not a sharding over"):
+        named_sharding(hlo, 2, Mesh((2, 2), ("a", "b")))
 
 
 def test_a_sharding_of_another_mesh() -> None:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.avals import parse_aval
 from stagec.frontends.wrapped import Traced, Wrapped
 from stagec.stages.lowered import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+from tests.conformance.views import portable
 
 
 def f32(*shape: int) -> np.ndarray[Any, Any]:
@@ -106,6 +108,23 @@ def test_python_numbers_and_wide_arrays() -> None:
         np.testing.assert_array_equal(result, expected)
 
 
+def test_disabled_jit_calls_the_function_itself() -> None:
+    def positive(x: Any, n: int) -> Any:
+        """Not to be traced: its result depends on values."""
+        assert type(x) is np.ndarray
+        return {"n": n, "x": jnp.sin(x) * n if x.sum() > 0 else x, "key": jax.random.key(n)}
+
+    ours, theirs = (jit(positive, static_argnames="n") for jit in (stagec.jit, jax.jit))
+    for x in (f32(3), -np.abs(f32(3)), np.ones(3)):
+        with jax.disable_jit():
+            result, expected = ours(x, n=2), theirs(x, n=2)
+        assert (result["n"], type(result["x"]), result["x"].dtype) == (2, np.ndarray, expected["x"].dtype)
+        np.testing.assert_array_equal(result["x"], expected["x"])
+        np.testing.assert_array_equal(result["key"], jax.random.key_data(expected["key"]))
+    with pytest.raises(AssertionError):
+        ours(f32(3), n=2)  # a tracer
+
+
 def test_keys() -> None:
     function = stagec.jit(lambda key: jax.random.normal(key, (3,)))
     np.testing.assert_array_equal(function(jax.random.key(1)), jax.random.normal(jax.random.key(1), (3,)))
@@ -182,6 +201,31 @@ def test_each_platform() -> None:
     assert exported.vjp().vjp().has_vjp()
     assert stagec.Exported.deserialize(exported.serialize(vjp_order=2)).vjp().has_vjp()
     assert jax.export.deserialize(bytearray(exported.serialize())).platforms == ("cpu", "tpu")
+
+
+def test_what_was_traced_is_lowered_whatever_is_set_then() -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+    split: Any = jax.lax.with_sharding_constraint
+    with jax.enable_x64(True), jax.sharding.use_abstract_mesh(mesh):
+
+        def function(x: Any) -> Any:
+            return split(jnp.cumsum(x) + jnp.arange(4), jax.P("d"))
+
+        ours: Traced = stagec.jit(function).trace(np.ones(4))
+        theirs = jax.jit(function).trace(np.ones(4))
+    assert portable(ours.lower().as_text()) == portable(theirs.lower(lowering_platforms=("cpu",)).as_text())
+    assert ours.export().out_avals == (parse_aval("f64[4]"),)
+
+
+def test_calls_that_no_version_guarantees() -> None:
+    def pivoted(x: jax.Array) -> Any:
+        return jax.scipy.linalg.qr(x, pivoting=True)
+
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for ours, theirs in zip(stagec.jit(pivoted)(x), jax.jit(pivoted)(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="custom calls whose targets have no compatibility guarantees"):
+        stagec.jit(pivoted).trace(x).export()
 
 
 def test_symbolic_dimensions() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax import lax
 from jax._src import core, effects
-from jax._src.interpreters import mlir
+from jax._src.interpreters import ad, mlir
 from jax._src.lib.mlir.dialects import hlo
 
 
@@ -46,6 +46,7 @@ def doubles(name: str, *kinds: type[Effect]) -> Any:
     primitive = core.Primitive(name)
     primitive.def_effectful_abstract_eval(lambda x: (x, {kind() for kind in kinds}))
     mlir.register_lowering(primitive, lowering)
+    ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), tangents[0] * 2)
     return primitive.bind
 
 

@@ -223,7 +223,7 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
     try:
         return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
     except ValueError as error:
-        calls = sorted(set(re.findall(r'stablehlo\.custom_call @"?([^"(]+)', str(error))))
+        calls = refused_custom_calls(error)
         if not calls:
             raise
         unknown = [name for name in calls if custom_calls.provider(name) == custom_calls.UNKNOWN]
@@ -231,6 +231,11 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
             raise spec.unknown_custom_calls(unknown) from error
     disabled += [check.custom_call(name) for name in calls]
     return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
+
+
+def refused_custom_calls(error: ValueError) -> list[str]:
+    """Return the custom calls that `jax.export` does not write because no version guarantees them; [] for others."""
+    return sorted(set(re.findall(r'stablehlo\.custom_call @"?([^"(]+)', str(error))))
 
 
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
@@ -311,9 +316,22 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
     ]
     if wrong:
         raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
+    if spec.in_shardings is None and (sharded := _sharded(result)):
+        what = f"{spec.avals} returned avals with shardings: {', '.join(sharded)}"
+        raise spec.problem("avals", what, "name a mesh in the manifest, and write in_shardings over it")
     # Arrays are taken for their shape and dtype.
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
     return (result, {}) if isinstance(result, tuple) else ((), result)
+
+
+def _sharded(avals: Any) -> list[str]:
+    """Return the paths of the avals that say how their arrays are split over devices."""
+    leaves = jax.tree_util.tree_leaves_with_path(avals)
+    return [
+        jax.tree_util.keystr(path)
+        for path, leaf in leaves
+        if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(leaf.sharding, jax.sharding.NamedSharding)
+    ]
 
 
 def _abstract(spec: FunctionSpec, tree: Any, key: str, scope: jax.export.SymbolicScope, roots: Sequence[str]) -> Any:

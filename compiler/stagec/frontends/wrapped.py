@@ -14,7 +14,9 @@ from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 
+from stagec.frontends.jax import refused_custom_calls
 from stagec.frontends.pytrees import check, to_tree
 from stagec.specs import Scalar
 from stagec.stages.compiled import Compiled
@@ -22,6 +24,7 @@ from stagec.stages.exported import Exported
 from stagec.stages.lowered import ArgInfo, Lowered, lower_exported
 from stagec.stages.shardings import NamedSharding
 
+_SETTINGS: Any = jax.config
 _REFUSED = {
     "device": "stagec compiles ahead of time, before there is a device: "
     "write in_shardings and out_shardings over a mesh, or name a target when compiling",
@@ -96,13 +99,17 @@ class Wrapped:
         self._static_argnums, self._static_argnames = _static(fun, options)
         self._compiled: dict[Any, tuple[Compiled, Any]] = {}
         functools.update_wrapper(self, fun)
+        self.__wrapped__ = fun
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on this machine's CPU: numpy or JAX arrays in, numpy arrays out, in the user's own types.
 
-        A PRNG key comes back as its uint32 words. Raises what the function raises while it is traced, CannotCompile
+        A PRNG key comes back as its uint32 words. Under `jax.disable_jit` the function itself is called, with the
+        arguments as they are, as in JAX. Raises what the function raises while it is traced, CannotCompile
         when XLA refuses the program, and NotImplementedError for callbacks into Python.
         """
+        if _SETTINGS.jax_disable_jit:
+            return jax.tree.map(_from_jax, self.__wrapped__(*args, **kwargs))
         dynamic, key = self._split(args, kwargs)
         leaves, structure = jax.tree.flatten(dynamic)
         avals = [jax.typeof(leaf) for leaf in leaves]
@@ -111,7 +118,7 @@ class Wrapped:
             traced = self.trace(*args, **kwargs)
             self._compiled[signature] = traced.lower().compile(), traced.out_structure
         compiled, out_structure = self._compiled[signature]
-        return jax.tree.unflatten(out_structure, compiled.call_flat(list(map(_to_array, leaves, avals))))
+        return jax.tree.unflatten(out_structure, compiled.call_flat(list(map(_words, leaves))))
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Return the function as a jaxpr, for arguments like these: arrays, or `jax.ShapeDtypeStruct`.
@@ -161,7 +168,7 @@ class Traced:
         compiler_options: Mapping[str, Scalar],
     ) -> None:
         self._traced = jitted.trace(*args, **kwargs)
-        self._export = functools.partial(_export, jitted, args, kwargs)
+        self._export = functools.partial(_export, _AsTraced(self._traced), args, kwargs)
         self._compiler_options = compiler_options
         self.jaxpr = self._traced.jaxpr
         self.fun_name: str = self._traced.fun_name
@@ -182,7 +189,7 @@ class Traced:
         """
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
-        ours = _ours(self._export(platforms, ()))
+        ours = _ours(self._export(platforms, (), any_custom_call=True))
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -200,11 +207,40 @@ class Traced:
         return _ours(exported)
 
 
+class _AsTraced:
+    """A `jax.stages.Wrapped` that was traced: `jax.export` lowers what it gives, and traces nothing again.
+
+    It would otherwise see other settings of JAX's, of those that are set for a while (`jax.enable_x64`, a mesh).
+    """
+
+    def __init__(self, traced: Any) -> None:
+        self._traced = traced
+        self.__name__ = traced.fun_name
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self._traced
+
+    __call__ = lower = eval_shape = trace
+
+
 def _export(
-    jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], platforms: Sequence[str], checks: Sequence[Any]
+    traced: _AsTraced,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    platforms: Sequence[str],
+    checks: Sequence[Any],
+    any_custom_call: bool = False,
 ) -> jax.export.Exported:
-    # JAX keeps what it traced: this does not trace again.
-    return jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+    """Return JAX's export. any_custom_call: also of calls without a guarantee for later versions of their provider."""
+    function: Any = traced
+    try:
+        return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+    except ValueError as error:
+        calls = refused_custom_calls(error) if any_custom_call else []
+        if not calls:
+            raise
+    allowed = [*checks, *map(jax.export.DisabledSafetyCheck.custom_call, calls)]
+    return jax.export.export(function, platforms=list(platforms), disabled_checks=allowed)(*args, **kwargs)
 
 
 def _ours(exported: jax.export.Exported) -> Exported:
@@ -253,9 +289,15 @@ def _to_jax(sharding: Any) -> Any:
     return jax.sharding.NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
 
 
-def _to_array(leaf: Any, aval: Any) -> Any:
-    """Return an argument as the compiled function takes it."""
-    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(leaf)
-    # Without x64 JAX traces a float64 array as float32.
-    return leaf.astype(aval.dtype) if hasattr(leaf, "dtype") and leaf.dtype != aval.dtype else leaf
+def _words(leaf: Any) -> Any:
+    """Return an argument as the compiled function takes it: of a PRNG key its words."""
+    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and _is_key(leaf) else leaf
+
+
+def _from_jax(leaf: Any) -> Any:
+    """Return what a function gave as a call does: JAX's arrays as numpy's."""
+    return np.asarray(_words(leaf)) if isinstance(leaf, jax.Array) else leaf
+
+
+def _is_key(array: jax.Array) -> bool:
+    return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,71 +14,10 @@ from stagec.avals import DTYPES, Aval
 from stagec.runtime import clients
 from stagec.runtime.node_types import children_by_jax
 from stagec.runtime.refusal import CallError
+from stagec.runtime.shardings import Index, Sharding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-Index = tuple[slice, ...]
-"""Which part of an array a device holds: a slice for each dimension."""
-
-
-class Sharding:
-    """How an array lies on devices: members are those of `jax.sharding.Sharding`.
-
-    https://docs.jax.dev/en/latest/jax.sharding.html
-
-    devices: in the order of the partitions.
-    spec: XLA's form of which part each has; None: the array is whole, on the one device.
-    """
-
-    __slots__ = ("_parts", "device_list", "devices", "spec", "xla")
-
-    def __init__(self, devices: tuple[_jax.Device, ...], spec: xla_client.HloSharding | None = None) -> None:
-        self.devices = devices
-        self.spec = spec
-        self.device_list = _jax.DeviceList(devices)
-        # Of this class, and no subclass in Python, C++ reads all without calling Python.
-        self.xla = _jax.GSPMDSharding(self.device_list, spec or xla_client.HloSharding.replicate())
-        self._parts: dict[tuple[int, ...], tuple[Index, ...]] = {}
-
-    @property
-    def device_set(self) -> frozenset[_jax.Device]:
-        """The devices, in no order."""
-        return frozenset(self.devices)
-
-    def parts(self, shape: tuple[int, ...]) -> tuple[Index, ...]:
-        """Return the part of an array of `shape` that each of `devices` holds. Raises ValueError as `placement`."""
-        found = self._parts.get(shape)
-        if found is None:
-            spec = self.spec or xla_client.HloSharding.replicate()
-            found = self._parts[shape] = placement(spec, shape, len(self.devices))
-        return found
-
-    def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return what each of `devices` holds of `values`. Raises ValueError as `placement`."""
-        if self.spec is None:
-            return [values]
-        held = [values[part] for part in self.parts(values.shape)]
-        return [np.ascontiguousarray(piece).reshape(piece.shape) for piece in held]
-
-    def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[_jax.Device, Index]:
-        """Return the part of an array of `global_shape` that each device holds."""
-        return dict(zip(self.devices, self.parts(global_shape), strict=True))
-
-    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part that each device holds."""
-        return tuple(part.stop - part.start for part in self.parts(global_shape)[0])
-
-    def same(self, other: Sharding, shape: tuple[int, ...]) -> bool:
-        """Whether an array of `shape` lies on the same devices in the same parts."""
-        if self is other:
-            return True
-        return self.devices == other.devices and self.parts(shape) == other.parts(shape)
-
-    def __repr__(self) -> str:
-        where = ", ".join(str(device.id) for device in self.devices)
-        return f"Sharding(devices {where}{f', {self.spec}' if self.spec else ''})"
 
 
 class AbstractArray:
@@ -107,8 +45,9 @@ def abstract_array(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Shard
 class Shard:
     """The part of an array that one device holds; fields are those of JAX's shards.
 
-    device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only.
-    replica_id: 0 for the first device that holds this part, 1 for the second, and so on.
+    device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only; of an
+    array that is unreduced, an addend of them.
+    replica_id: 0 for the first device that holds the same data, 1 for the second, and so on.
     """
 
     device: _jax.Device
@@ -162,11 +101,11 @@ class Array:
         """The part that each device holds, in the order of the partitions. Raises CallError ("deleted")."""
         self._check()
         self._buffer.block_until_ready()
-        indices = self.sharding.parts(self.shape)
+        parts = self.sharding.parts(self.shape)
         pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
         return [
-            Shard(device, index, indices[:i].count(index), _to_numpy(piece, self.dtype))
-            for i, (device, index, piece) in enumerate(zip(self.sharding.devices, indices, pieces, strict=True))
+            Shard(device, part.slices, parts[:i].count(part), _to_numpy(piece, self.dtype))
+            for i, (device, part, piece) in enumerate(zip(self.sharding.devices, parts, pieces, strict=True))
         ]
 
     def copy(self) -> Array:
@@ -217,17 +156,27 @@ def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
 def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
     _jax.batched_block_until_ready(buffers)
     return [
-        _to_numpy(buffer, aval.dtype) if aval.sharding.spec is None else _assembled(Array(buffer, aval))
+        _to_numpy(buffer, aval.dtype) if aval.sharding.spec is None else _assembled(buffer, aval)
         for buffer, aval in zip(buffers, avals, strict=True)
     ]
 
 
-def _assembled(array: Array) -> NDArray[Any]:
-    """Return the values of an array that lies on several devices."""
-    whole = np.empty(array.shape, array.dtype)
-    for shard in array.addressable_shards:
-        if not shard.replica_id:
-            whole[shard.index] = shard.data
+def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
+    """Return the values of an array that lies on several devices, and is ready.
+
+    What is unreduced is added up as XLA:CPU's own all-reduce does it: in order, narrow floats such as bfloat16 as f32.
+    """
+    parts, holders = aval.sharding.parts(aval.shape), aval.sharding.holders(aval.shape)
+    narrow = aval.dtype.isbuiltin != 1 and "float" in aval.dtype.name
+    summed = parts[holders[-1]].addend > 0
+    whole = np.empty(aval.shape, np.float32 if narrow and summed else aval.dtype)
+    for number in holders:
+        part, piece = parts[number], _to_numpy(buffer._arrays[number], aval.dtype)
+        if part.addend:
+            whole[part.slices] += piece
+        else:
+            whole[part.slices] = piece
+    whole = whole.astype(aval.dtype, copy=False)
     whole.flags.writeable = False
     return whole
 
@@ -253,13 +202,13 @@ def dtype_of(aval: Aval) -> np.dtype[Any]:
         return dtype
 
 
-_SINGLE: dict[_jax.Device, Sharding] = {}
+_SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
 
 
-def single_device(device: _jax.Device | None = None) -> Sharding:
+def single_device(device: _jax.Device | None = None, memory_kind: str | None = None) -> Sharding:
     """Return the sharding of arrays that are whole on `device`; None is the first device of `clients.devices()`."""
-    device = device or clients.devices()[0]
-    return _SINGLE.get(device) or _SINGLE.setdefault(device, Sharding((device,)))
+    where = device or clients.devices()[0], memory_kind
+    return _SINGLE.get(where) or _SINGLE.setdefault(where, Sharding(where[:1], None, memory_kind))
 
 
 def put(values: NDArray[Any], sharding: Sharding, donated: bool = False) -> Array:
@@ -275,7 +224,20 @@ def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[ND
     shared = not donated and devices[0].platform == "cpu"
     kinds = xla_client.HostBufferSemantics
     semantics = kinds.ZERO_COPY if shared else kinds.IMMUTABLE_ONLY_DURING_CALL
-    return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
+    spec = aval.sharding.spec
+    if shared or spec is None or spec.is_replicated():
+        return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
+    return lambda pieces: place(aval, xla, _apart(pieces), devices, True, donated, semantics, True)
+
+
+def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    """Return pieces of which no two are the same memory.
+
+    Of an array that is split, `batched_device_put` copies none of those: RuntimeError, bad_function_call (0.10.1).
+    """
+    places = [piece.ctypes.data for piece in pieces]
+    pairs = zip(pieces, places, strict=True)
+    return [piece.copy() if place in places[:i] else piece for i, (piece, place) in enumerate(pairs)]
 
 
 def make_array_from_single_device_arrays(
@@ -296,7 +258,7 @@ def make_array_from_single_device_arrays(
     if len(pieces) != len(parts):
         raise CallError("shape", f"{len(parts)} devices hold the array, {len(pieces)} parts are given")
     for number, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
-        wanted = tuple(index.stop - index.start for index in part)
+        wanted = tuple(one.stop - one.start for one in part.slices)
         given = np.shape(arrays[number])
         if given != wanted:
             raise CallError("shape", f"part {number} has shape {given}, {wanted} is wanted")
@@ -305,30 +267,6 @@ def make_array_from_single_device_arrays(
     pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
     aval = abstract_array(shape, pieces[0].dtype, sharding)
     return Array(placing(aval, donated=True)(pieces), aval)
-
-
-def placement(sharding: xla_client.HloSharding, shape: Sequence[int], num_devices: int) -> tuple[Index, ...]:
-    """Return the part of an array of `shape` that each device holds.
-
-    Raises ValueError when a dimension is not a multiple of the number of its parts: XLA would pad it.
-    """
-    whole = tuple(slice(0, size) for size in shape)
-    if not sharding.is_tiled():
-        return (whole,) * num_devices
-    # Dimensions beyond the array's count the devices that hold the same part.
-    tiles = sharding.tile_assignment_dimensions()
-    counts = tiles[: len(shape)]
-    if any(size % count for size, count in zip(shape, counts, strict=True)):
-        raise ValueError(f"shape {tuple(shape)} does not divide into {'x'.join(map(str, counts))} parts")
-    parts: list[Index] = [whole] * num_devices
-    copies = math.prod(tiles[len(shape) :])
-    for position, device in enumerate(sharding.tile_assignment_devices()):
-        tile = np.unravel_index(position // copies, counts) if counts else ()
-        parts[device] = tuple(
-            slice(int(i) * size // count, (int(i) + 1) * size // count)
-            for i, size, count in zip(tile, shape, counts, strict=True)
-        )
-    return tuple(parts)
 
 
 def device_put(tree: Any, device: _jax.Device | None = None) -> Any:

@@ -137,6 +137,12 @@ class Description(NamedTuple):
         """What the artifacts of this signature are called: the function's name, and `-VARIANT` where it has one."""
         return f"{self.function}-{self.variant}" if self.variant else self.function
 
+    @property
+    def memory_kinds(self) -> dict[int, str]:
+        """The memory of each parameter, by number, that lies in another one than the device's own."""
+        rows = enumerate(self.abi["parameters"])
+        return {number: row["memory_kind"] for number, row in rows if "memory_kind" in row}
+
     def to_json(self) -> str:
         """Return the JSON form, with a newline at the end: keys in the order of the fields.
 
@@ -241,10 +247,11 @@ _ARRAY = {
     "minor_to_major": _SIZES,
     "tiles": shapes.array(_SIZES),
 }
+_SPECIAL = {"unreduced": shapes.array(shapes.text), "memory_kind": shapes.text}
 _ABI = shapes.record(
     {
-        "parameters": shapes.array(shapes.record({**_ARRAY, "donated": shapes.flag})),
-        "results": shapes.array(shapes.record(_ARRAY)),
+        "parameters": shapes.array(shapes.record({**_ARRAY, "donated": shapes.flag}, _SPECIAL)),
+        "results": shapes.array(shapes.record(_ARRAY, _SPECIAL)),
     }
 )
 _DIGEST = shapes.either("a SHA-256 in lower-case hex, or nothing,", shapes.sha256, shapes.constant(""))

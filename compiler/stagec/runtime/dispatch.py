@@ -54,7 +54,8 @@ def dispatching(executable: Executable, hosted: Sequence[int], slow: Call) -> Ca
     # On an accelerator numpy's memory would be read after the call; several devices of a CPU run one call at a time.
     if len(executable.devices) > 1 or clients.platform_of(device) != "cpu":
         return None
-    if any(executable.parameters[number].dtype.name in _CONVERTED for number in hosted) or not _may_be_used():
+    taken = [executable.parameters[number] for number in hosted]
+    if any(aval.dtype.name in _CONVERTED or aval.sharding.memory_kind for aval in taken) or not _may_be_used():
         return None
     results = executable.results
     count = len(executable.parameters)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxlib import _jax, xla_client
 
 from stagec.runtime import clients, jaxlib_lines
-from stagec.runtime.arrays import Array, Sharding, abstract_array, placing, single_device
+from stagec.runtime.arrays import Array, abstract_array, placing, single_device
 from stagec.runtime.custom_calls import register_custom_calls
 from stagec.runtime.refusal import LoadError
+from stagec.runtime.shardings import Sharding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray  # numpy does not import it itself
@@ -40,30 +41,50 @@ class Executable:
         parameters: ArraySpecs,
         results: ArraySpecs,
         devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
     ) -> None:
-        """Raises ValueError when XLA split an array into parts of different sizes."""
+        """Raises ValueError when XLA laid an array on devices in a way in which it cannot be passed or returned.
+
+        memory_kinds: of the parameters, by number, that lie in another memory than the device's own.
+        """
         self.loaded = loaded
         self._execute = loaded.execute_sharded
         self.devices = tuple(devices)
         self._alone = _COLLECTIVES if len(devices) > 1 and clients.platform_of(devices[0]) == "cpu" else None
-        if len(self.devices) == 1:
-            whole = single_device(self.devices[0])
-            self.parameter_shardings: list[Sharding] = [whole] * len(parameters)
-            self.output_shardings: list[Sharding] = [whole] * len(results)
-        else:
-            self.parameter_shardings = self._shardings(loaded.get_parameter_shardings(), parameters)
-            self.output_shardings = self._shardings(loaded.get_output_shardings(), results)
+        kinds = memory_kinds or {}
+        of_parameters = [kinds.get(number) for number in range(len(parameters))]
+        self.parameter_shardings = self._shardings(loaded.get_parameter_shardings, parameters, of_parameters)
+        self.output_shardings = self._shardings(loaded.get_output_shardings, results, self._of_results(len(results)))
         self.parameters, self.results = (
             [abstract_array(shape, dtype, sharding) for (shape, dtype), sharding in zip(specs, shardings, strict=True)]
             for specs, shardings in ((parameters, self.parameter_shardings), (results, self.output_shardings))
         )
         self._handlers = [jaxlib_lines.result_handler(aval, aval.sharding.xla) for aval in self.results]
 
-    def _shardings(self, protos: Sequence[xla_client.OpSharding] | None, arrays: ArraySpecs) -> list[Sharding]:
-        found = [Sharding(self.devices, xla_client.HloSharding.from_proto(proto)) for proto in protos or ()]
+    def _shardings(
+        self,
+        protos: Callable[[], Sequence[xla_client.OpSharding] | None],
+        arrays: ArraySpecs,
+        memory_kinds: Sequence[str | None],
+    ) -> list[Sharding]:
+        if len(self.devices) == 1:
+            return [single_device(self.devices[0], kind) for kind in memory_kinds]
+        forms = [xla_client.HloSharding.from_proto(proto) for proto in protos() or ()]
+        if len(forms) == 1:  # XLA may say once what all share, and something where there are none; JAX does the same
+            forms *= len(arrays)
+        found = [Sharding(self.devices, form, kind) for form, kind in zip(forms, memory_kinds, strict=True)]
         for sharding, (shape, _) in zip(found, arrays, strict=True):
             sharding.parts(shape)
         return found
+
+    def _of_results(self, count: int) -> list[str | None]:
+        """Return the kind of memory of each result; None for the device's own."""
+        try:
+            (kinds,) = self.loaded.get_output_memory_kinds()
+        except _jax.JaxRuntimeError:  # a plugin that does not say
+            return [None] * count
+        usual = self.devices[0].default_memory().kind
+        return [None if kind == usual else kind for kind in kinds]
 
     @staticmethod
     def load(
@@ -72,10 +93,12 @@ class Executable:
         results: ArraySpecs,
         custom_calls: Sequence[str],
         devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
     ) -> Executable:
         """Load an executable that takes arrays `parameters` and gives arrays `results`, for as many devices as given.
 
         The devices may be others than it was compiled for, of the same kind, in any order.
+        memory_kinds: as of the class.
         Raises LoadError ("custom-call", "executable").
         """
         # An accelerator's plugin brings its own handlers.
@@ -91,7 +114,10 @@ class Executable:
             loaded = devices[0].client.deserialize_executable(bytes(serialized), where, options)
         except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
             raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
-        return Executable(loaded, parameters, results, devices)
+        try:
+            return Executable(loaded, parameters, results, devices, memory_kinds)
+        except ValueError as error:
+            raise LoadError("executable", f"the executable cannot be called: {error}") from error
 
     def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> _jax.ArrayImpl:
         """Return the buffer of parameter `number`: an array that lies as the executable wants it stays where it is.

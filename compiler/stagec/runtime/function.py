@@ -14,7 +14,6 @@ from jaxlib import _jax
 from stagec.avals import Aval, num_bytes, parse_aval
 from stagec.runtime import clients, host, index, selection
 from stagec.runtime.archive import Archive
-from stagec.runtime.arrays import Sharding
 from stagec.runtime.description import LARGEST, Description
 from stagec.runtime.executable import Executable
 from stagec.runtime.flat import Flat
@@ -23,6 +22,7 @@ from stagec.runtime.node_types import NodeTypes
 from stagec.runtime.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
+from stagec.runtime.shardings import Sharding
 from stagec.runtime.signature import OMITTED, Convention, Signature
 from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
@@ -78,7 +78,8 @@ class Function:
     declares padding, smaller ones do too. Results are numpy arrays; when an argument is a device array (`device_put`),
     results stay on the device as device arrays, and the device arrays of donated arguments are consumed. An argument of
     a type of the model's own is an object of that type, a dict of its fields, or, of a type that is not known by
-    fields, a tuple of its children. Calls from several threads are safe.
+    fields, a tuple of its children. Arrays of 64 bits are taken where 32 are wanted, unless JAX's `jax_enable_x64` is
+    set. Calls from several threads are safe.
 
     Arguments that the manifest binds to weights are left out; one that is given all the same is used instead.
 
@@ -338,7 +339,8 @@ class Function:
                 # The code is for the places that partitions have in the topology.
                 here = {device.id: device for device in clients.devices(platform)}
                 devices = [here[i] for i in assigned.device_ids] if here.keys() >= {*assigned.device_ids} else devices
-            signature.load(loaded.archive[offer.member], tuple(description.custom_calls), devices)
+            code, calls = loaded.archive[offer.member], tuple(description.custom_calls)
+            signature.load(code, calls, devices, description.memory_kinds)
         except LoadError as error:
             self._locate(error, signature)
             raise

@@ -13,8 +13,9 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.runtime import dispatch
-from stagec.runtime.arrays import AbstractArray, Array, Sharding, placing, reading
+from stagec.runtime.arrays import AbstractArray, Array, placing, reading
 from stagec.runtime.executable import Executable
+from stagec.runtime.shardings import Sharding
 from stagec.runtime.weights import Weight
 
 if TYPE_CHECKING:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from jaxlib import _jax
 
-from stagec.avals import Aval
+from stagec.avals import Aval, holds
 from stagec.runtime.arrays import Array, dtype_of, to_numpy
 from stagec.runtime.executable import ArraySpecs, Executable
 from stagec.runtime.node_types import NodeTypes
@@ -16,6 +17,9 @@ from stagec.runtime.prepared import Kinds, Prepared
 from stagec.runtime.refusal import CallError
 from stagec.runtime.weights import Weight
 from stagec.trees import Tree, TreeMismatch, argument_path
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Convention(Protocol):
@@ -55,6 +59,10 @@ class _Omitted:
 OMITTED = _Omitted()
 
 _ARRAYS = {np.ndarray, Array}
+_NUMBERS = (bool, int, float, complex)
+"""Each is a number of the next kind too."""
+_NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+"""What JAX makes of 64-bit arrays that are given to a function, unless `jax_enable_x64` is set."""
 _CONTAINERS = _jax.pytree.PyTreeRegistry()
 """jaxlib's own pytrees, in C++: of dicts, lists, tuples and namedtuples. It does not know what JAX has registered."""
 _MOST_STRUCTURES = 64
@@ -88,13 +96,14 @@ class Signature:
         serialized: bytes | memoryview,
         custom_calls: Sequence[str],
         devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
     ) -> None:
         """Hand the executable to XLA. Raises LoadError ("custom-call", "executable").
 
-        devices: as many as it is for.
+        devices: as many as it is for. memory_kinds: as of `Executable`.
         """
         parameters, results = self.parameters_and_results()
-        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices)
+        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds)
 
     def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
         """Return shape and dtype of each array that the executable takes, and of each that it gives."""
@@ -149,7 +158,11 @@ class Signature:
         return leaves
 
     def check_dtypes(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return flat arguments as numpy or device arrays. Raises CallError ("dtype")."""
+        """Return flat arguments as numpy or device arrays of the right dtypes. Raises CallError ("dtype").
+
+        64-bit arrays become 32-bit ones where those are wanted, unless JAX's `jax_enable_x64` is set, as in JAX. A
+        Python number takes the dtype that is wanted, where that can hold it.
+        """
         if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
             return list(leaves)
         return [
@@ -157,21 +170,36 @@ class Signature:
             for i, (leaf, dtype) in enumerate(zip(leaves, self._dtypes, strict=True))
         ]
 
-    def _to_numpy(self, leaf: object, dtype: np.dtype[Any], i: int) -> Any:
+    def _to_numpy(self, leaf: Any, dtype: np.dtype[Any], i: int) -> Any:
         if leaf is OMITTED or isinstance(leaf, Weight):
             return leaf
-        if type(leaf) in (bool, int, float, complex):
-            # A Python number has no dtype of its own: it takes the parameter's where the value survives.
-            value = np.array(leaf)
-            if np.can_cast(value.dtype.type(0), dtype, "same_kind") or value.dtype.kind == dtype.kind:
-                return value.astype(dtype)
+        aval = self.description.in_avals[i]
+        if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
+            return self._of_number(leaf, dtype, i)
         values = np.asarray(leaf)
+        if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
+            with np.errstate(over="ignore", invalid="ignore"):
+                return values.astype(dtype)
         if values.dtype != dtype:
             given = getattr(leaf, "dtype", values.dtype)
-            wanted = self.description.in_avals[i]
-            what = f"{self.name}: {self.paths[i]} has dtype {given}, {dtype} is wanted ({wanted})"
-            raise CallError("dtype", what)
+            raise CallError("dtype", f"{self.name}: {self.paths[i]} has dtype {given}, {dtype} is wanted ({aval})")
         return values
+
+    def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
+        """Return a Python number as an array of `dtype`: an integer becomes a float, a float no integer, as in JAX."""
+        aval = self.description.in_avals[i]
+        given = next(kind for kind, one in enumerate(_NUMBERS) if isinstance(value, one))
+        wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
+        if given > wanted:
+            name = _NUMBERS[given].__name__
+            raise CallError("dtype", f"{self.name}: {self.paths[i]} is a Python {name}, {dtype} is wanted ({aval})")
+        try:
+            if wanted != 1 or holds(aval.dtype, int(value)):
+                with np.errstate(over="ignore"):
+                    return np.array(_NUMBERS[wanted](value), dtype)
+        except OverflowError:  # an integer beyond all floats
+            pass
+        raise CallError("dtype", f"{self.name}: {self.paths[i]} is a number that {dtype} cannot hold ({aval})")
 
     def call(self, leaves: Sequence[Any], donate: bool = True) -> Sequence[Any]:
         """Return the flat results: numpy arrays, or device arrays when an argument is one.
@@ -213,6 +241,12 @@ class Signature:
             return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
         except TreeMismatch as error:
             raise CallError("structure", f"{self.name}: the result: {error.what}") from None
+
+
+def _x64_enabled() -> bool:
+    """Return whether 64-bit arrays are what they are: JAX's setting; where JAX is not imported, its default."""
+    config = getattr(sys.modules.get("jax"), "config", None)  # it may be in the middle of its import
+    return bool(getattr(config, "jax_enable_x64", False))
 
 
 def _structure_of(tree: Tree) -> Any:

@@ -10,8 +10,9 @@ import numpy as np
 
 from stagec.avals import parse_aval
 from stagec.runtime.archive import Archive
-from stagec.runtime.arrays import Array, Sharding, dtype_of, put
+from stagec.runtime.arrays import Array, dtype_of, put
 from stagec.runtime.refusal import CallError
+from stagec.runtime.shardings import Sharding
 from stagec.trees import Tree
 
 

@@ -27,24 +27,34 @@ def of_module(lowered: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
     sharding: for each dimension the mesh axes over which it is split, outermost first; None where that is not named.
     minor_to_major, tiles: its layout on the device, as in XLA's (https://openxla.org/xla/tiled_layout).
     donated: parameters only; whether the call consumes the buffer.
+    unreduced: where there are any, the mesh axes over which it is a sum that nobody has made yet: each device has an
+        addend. memory_kind: where it lies in another memory than the device's own, which one ("pinned_host").
     """
     parameters, results = hlo.entry_types(text)
     paths = list(map(argument_path, lowered.in_tree.paths()))
     return {
         "parameters": [
-            {**_array(paths[i], lowered.in_avals[i], lowered.in_shardings[i], kind), "donated": lowered.donated[i]}
-            for i, kind in zip(lowered.kept_var_idx, parameters, strict=True)
+            {
+                **_array(paths[i], lowered.in_avals[i], lowered.in_shardings[i], kind, memory),
+                "donated": lowered.donated[i],
+            }
+            for i, kind, memory in zip(lowered.kept_var_idx, parameters, lowered.in_memory_kinds, strict=True)
         ],
         "results": [
-            _array(f"result{path}", aval, sharding, kind)
-            for path, aval, sharding, kind in zip(
-                lowered.out_tree.paths(), lowered.out_avals, lowered.out_shardings, results, strict=True
+            _array(f"result{path}", aval, sharding, kind, memory)
+            for path, aval, sharding, kind, memory in zip(
+                lowered.out_tree.paths(),
+                lowered.out_avals,
+                lowered.out_shardings,
+                results,
+                lowered.out_memory_kinds,
+                strict=True,
             )
         ],
     }
 
 
-def _array(path: str, aval: Aval, sharding: Any, kind: str) -> dict[str, Any]:
+def _array(path: str, aval: Aval, sharding: Any, kind: str, memory: str | None) -> dict[str, Any]:
     found = _TYPE.fullmatch(kind)
     assert found, kind
     sizes, order, rest = found.groups(default="")
@@ -57,7 +67,13 @@ def _array(path: str, aval: Aval, sharding: Any, kind: str) -> dict[str, Any]:
         "sharding": _axes(sharding, len(aval.shape)),
         "minor_to_major": _numbers(order),
         "tiles": [_numbers(tile) for tile in _TILE.findall(tiles[0])] if tiles else [],
+        **({"unreduced": list(unreduced)} if (unreduced := _unreduced(sharding)) else {}),
+        **({"memory_kind": memory} if memory else {}),
     }
+
+
+def _unreduced(sharding: Any) -> tuple[str, ...]:
+    return sharding.spec.unreduced if isinstance(sharding, NamedSharding) else ()
 
 
 def _axes(sharding: Any, rank: int) -> list[list[str]] | None:

@@ -50,6 +50,8 @@ def _known(value: Any) -> int | None:
         if parent.operation.name != "sdy.manual_computation":
             return None
         return _known(parent.operands[ir.BlockArgument(value).arg_number])
+    if owner.name == "stablehlo.convert":  # the index has 64 bits where JAX traced with x64 enabled, a case takes 32
+        return _known(owner.operands[0])
     if owner.name != "stablehlo.constant":
         return None
     numbers = ir.DenseIntElementsAttr(owner.attributes["value"])

@@ -28,6 +28,7 @@ from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_cal
 from stagec.runtime.description import Description, DeviceAssignment, Target
 from stagec.runtime.executable import Executable
 from stagec.runtime.refusal import CallError, LoadError
+from stagec.runtime.shardings import Sharding as OnDevices
 from stagec.runtime.signature import Signature
 from stagec.specs import ExecutableSpec, Scalar, TargetSpec
 from stagec.stages import abi, limits, mlir
@@ -81,8 +82,8 @@ class Compiled:
 
     Call it with numpy arrays, in the structure and of the shapes that it was compiled for; results are numpy arrays in
     plain containers, or in objects of the model's own types where their module is imported. Arrays on several devices
-    are passed and returned whole. A PRNG key is its uint32 words. A call raises CallError when an argument does not
-    fit.
+    are passed and returned whole. A PRNG key is its uint32 words. Arrays of 64 bits are taken where 32 are wanted,
+    unless JAX's `jax_enable_x64` is set. A call raises CallError when an argument does not fit.
     """
 
     executable: bytes = field(repr=False)
@@ -142,7 +143,8 @@ class Compiled:
         if target.platform != "cpu":
             raise LoadError("platform", f"it is for {target.device_kind}; this process runs executables for CPUs only")
         signature = Signature(self.description.function, self.description)
-        signature.load(self.executable, tuple(self.description.custom_calls), clients.devices("cpu", self.nr_devices))
+        devices = clients.devices("cpu", self.nr_devices)
+        signature.load(self.executable, tuple(self.description.custom_calls), devices, self.description.memory_kinds)
         return signature
 
     @property
@@ -200,16 +202,17 @@ class Compiled:
         by_index = dict(zip(self.description.kept_var_idx, values, strict=True))
         return [by_index.get(i) for i in range(len(self.description.in_avals))]
 
-    def _shardings(self, found: Sequence[arrays.Sharding], avals: Sequence[Aval]) -> list[Sharding]:
+    def _shardings(self, found: Sequence[OnDevices], avals: Sequence[Aval]) -> list[Sharding]:
         result: list[Sharding] = []
-        for sharding, aval in zip((one.spec for one in found), avals, strict=True):
-            if sharding is None:
-                result.append(SingleDeviceSharding())
+        for one, aval in zip(found, avals, strict=True):
+            if one.spec is None:
+                result.append(SingleDeviceSharding(memory_kind=one.memory_kind))
                 continue
             try:
-                result.append(named_sharding(sharding, len(aval.shape), self.mesh or Mesh((), ())))
+                named = named_sharding(one.spec, len(aval.shape), self.mesh or Mesh((), ()))
+                result.append(dataclasses.replace(named, memory_kind=one.memory_kind))
             except ValueError:
-                result.append(GSPMDSharding(str(sharding)))
+                result.append(GSPMDSharding(str(one.spec), one.memory_kind))
         return result
 
     def serialize(self) -> bytes:
@@ -376,7 +379,11 @@ def load_lowered(lowered: Lowered, options: Mapping[str, Scalar], devices: Seque
         [(tuple(map(int, aval.shape)), arrays.dtype_of(aval)) for aval in avals]
         for avals in ([lowered.in_avals[i] for i in lowered.kept_var_idx], lowered.out_avals)
     )
-    return Executable(loaded, parameters, results, devices)
+    kinds = {number: kind for number, kind in enumerate(lowered.in_memory_kinds) if kind}
+    try:
+        return Executable(loaded, parameters, results, devices, kinds)
+    except ValueError as error:
+        raise CannotCompile(f"{lowered.fun_name} cannot be called: {error}") from error
 
 
 @phases.phase("analyze")

@@ -156,9 +156,10 @@ class Exported:
 
         Dimension variables take their sizes from the arguments' shapes. What is compiled for one
         combination of sizes is kept. A PRNG key is given and returned as its uint32 words; for a function of
-        several devices, arrays are whole.
-        Raises CallError when structure, dtypes or shapes do not fit, CannotLower when the module is not for CPUs or the
-        sizes break a constraint on its dimensions.
+        several devices, arrays are whole. Arrays of 64 bits are taken where 32 are wanted, unless JAX's
+        `jax_enable_x64` is set.
+        Raises CallError when structure, dtypes or shapes do not fit, CannotLower when the module is not for CPUs, and
+        SizesDoNotFit, which is one, when the sizes break a constraint on its dimensions.
         """
         return self._compiled_for(args, kwargs)(*args, **kwargs)
 
@@ -193,7 +194,8 @@ class Exported:
         Raises CallError ("shape") when they do not fit.
         """
         equations: list[tuple[int | str, int]] = []
-        for aval, shape, path in zip(self.in_avals, shapes, self.in_tree.paths(), strict=True):
+        paths = list(self.in_tree.paths())
+        for aval, shape, path in zip(self.in_avals, shapes, paths, strict=True):
             given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
             if len(given) != len(aval.shape):
                 what = f"{argument_path(path)} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"
@@ -201,6 +203,11 @@ class Exported:
             equations += zip(aval.shape, given, strict=True)
         try:
             return solve(equations)
+        except DimensionError:
+            pairs = zip(self.in_avals, paths, strict=True)
+            places = [f"{argument_path(path)}.shape[{i}]" for aval, path in pairs for i in range(len(aval.shape))]
+        try:
+            return solve(equations, places)
         except DimensionError as error:
             raise CallError("shape", f"{self.fun_name}: {error}") from None
 

@@ -34,6 +34,10 @@ class CannotLower(ValueError):
     """An `Exported` cannot be lowered as asked; the message says what to change."""
 
 
+class SizesDoNotFit(CannotLower):
+    """The sizes of the dimensions break a constraint of the function; the message says which, and whose sizes."""
+
+
 @dataclass(frozen=True)
 class ArgInfo:
     """What is known of one argument.
@@ -72,6 +76,8 @@ class Lowered:
     module: MLIR bytecode of the module; its locations hold argument names only, where it was exported so.
     nr_devices: how many devices the module runs on, in one partition each.
     in_shardings, out_shardings: how each array is split over them; None where XLA may choose.
+    in_memory_kinds, out_memory_kinds: of each array that the module takes or gives the memory that it lies in, such as
+        "pinned_host"; None is the device's own.
     compiler_options: XLA flags, without dashes, that the function asks for.
     """
 
@@ -89,6 +95,8 @@ class Lowered:
     in_shardings: tuple[OneSharding, ...]
     out_shardings: tuple[OneSharding, ...]
     compiler_options: Mapping[str, Scalar] = field(default_factory=dict)
+    in_memory_kinds: tuple[str | None, ...] = ()
+    out_memory_kinds: tuple[str | None, ...] = ()
 
     @property
     def args_info(self) -> Any:
@@ -156,8 +164,8 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
     The platform index and the dimensions become constants, and shape refinement makes every type static, as
     `jax.export` documents for a caller of the module
     (https://docs.jax.dev/en/latest/export/export.html#module-calling-convention).
-    Raises CannotLower when the platform was not exported, the module has another calling convention, the bucket does
-    not fit, or a constraint does not hold.
+    Raises CannotLower when the platform was not exported, the module has another calling convention or the bucket does
+    not fit, SizesDoNotFit when a constraint does not hold.
     """
     if exported.calling_convention_version not in CALLING_CONVENTIONS:
         have = f"{exported.fun_name} has version {exported.calling_convention_version} of the calling convention"
@@ -178,9 +186,9 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
             raise CannotLower(f"{exported.fun_name}: its module does not take the arguments that it declares")
         if has_index:
             index = exported.platforms.index(platform) if platform in exported.platforms else 0
-            _bind_first_argument(main, lambda: _constant(index))
+            _bind_first_argument(main, lambda kind: _constant(kind, index))
         for _ in range(tokens):
-            _bind_first_argument(main, stablehlo.create_token)
+            _bind_first_argument(main, lambda _: stablehlo.create_token())
         _drop_results(main, tokens)
         _set_argument_shapes(main, [in_avals[i] for i in kept])
         if exported.uses_global_constants:
@@ -207,6 +215,8 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
             nr_devices=exported.nr_devices,
             in_shardings=exported._in_shardings,
             out_shardings=exported._out_shardings,
+            in_memory_kinds=_memory_kinds(main, "arg_attrs", len(kept)),
+            out_memory_kinds=_memory_kinds(main, "res_attrs", len(out_types)),
         )
 
 
@@ -218,17 +228,19 @@ def _static(aval: Aval, bucket: Mapping[str, int], fun_name: str) -> Aval:
     return physical(Aval(aval.dtype, shape))
 
 
-def _constant(value: int) -> Any:
-    scalar = ir.IntegerType.get_signless(32)
-    splat = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get([], scalar), ir.IntegerAttr.get(scalar, value))
+def _constant(kind: ir.Type, value: int) -> Any:
+    """Return a constant of the type of a platform index, which has 64 bits where JAX traced with x64 enabled."""
+    scalar = ir.RankedTensorType(kind)
+    splat = ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(scalar.element_type, value))
     return stablehlo.constant(splat)
 
 
-def _bind_first_argument(main: ir.OpView, make: Callable[[], Any]) -> None:
-    """Replace the first argument of `main` by the value that `make` makes at the start of the body."""
+def _bind_first_argument(main: ir.OpView, make: Callable[[ir.Type], Any]) -> None:
+    """Replace the first argument of `main` by the value of its type that `make` makes at the start of the body."""
     block = main.regions[0].blocks[0]
+    first = block.arguments[0]
     with ir.InsertionPoint.at_block_begin(block):
-        block.arguments[0].replace_all_uses_with(make())
+        first.replace_all_uses_with(make(first.type))
     if "arg_attrs" in main.attributes:
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(list(ir.ArrayAttr(main.attributes["arg_attrs"]))[1:])
     block.erase_argument(0)
@@ -288,20 +300,72 @@ def _type(main: ir.OpView) -> ir.FunctionType:
 
 def _refine(module: ir.Module, fun_name: str) -> ir.Module:
     try:
-        refined = _jax.mlir.refine_polymorphic_shapes(
+        return ir.Module.parse(_refined(module))
+    except Exception as error:  # XLA's status; a shape assertion of the module arrives here too
+        violated = _violated(str(error)) or _violated_alone(module)
+        if violated:
+            raise SizesDoNotFit(f"{fun_name}: {violated}") from error
+        status = str(error).strip()
+        raise CannotLower(f"{fun_name}: {status.splitlines()[0] if status else 'shape refinement failed'}") from error
+
+
+def _refined(module: ir.Module) -> bytes:
+    return bytes(
+        _jax.mlir.refine_polymorphic_shapes(
             mlir.to_bytecode(module), enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=True
         )
-    except Exception as error:  # XLA's status; a shape assertion of the module arrives here too
-        raise CannotLower(f"{fun_name}: {_reason(str(error))}") from error
-    return ir.Module.parse(refined)
+    )
 
 
-def _reason(status: str) -> str:
-    """Return what a person needs of XLA's status: of a failed shape assertion, the sentence that jax.export wrote."""
+_SIZE = re.compile(r"'(\w+)' = (\d+) from specification '([^']+)' for dimension (.+?) \(= (\d+)\)")
+"""How the shape assertions of `jax.export` tell where the size of a name comes from."""
+
+
+def _violated(status: str) -> str:
+    """Return what the failed shape assertion in XLA's status says, with the sizes and their arguments; "" without."""
     assertion = re.search(r"Input shapes do not match .*?(?=\s*Using the following|\s*Obtained dimension|$)", status)
-    if assertion:
-        return assertion.group().rstrip(". ")
-    return status.strip().splitlines()[0] if status.strip() else "shape refinement failed"
+    if not assertion:
+        return ""
+    sizes = dict.fromkeys(  # the status has it more than once
+        f"{name} = {value} ({place} = {size}{'' if expression == name else f', which is {expression}'})"
+        for name, value, expression, place, size in _SIZE.findall(status)
+    )
+    return ": ".join(filter(None, [assertion.group().rstrip(". "), ", ".join(sizes)]))
+
+
+def _violated_alone(module: ir.Module) -> str:
+    """Return the shape assertion of `main` that does not hold, "" where all do; the module is of no use after that.
+
+    What depends on a constraint may end refinement before XLA gets to the assertion, a slice for example. So the
+    function that `main` calls after them is left out.
+    """
+    main = mlir.main_function(module)
+    block = main.regions[0].blocks[0]
+    *operations, end = list(block.operations)
+    with ir.InsertionPoint(end):
+        func.return_([])
+    end.operation.erase()
+    for operation in reversed(operations):
+        if operation.operation.name == "func.call" and not any(list(r.uses) for r in operation.operation.results):
+            operation.operation.erase()
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes:
+            del main.attributes[name]
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(_type(main).inputs, []))
+    try:
+        _refined(module)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _violated(str(error))
+    return ""
+
+
+def _memory_kinds(main: ir.OpView, which: str, count: int) -> tuple[str | None, ...]:
+    """Return the memory of each array that `main` takes ("arg_attrs") or gives ("res_attrs"); None: the usual one."""
+    if which not in main.attributes:
+        return (None,) * count
+    attributes = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes[which])]
+    kinds = [ir.StringAttr(a["mhlo.memory_kind"]).value if "mhlo.memory_kind" in a else "device" for a in attributes]
+    return tuple(None if kind == "device" else kind for kind in kinds)
 
 
 def _donated(main: ir.OpView) -> list[bool]:

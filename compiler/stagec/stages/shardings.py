@@ -6,6 +6,7 @@ and their sizes, and the devices of a mesh are numbered in the order of its axes
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from jaxlib import xla_client
 
 from stagec import partitions
 
+_UNREDUCED = xla_client.OpSharding.Type.UNREDUCED
 AXIS_TYPES = ("Auto", "Explicit", "Manual")
 """Types of a mesh axis (https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html)."""
 
@@ -167,9 +169,10 @@ class NamedSharding:
 
 @dataclass(frozen=True)
 class SingleDeviceSharding:
-    """All of an array on one device, `device` by number."""
+    """All of an array on one device, `device` by number; memory_kind as of NamedSharding."""
 
     device: int = 0
+    memory_kind: str | None = None
 
     def to_hlo(self, ndim: int) -> xla_client.HloSharding:
         """Return XLA's form for an array of `ndim` dimensions."""
@@ -178,9 +181,13 @@ class SingleDeviceSharding:
 
 @dataclass(frozen=True)
 class GSPMDSharding:
-    """A sharding that XLA chose, and that is no NamedSharding of a known mesh: XLA's own form, as text."""
+    """A sharding that XLA chose, and that is no NamedSharding of a known mesh: XLA's own form, as text.
+
+    memory_kind: as of NamedSharding.
+    """
 
     hlo_sharding: str
+    memory_kind: str | None = None
 
     def to_hlo(self, ndim: int) -> xla_client.HloSharding:
         """Return XLA's form for an array of `ndim` dimensions."""
@@ -220,19 +227,23 @@ def named_sharding(hlo: xla_client.HloSharding, ndim: int, mesh: Any) -> NamedSh
     target = Mesh.of(mesh)
     if hlo.is_replicated() or (hlo.is_maximal() and target.size == 1):
         return NamedSharding(target, PartitionSpec())
+    if hlo.is_unreduced():
+        every = (name for name, size in target.shape.items() if size > 1)
+        return NamedSharding(target, PartitionSpec(unreduced=every))
     if hlo.is_tiled():
-        wanted = _tiles(hlo)
         for found in _partitions(list(hlo.tile_assignment_dimensions())[:ndim], target.shape):
-            sharding = NamedSharding(target, PartitionSpec(*found))
-            if _tiles(sharding.to_hlo(ndim)) == wanted:
-                # JAX leaves out dimensions at the end that are whole.
-                kept = max((i + 1 for i, axes in enumerate(found) if axes), default=0)
-                return NamedSharding(target, PartitionSpec(*found[:kept]))
+            left = [name for name, size in target.shape.items() if size > 1 and not any(name in axes for axes in found)]
+            for unreduced in _subsets(left) if _UNREDUCED in hlo.subgroup_types() else [()]:
+                if NamedSharding(target, PartitionSpec(*found, unreduced=unreduced)).to_hlo(ndim) == hlo:
+                    # JAX leaves out dimensions at the end that are whole.
+                    kept = max((i + 1 for i, axes in enumerate(found) if axes), default=0)
+                    return NamedSharding(target, PartitionSpec(*found[:kept], unreduced=unreduced))
     raise ValueError(f"{hlo} is not a sharding over {target}")
 
 
-def _tiles(hlo: xla_client.HloSharding) -> tuple[list[int], list[int]]:
-    return list(hlo.tile_assignment_dimensions()), list(hlo.tile_assignment_devices())
+def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield every choice of one or more names."""
+    return itertools.chain.from_iterable(itertools.combinations(names, n + 1) for n in range(len(names)))
 
 
 def _partitions(sizes: Sequence[int], axes: Mapping[str, int]) -> Iterator[partitions.Partition]:

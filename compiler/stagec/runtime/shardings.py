@@ -1,0 +1,141 @@
+"""How arrays lie on devices: which part of an array each device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxlib import _jax, xla_client
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Index: TypeAlias = tuple[slice, ...]
+"""Which part of an array a device holds: a slice for each dimension."""
+
+_KINDS = xla_client.OpSharding.Type
+
+
+class Part(NamedTuple):
+    """What a device holds of an array.
+
+    slices: which part. addend: of an array that is unreduced, which addend of a sum that nobody has made yet; 0 where
+    the part is the array's own.
+    """
+
+    slices: Index
+    addend: int = 0
+
+
+class Sharding:
+    """How an array lies on devices: members are those of `jax.sharding.Sharding`.
+
+    https://docs.jax.dev/en/latest/jax.sharding.html
+
+    devices: in the order of the partitions.
+    spec: XLA's form of which part each has; None: the array is whole, on the one device.
+    memory_kind: the memory of each device that it lies in, such as "pinned_host"; None: the device's own.
+    """
+
+    __slots__ = ("_holders", "_parts", "device_list", "devices", "memory_kind", "spec", "xla")
+
+    def __init__(
+        self,
+        devices: tuple[_jax.Device, ...],
+        spec: xla_client.HloSharding | None = None,
+        memory_kind: str | None = None,
+    ) -> None:
+        self.devices = devices
+        self.spec = spec
+        self.memory_kind = memory_kind
+        self.device_list = _jax.DeviceList(devices)
+        # Of this class, and no subclass in Python, C++ reads all without calling Python.
+        self.xla = _jax.GSPMDSharding(self.device_list, spec or xla_client.HloSharding.replicate(), memory_kind)
+        self._parts: dict[tuple[int, ...], tuple[Part, ...]] = {}
+        self._holders: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    @property
+    def device_set(self) -> frozenset[_jax.Device]:
+        """The devices, in no order."""
+        return frozenset(self.devices)
+
+    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        """Return what each of `devices` holds of an array of `shape`. Raises ValueError as `placement`."""
+        found = self._parts.get(shape)
+        if found is None:
+            spec = self.spec or xla_client.HloSharding.replicate()
+            found = self._parts[shape] = placement(spec, shape, len(self.devices))
+        return found
+
+    def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return what each of `devices` is to hold of `values`; of addends the first has all. Raises ValueError."""
+        if self.spec is None:
+            return [values]
+        held = [(values[part.slices], part.addend) for part in self.parts(values.shape)]
+        return [
+            np.zeros(piece.shape, piece.dtype) if addend else np.ascontiguousarray(piece).reshape(piece.shape)
+            for piece, addend in held
+        ]
+
+    def holders(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return numbers of `devices` that together hold an array of `shape`, each part once; addends in order."""
+        found = self._holders.get(shape)
+        if found is None:
+            parts = self.parts(shape)
+            first = [number for number, part in enumerate(parts) if parts.index(part) == number]
+            found = self._holders[shape] = tuple(sorted(first, key=lambda number: parts[number].addend))
+        return found
+
+    def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[_jax.Device, Index]:
+        """Return the part of an array of `global_shape` that each device holds."""
+        return {device: part.slices for device, part in zip(self.devices, self.parts(global_shape), strict=True)}
+
+    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the part that each device holds."""
+        return tuple(one.stop - one.start for one in self.parts(global_shape)[0].slices)
+
+    def same(self, other: Sharding, shape: tuple[int, ...]) -> bool:
+        """Whether an array of `shape` lies in the same memory of the same devices in the same parts."""
+        if self is other:
+            return True
+        places = (self.devices, self.memory_kind) == (other.devices, other.memory_kind)
+        return places and self.parts(shape) == other.parts(shape)
+
+    def __repr__(self) -> str:
+        where = ", ".join(str(device.id) for device in self.devices)
+        spec = f", {self.spec}" if self.spec else ""
+        return f"Sharding(devices {where}{spec}{f', {self.memory_kind}' if self.memory_kind else ''})"
+
+
+def placement(sharding: xla_client.HloSharding, shape: Sequence[int], num_devices: int) -> tuple[Part, ...]:
+    """Return what each device holds of an array of `shape`.
+
+    Raises ValueError when a dimension is not a multiple of the number of its parts: XLA would pad it. And where devices
+    hold what is no part of one array: of axes that are manual at the program's border, or on one device alone.
+    """
+    whole = tuple(slice(0, size) for size in shape)
+    if sharding.is_replicated():
+        return (Part(whole),) * num_devices
+    if sharding.is_unreduced():
+        return tuple(Part(whole, device) for device in range(num_devices))
+    # Dimensions beyond the array's count the devices that hold the same part, or the addends of it.
+    tiles = sharding.tile_assignment_dimensions()
+    kinds = [_KINDS.REPLICATED] if sharding.replicate_on_last_tile_dim() else sharding.subgroup_types()
+    counts, more = tiles[: len(shape)], tiles[len(shape) :]
+    if not sharding.is_tiled() or len(more) != len(kinds) or {*kinds} - {_KINDS.REPLICATED, _KINDS.UNREDUCED}:
+        raise ValueError(f"an array that lies on devices by {sharding} has no parts that can be put together")
+    if any(size % count for size, count in zip(shape, counts, strict=True)):
+        raise ValueError(f"shape {tuple(shape)} does not divide into {'x'.join(map(str, counts))} parts")
+    parts = [Part(whole)] * num_devices
+    for position, device in enumerate(sharding.tile_assignment_devices()):
+        place = [int(i) for i in np.unravel_index(position, tiles)]
+        slices = tuple(
+            slice(i * size // count, (i + 1) * size // count)
+            for i, size, count in zip(place, shape, counts, strict=False)
+        )
+        addend = 0
+        for i, count, kind in zip(place[len(shape) :], more, kinds, strict=True):
+            addend = addend * count + i if kind == _KINDS.UNREDUCED else addend
+        parts[device] = Part(slices, addend)
+    return tuple(parts)
