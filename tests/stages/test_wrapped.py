@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import functools
 import inspect
+import types
 from typing import Any
 
 import jax
@@ -77,6 +79,113 @@ def test_a_decorator_with_options() -> None:
         return x * n
 
     np.testing.assert_array_equal(function(f32(3), n=3), f32(3) * 3)
+
+
+def methods(jit: Any) -> type:
+    """A class with methods of each kind, made by `stagec.jit` or `jax.jit`."""
+
+    class Model:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def plain(self, x: Any) -> Any:
+            return x * self.factor
+
+        @functools.partial(jit, static_argnums=(0, 1))
+        def scaled(self, n: int, x: Any) -> Any:
+            return x * self.factor * n
+
+        @functools.partial(jit, static_argnames="self")
+        def shifted(self, x: Any) -> Any:
+            return self.scaled(2, x) + 1
+
+        tripled = functools.partialmethod(scaled, 3)
+
+        @classmethod
+        @functools.partial(jit, static_argnums=0)
+        def named(cls, x: Any) -> Any:
+            return x + len(cls.__name__)
+
+        @staticmethod
+        @jit
+        def alone(x: Any) -> Any:
+            return x - 1
+
+    @jax.tree_util.register_pytree_node_class
+    class Node(Model):
+        @jit
+        def called(self, x: Any) -> Any:
+            return x * self.factor
+
+        def shifted(self, x: Any) -> Any:
+            return super().shifted(x) * 10
+
+        def tree_flatten(self) -> Any:
+            return (self.factor,), None
+
+        @classmethod
+        def tree_unflatten(cls, _: Any, children: Any) -> Any:
+            return cls(*children)
+
+    return Node
+
+
+CALLS: dict[str, Any] = {
+    "static self": lambda jit, model, x: model(2.0).scaled(3, x),
+    "of the class": lambda jit, model, x: model.scaled(model(2.0), 3, x),
+    "inherited": lambda jit, model, x: model(2.0).shifted(x),
+    "partialmethod": lambda jit, model, x: model(2.0).tripled(x),
+    "class method": lambda jit, model, x: (model.named(x), model(2.0).named(x)),
+    "static method": lambda jit, model, x: (model.alone(x), model(2.0).alone(x)),
+    "traced self": lambda jit, model, x: model(2.0).called(x),
+    "bound": lambda jit, model, x: jit(model(2.0).plain)(x),
+    "partial": lambda jit, model, x: jit(functools.partial(model.plain, model(2.0)))(x),
+    "unbound": lambda jit, model, x: jit(model.plain, static_argnums=0)(model(2.0), x),
+    "bound and jitted": lambda jit, model, x: jit(model(2.0).scaled, static_argnums=0)(3, x),
+    "grad": lambda jit, model, x: jax.grad(lambda x: model(2.0).scaled(3, x).sum())(x),
+    "vmap": lambda jit, model, x: jax.vmap(model(2.0).shifted)(x),
+    "closes over a tracer": lambda jit, model, x: jax.jit(lambda x: jit(lambda y: y + x)(1.0))(x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_methods_are_as_in_jax(call: Any) -> None:
+    x = f32(3)
+    ours, theirs = (jax.tree.leaves(call(jit, methods(jit), x)) for jit in (stagec.jit, jax.jit))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_method_is_bound_to_its_instance() -> None:
+    model = methods(stagec.jit)
+    assert type(model.scaled) is Wrapped
+    assert type(model(2.0).scaled) is types.MethodType
+    # As in JAX: the members of a bound method are those of the function.
+    instance = model(2.0)
+    lowered = instance.scaled.lower(instance, 3, f32(3))
+    np.testing.assert_array_equal(lowered.compile()(f32(3)), f32(3) * 6)
+    assert stagec.jit(functools.partial(scale, n=2)).__name__ == jax.jit(functools.partial(scale, n=2)).__name__
+
+
+@pytest.mark.parametrize("options", [{"static_argnums": 1}, {"static_argnames": "n"}], ids=lambda o: next(iter(o)))
+def test_a_static_argument_without_a_hash(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Non-hashable static arguments are not supported.*<class 'list'>, \[1\]"):
+        stagec.jit(lambda x, n: x, **options)(f32(3), n=[1])
+
+
+def test_attributes_of_a_callable_object() -> None:
+    class Function:
+        def __init__(self) -> None:
+            self.factor = 2.0
+            self._jitted = self._compiled = None
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.factor
+
+    wrapped = stagec.jit(stagec.jit(Function()))
+    assert wrapped.factor == 2.0
+    np.testing.assert_array_equal(wrapped(f32(3)), f32(3) * 2)
 
 
 def test_every_parameter_of_jax_jit_is_taken_or_refused() -> None:

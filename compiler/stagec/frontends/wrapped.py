@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
 import numpy as np
+from jax._src import core
 
 from stagec.frontends.jax import refused_custom_calls
 from stagec.frontends.pytrees import check, to_tree
@@ -88,37 +90,53 @@ class Wrapped:
     """A function that is ready to be traced, lowered and compiled; calling it does all of it, once per signature.
 
     Made by `jit`. Methods are those of `jax.stages.Wrapped`
-    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped).
+    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped) and of what `jax.jit` returns. In a class it is
+    a method, as there: the instance is the first argument of a call, `Class.method.lower(instance, ...)` passes it by
+    hand.
     """
 
     def __init__(
         self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, Scalar]
     ) -> None:
-        self._jitted = jax.jit(fun, **options)
+        jitted = jax.jit(fun, **options)
+        # First of all: the function's attributes come along, and may have names of ours.
+        functools.update_wrapper(self, jitted)
+        self.__wrapped__ = fun
+        self._jitted = jitted
         self._compiler_options = compiler_options
         self._static_argnums, self._static_argnames = _static(fun, options)
         self._compiled: dict[Any, tuple[Compiled, Any]] = {}
-        functools.update_wrapper(self, fun)
-        self.__wrapped__ = fun
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on this machine's CPU: numpy or JAX arrays in, numpy arrays out, in the user's own types.
 
-        A PRNG key comes back as its uint32 words. Under `jax.disable_jit` the function itself is called, with the
-        arguments as they are, as in JAX. Raises what the function raises while it is traced, CannotCompile
-        when XLA refuses the program, and NotImplementedError for callbacks into Python.
+        A PRNG key comes back as its uint32 words. While JAX traces or transforms a caller, `jax.jit` is called; under
+        `jax.disable_jit` the function itself, with the arguments as they are, as in JAX. Raises what the function
+        raises while it is traced, ValueError for a static argument without a hash, CannotCompile when XLA refuses the
+        program, and NotImplementedError for callbacks into Python.
         """
+        if not core.trace_state_clean():
+            return self._jitted(*args, **kwargs)
         if _SETTINGS.jax_disable_jit:
             return jax.tree.map(_from_jax, self.__wrapped__(*args, **kwargs))
         dynamic, key = self._split(args, kwargs)
         leaves, structure = jax.tree.flatten(dynamic)
         avals = [jax.typeof(leaf) for leaf in leaves]
         signature = (key, structure, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals))
-        if signature not in self._compiled:
+        try:
+            known = signature in self._compiled
+        except TypeError:
+            self.trace(*args, **kwargs)  # JAX says which argument has no hash
+            raise
+        if not known:
             traced = self.trace(*args, **kwargs)
             self._compiled[signature] = traced.lower().compile(), traced.out_structure
         compiled, out_structure = self._compiled[signature]
         return jax.tree.unflatten(out_structure, compiled.call_flat(list(map(_words, leaves))))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the method of an instance; of the class, this function."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Return the function as a jaxpr, for arguments like these: arrays, or `jax.ShapeDtypeStruct`.
