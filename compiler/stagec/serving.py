@@ -15,7 +15,7 @@ from stagec.runtime.loader import Bundle
 from stagec.runtime.node_types import Types
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Policy, Shapes
-from stagec.runtime.signature import Convention
+from stagec.runtime.signature import Convention, Interface
 
 if TYPE_CHECKING:
     from stagec.runtime.signatures import Key
@@ -92,8 +92,10 @@ def compile_exported(
     try:
         exported = Exported.deserialize(serialized)
         lowered = lower_exported(exported, platform, exported.sizes(shapes))
-        return lowered, load_lowered(lowered, {}, devices[: lowered.nr_devices])
+        executable = load_lowered(lowered, {}, devices[: lowered.nr_devices])
     except SizesDoNotFit as error:
         raise CallError("shape", str(error)) from error
     except (ImportError, NotExported, CannotLower, CannotCompile) as error:
         raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
+    flat = lowered.in_tree, lowered.flat_in_avals, lowered.out_tree, lowered.flat_out_avals
+    return Interface(*flat, lowered.kept_var_idx, lowered.donated), executable

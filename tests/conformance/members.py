@@ -4,6 +4,7 @@ A row's view takes a program staged by JAX, or by stagec; what it returns must b
 `docs/conformance.md` is written from these rows, the parameters of `jit` and the manifest's keys.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,12 @@ NO_DERIVATIVE = ("while",)
 FUSED = ("mlp", "attention", "scan", "flax")
 MEASURED = ("mlp", "attention", "conv", "sort", "rng", "dot", "bf16", "zero size", "nested tree", "flax")
 
+EVALUATED = ("mlp", "scan")
+
 STRUCTURE = (views.STRUCTURE, views.nodes)
+AVALS = (f"structure; {views.AVALS}", views.tree_of_avals)
+OUT_INFO = ("structure; shape, dtype, layout and XLA's form of the sharding of each result", views.out_info)
+DONATED = ("equal", tuple)
 INFO = ("structure; shape, dtype and donation of each argument", views.info)
 FIGURES = ("every figure", dict)
 OPTIMIZED = "text, but for the order of keys"
@@ -70,6 +76,32 @@ def fields(stage: str, **views: tuple[str, View]) -> list[Row]:
         return view(found() if callable(found) else found)
 
     return [Row(f"{stage}.{name}", words, partial(value, name, view)) for name, (words, view) in views.items()]
+
+
+def _shapes(staged: Staged) -> Any:
+    return views.shapes(staged.wrapped.eval_shape(*staged.args, **staged.program.kwargs))
+
+
+def _traced_again(staged: Staged) -> tuple[int, int]:
+    """How often the function is traced in two calls, and after one more."""
+    traced = []
+
+    def counted(*args: Any) -> Any:
+        traced.append(args)
+        return staged.program.function(*args)
+
+    wrapped = staged.jit(counted)
+    wrapped(*staged.args), wrapped(*staged.args)
+    before = len(traced)
+    wrapped.clear_cache()
+    wrapped(*staged.args)
+    return before, len(traced)
+
+
+def _called(staged: Staged) -> Any:
+    compiled = staged.compiled
+    returned = type(compiled).call(compiled._params, *staged.args, **staged.program.kwargs)
+    return list(map(views.bits, returned))
 
 
 def _lowered_for(platform: str, staged: Staged) -> str:
@@ -124,6 +156,8 @@ ROWS = (
     Row("Wrapped.__call__", RESULTS, lambda s: s.results(s.wrapped)),
     Row("Wrapped.trace", f"lowered and compiled: {RESULTS}", lambda s: s.results(s.traced.lower().compile())),
     Row("Wrapped.lower", f"compiled: {RESULTS}", lambda s: s.results(s.compiled)),
+    Row("Wrapped.eval_shape", "structure; shape and dtype of each result", _shapes),
+    Row("Wrapped.clear_cache", "how often the function is traced, before and after", _traced_again, ("scalars",)),
     *fields(
         "Traced",
         jaxpr=("text", str),
@@ -131,7 +165,12 @@ ROWS = (
         in_tree=STRUCTURE,
         out_tree=STRUCTURE,
         args_info=INFO,
+        in_avals=AVALS,
+        out_avals=AVALS,
+        out_info=OUT_INFO,
+        donate_argnums=DONATED,
     ),
+    Row("Traced.__call__", RESULTS, lambda s: s.results(s.traced), EVALUATED),
     *(
         Row(
             f"Traced.lower(platforms=({platform!r},))",
@@ -140,7 +179,16 @@ ROWS = (
         )
         for platform in ("cpu", "cuda", "tpu")
     ),
-    *fields("Lowered", in_tree=STRUCTURE, out_tree=STRUCTURE, args_info=INFO, cost_analysis=FIGURES),
+    *fields(
+        "Lowered",
+        in_tree=STRUCTURE,
+        out_tree=STRUCTURE,
+        args_info=INFO,
+        in_avals=AVALS,
+        out_info=OUT_INFO,
+        donate_argnums=DONATED,
+        cost_analysis=FIGURES,
+    ),
     Row("Lowered.as_text()", PORTABLE, lambda s: views.portable(s.lowered.as_text())),
     Row("Lowered.as_text(dialect='stablehlo')", PORTABLE, lambda s: views.portable(s.lowered.as_text("stablehlo"))),
     Row(
@@ -165,11 +213,15 @@ ROWS = (
         MEASURED,
     ),
     Row("Compiled.__call__", RESULTS, lambda s: s.results(s.compiled)),
+    Row("Compiled.call", "result, its leaves and the arguments' leaves, bit for bit", _called),
     *fields(
         "Compiled",
         in_tree=STRUCTURE,
         out_tree=STRUCTURE,
         args_info=INFO,
+        in_avals=AVALS,
+        out_info=OUT_INFO,
+        donate_argnums=DONATED,
         as_text=(OPTIMIZED, views.optimized),
         cost_analysis=FIGURES,
         memory_analysis=("every figure", views.figures),
@@ -224,6 +276,16 @@ OF_PARAMETERS = (
 )
 """The rows that are compared for each parameter of `jit`."""
 
+LATER = "came after JAX 0.10"
+NOT_OFFERED = {
+    "Traced.lojax": "JAX's own lowering works on it; `jaxpr` is what was traced",
+    "Traced.closure_convert": LATER,
+    "Traced.effects": f"{LATER}; `jaxpr.effects` has them",
+    "Traced.physicalize": LATER,
+    "Traced.with_consts_as_arg": LATER,
+}
+"""Members of JAX's classes that stagec's do not have, and why."""
+
 REFUSED = ("device", "backend", "abstracted_axes")
 """Parameters of jax.jit that mean nothing ahead of time."""
 
@@ -257,7 +319,14 @@ def as_markdown() -> str:
         "",
         f"- a derivative: not of {', '.join(NO_DERIVATIVE)}, which JAX cannot differentiate in reverse either;",
         f"- compiler options: {', '.join(FUSED)}, which the option changes;",
-        f"- a named target, in a process of its own: {', '.join(MEASURED)}.",
+        f"- a named target, in a process of its own: {', '.join(MEASURED)};",
+        f"- a jaxpr that JAX evaluates: {', '.join(EVALUATED)}; tracing again: one is enough.",
+        "",
+        "These are all members that the classes of JAX have, but for",
+        "",
+        *(f"- `{name}`: {why};" for name, why in NOT_OFFERED.items()),
+        "",
+        "and a test looks at the classes of the JAX that it runs with for others.",
         "",
         "## Parameters of `jit`",
         "",
@@ -278,4 +347,5 @@ def as_markdown() -> str:
 
 
 if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"  # some programs are for four devices
     Path("docs/conformance.md").write_text(as_markdown(), encoding="utf-8")

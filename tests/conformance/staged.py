@@ -18,6 +18,7 @@ class Staged:
     """One program; each stage is made when it is asked for, once.
 
     side: "ours" or "theirs".
+    jit: `stagec.jit` or `jax.jit`.
     wrapped, traced, lowered, compiled, exported: the stages.
     """
 
@@ -26,8 +27,8 @@ class Staged:
     def __init__(self, name: str, program: Program) -> None:
         self.name = name
         self.program = program
-        jit: Any = stagec.jit if self.side == "ours" else jax.jit
-        self.wrapped = jit(program.function, **program.options)
+        self.jit: Any = stagec.jit if self.side == "ours" else jax.jit
+        self.wrapped = self.jit(program.function, **program.options)
 
     @cached_property
     def traced(self) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 import stagec
 from tests.building import ROOT
-from tests.conformance.members import OF_PARAMETERS, REFUSED, ROWS, Row, as_markdown
+from tests.conformance.members import NOT_OFFERED, OF_PARAMETERS, REFUSED, ROWS, Row, as_markdown
 from tests.conformance.programs import Program, parameters, programs
 from tests.conformance.staged import Pair, pair
 
@@ -33,6 +33,15 @@ def test_a_member_is_as_in_jax(
     record_property("row", row.name)
     ours, theirs = staged(name, PROGRAMS[name])
     assert row.view(ours) == row.view(theirs)
+
+
+@pytest.mark.parametrize("stage", ["Wrapped", "Traced", "Lowered", "Compiled", "Exported"])
+def test_no_member_of_jaxs_class_is_forgotten(staged: Callable[[str, Program], Pair], stage: str) -> None:
+    ours, theirs = (getattr(side, stage.lower()) for side in staged("scalars", PROGRAMS["scalars"]))
+    members = {name for name in dir(theirs) if not name.startswith("_")} | ({"__call__"} if callable(theirs) else set())
+    compared = {row.name.partition("(")[0] for row in ROWS}
+    assert sorted(f"{stage}.{name}" for name in members if f"{stage}.{name}" not in {*compared, *NOT_OFFERED}) == []
+    assert [name for name in members if f"{stage}.{name}" in NOT_OFFERED and hasattr(ours, name)] == []
 
 
 @pytest.mark.parametrize("member", OF_PARAMETERS)

@@ -65,6 +65,12 @@ def info(args_info: Any) -> Any:
     return structure, [(tuple(leaf.shape), np.dtype(leaf.dtype), bool(leaf.donated)) for leaf in leaves]
 
 
+def shapes(tree: Any) -> Any:
+    """Structure of a tree; shape and dtype of each leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
+
+
 def avals(listed: Any) -> list[tuple[str, tuple[str, ...]]]:
     """Short dtype and dimensions of each aval."""
 
@@ -74,6 +80,21 @@ def avals(listed: Any) -> list[tuple[str, tuple[str, ...]]]:
         return "f0" if aval.dtype == jax.dtypes.float0 else short_dtype_name(aval.dtype)
 
     return [(dtype(aval), tuple(str(dim).replace(" ", "") for dim in aval.shape)) for aval in listed]
+
+
+def tree_of_avals(tree: Any) -> Any:
+    """Structure of a tree of avals; dtype and dimensions of each."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, avals(leaves)
+
+
+def out_info(tree: Any) -> Any:
+    """Structure of `out_info`; of each leaf shape, dtype, fields of its layout and XLA's form of its sharding."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [
+        (tuple(leaf.shape), np.dtype(leaf.dtype), _layout(leaf.format.layout), placed(leaf.sharding, len(leaf.shape)))
+        for leaf in leaves
+    ]
 
 
 def texts(listed: Any) -> list[str]:
@@ -116,10 +137,14 @@ def placements(tree: Any, ndims: list[int]) -> Any:
 def formats(tree: Any, ndims: list[int]) -> Any:
     """Structure of a tree of formats, and of each the fields of its layout and XLA's form of its sharding."""
     leaves, structure = jax.tree.flatten(tree)
-    names = ("major_to_minor", "tiling", "sub_byte_element_size_in_bits")
-    layouts = [leaf.layout and [getattr(leaf.layout, name) for name in names] for leaf in leaves]
+    layouts = [_layout(leaf.layout) for leaf in leaves]
     used = iter(ndims)
     return structure, layouts, [placed(leaf.sharding, next(used)) if leaf.layout else None for leaf in leaves]
+
+
+def _layout(layout: Any) -> Any:
+    names = ("major_to_minor", "tiling", "sub_byte_element_size_in_bits")
+    return layout and [getattr(layout, name) for name in names]
 
 
 def figures(stats: Any) -> dict[str, int]:

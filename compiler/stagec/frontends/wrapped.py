@@ -98,7 +98,7 @@ class Wrapped:
     def __init__(
         self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, Scalar]
     ) -> None:
-        jitted = jax.jit(fun, **options)
+        jitted: Any = jax.jit(fun, **options)
         # First of all: the function's attributes come along, and may have names of ours.
         functools.update_wrapper(self, jitted)
         self.__wrapped__ = fun
@@ -149,6 +149,18 @@ class Wrapped:
         """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
         return self.trace(*args, **kwargs).lower()
 
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result's shapes and dtypes for arguments like these, as a tree of `jax.ShapeDtypeStruct`.
+
+        As `jax.eval_shape` (https://docs.jax.dev/en/latest/_autosummary/jax.eval_shape.html); nothing is compiled.
+        """
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget what was traced and compiled: the next call does it again."""
+        self._jitted.clear_cache()
+        self._compiled.clear()
+
     def _split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the arguments that are no static ones, and those that are, by position and name."""
         numbers = {number % len(args) for number in self._static_argnums if -len(args) <= number < len(args)}
@@ -176,6 +188,9 @@ class Traced:
     out_structure: JAX's PyTreeDef of the result, which knows the user's own types.
     args_info: an `ArgInfo` for each argument, in the structure `(args, kwargs)` of the user's own types; its dtype is
         JAX's where numpy has none (PRNG keys).
+    in_avals, out_avals: JAX's avals, in the structure of the arguments and of the result.
+    out_info: a `jax.ShapeDtypeStruct` for each result, with the sharding that was asked for.
+    donate_argnums: indices of the donated arguments, among the leaves of the arguments.
     """
 
     def __init__(
@@ -198,6 +213,13 @@ class Traced:
             self._traced.args_info,
             is_leaf=lambda info: hasattr(info, "donated"),
         )
+        self.in_avals, self.out_avals = self._traced.in_avals, self._traced.out_avals
+        self.out_info = self._traced.out_info
+        self.donate_argnums: tuple[int, ...] = self._traced.donate_argnums
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what JAX gives when it evaluates the jaxpr, operation by operation: JAX's arrays, or its tracers."""
+        return self._traced(*args, **kwargs)
 
     def lower(self, platforms: Sequence[str] = ("cpu",)) -> Lowered:
         """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".

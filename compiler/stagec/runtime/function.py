@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxlib import _jax
 
@@ -23,7 +23,7 @@ from stagec.runtime.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.selection import Asked, BoundArray, Offer, Selection, Shapes
 from stagec.runtime.shardings import Sharding
-from stagec.runtime.signature import OMITTED, Convention, Signature
+from stagec.runtime.signature import OMITTED, Convention, Interface, Signature
 from stagec.runtime.weights import Bound, Weight, Weights
 from stagec.trees import Tree
 
@@ -58,17 +58,6 @@ class Loaded:
     def devices_for(self, platform: str, count: int) -> Sequence[_jax.Device]:
         """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count")."""
         return self.devices[:count] if self.devices else clients.devices(platform, count)
-
-
-class _Interface(NamedTuple):
-    """The convention of a function before a size is known, from the index: trees, and avals with dimensions' names."""
-
-    in_tree: Tree
-    in_avals: tuple[Aval, ...]
-    out_tree: Tree
-    out_avals: tuple[Aval, ...]
-    kept_var_idx: tuple[int, ...] = ()
-    donated: tuple[bool, ...] = ()
 
 
 class Function:
@@ -120,7 +109,7 @@ class Function:
         self._offers = selection.offers(loaded.archive.index, artifact, in_avals)
         trees = (Tree.from_json(entry[key]) for key in ("in_tree", "out_tree"))
         in_tree, out_tree = trees
-        self._interface = Signature(name, _Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
+        self._interface = Signature(name, Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
         if entry["bind"]:
             self._bound = Bound(name, in_tree, entry["bind"], loaded.weights)
             self._bound_arrays = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxlib import _jax
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Convention(Protocol):
-    """How an executable is called; the fields are those of `Description` and of `Lowered`."""
+    """How an executable is called; a `Description`, or an `Interface`."""
 
     @property
     def in_tree(self) -> Tree:
@@ -48,6 +48,17 @@ class Convention(Protocol):
     @property
     def donated(self) -> tuple[bool, ...]:
         """For each of `in_avals`, whether its buffer is consumed by a call."""
+
+
+class Interface(NamedTuple):
+    """A convention alone: of what the loader compiles, or of a function before a size is known."""
+
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    kept_var_idx: tuple[int, ...] = ()
+    donated: tuple[bool, ...] = ()
 
 
 class _Omitted:

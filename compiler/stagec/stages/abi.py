@@ -35,7 +35,7 @@ def of_module(lowered: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
     return {
         "parameters": [
             {
-                **_array(paths[i], lowered.in_avals[i], lowered.in_shardings[i], kind, memory),
+                **_array(paths[i], lowered.flat_in_avals[i], lowered.in_shardings[i], kind, memory),
                 "donated": lowered.donated[i],
             }
             for i, kind, memory in zip(lowered.kept_var_idx, parameters, lowered.in_memory_kinds, strict=True)
@@ -44,7 +44,7 @@ def of_module(lowered: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
             _array(f"result{path}", aval, sharding, kind, memory)
             for path, aval, sharding, kind, memory in zip(
                 lowered.out_tree.paths(),
-                lowered.out_avals,
+                lowered.flat_out_avals,
                 lowered.out_shardings,
                 results,
                 lowered.out_memory_kinds,

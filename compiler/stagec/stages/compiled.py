@@ -33,7 +33,7 @@ from stagec.runtime.signature import Signature
 from stagec.specs import ExecutableSpec, Scalar, TargetSpec
 from stagec.stages import abi, limits, mlir
 from stagec.stages.exported import Exported, NotExported
-from stagec.stages.lowered import CannotLower, Lowered, args_info, lower_exported
+from stagec.stages.lowered import CannotLower, Lowered, args_info, donate_argnums, lower_exported, out_info
 from stagec.stages.shardings import (
     AXIS_TYPES,
     Format,
@@ -115,6 +115,21 @@ class Compiled:
         """An `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
         return args_info(self.in_tree, self.description.in_avals, self.description.donated)
 
+    @property
+    def in_avals(self) -> Any:
+        """The `Aval` of each argument, in the structure `(args, kwargs)`."""
+        return self.in_tree.unflatten(self.description.in_avals)
+
+    @property
+    def out_info(self) -> Any:
+        """An `OutInfo` for each result, in the structure of the result."""
+        return out_info(self.out_tree, self.description.out_avals, self._output_formats())
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Indices of the donated arguments, among the leaves of the arguments."""
+        return donate_argnums(self.description.donated)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the executable.
 
@@ -122,6 +137,22 @@ class Compiled:
         """
         signature = self._signature
         return signature.unflatten(self._run(signature.flatten(args, kwargs)))
+
+    def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Run the executable; return the result, its leaves, and the leaves of the arguments.
+
+        It raises what a call raises. JAX's is a static method and wants `Compiled._params` first; `Compiled.call(self,
+        ...)` is the same here.
+        """
+        signature = self._signature
+        leaves = signature.flatten(args, kwargs)
+        results = self._run(leaves)
+        return signature.unflatten(results), results, leaves
+
+    @property
+    def _params(self) -> Compiled:
+        """What JAX's code passes to `Compiled.call` first."""
+        return self
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run the executable on the leaves of `(args, kwargs)`; return the leaves of the result.
@@ -187,8 +218,11 @@ class Compiled:
     @property
     def output_formats(self) -> Any:
         """Layout and sharding of each result, in the structure of the result."""
+        return self.out_tree.unflatten(self._output_formats())
+
+    def _output_formats(self) -> list[Format]:
         layouts = map(_layout, self.runtime_executable().get_output_layouts())
-        return self.out_tree.unflatten(list(map(Format, layouts, self._outputs())))
+        return list(map(Format, layouts, self._outputs()))
 
     def _inputs(self) -> list[Sharding | None]:
         taken = [self.description.in_avals[i] for i in self.description.kept_var_idx]
@@ -377,7 +411,7 @@ def load_lowered(lowered: Lowered, options: Mapping[str, Scalar], devices: Seque
             raise compilation.refusal(str(error), options) from error
     parameters, results = (
         [(tuple(map(int, aval.shape)), arrays.dtype_of(aval)) for aval in avals]
-        for avals in ([lowered.in_avals[i] for i in lowered.kept_var_idx], lowered.out_avals)
+        for avals in ([lowered.flat_in_avals[i] for i in lowered.kept_var_idx], lowered.flat_out_avals)
     )
     kinds = {number: kind for number, kind in enumerate(lowered.in_memory_kinds) if kind}
     try:
@@ -402,9 +436,9 @@ def _describe(
         target=target,
         bucket={},
         in_tree=lowered.in_tree,
-        in_avals=lowered.in_avals,
+        in_avals=lowered.flat_in_avals,
         out_tree=lowered.out_tree,
-        out_avals=lowered.out_avals,
+        out_avals=lowered.flat_out_avals,
         nr_devices=lowered.nr_devices,
         device_assignment=_assignment(module, mesh),
         kept_var_idx=lowered.kept_var_idx,
@@ -510,9 +544,9 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
             },
             "bucket": dict(sorted(spec.bucket.items())),
             "in_tree": lowered.in_tree.to_json(),
-            "in_avals": list(map(str, lowered.in_avals)),
+            "in_avals": list(map(str, lowered.flat_in_avals)),
             "out_tree": lowered.out_tree.to_json(),
-            "out_avals": list(map(str, lowered.out_avals)),
+            "out_avals": list(map(str, lowered.flat_out_avals)),
             "donated": lowered.donated,
             "kept_var_idx": lowered.kept_var_idx,
             "shardings": {path: _told(sharding) for path, sharding in zip(paths, shardings, strict=True) if sharding},

@@ -108,7 +108,7 @@ def does_not_fit(error: DoesNotFit, exported: Exported, lowered: Lowered, spec: 
 
     write = re.sub(r"\bArgument (\d+)\b", named, error.write)
     if not write:
-        avals = [lowered.in_avals[i] for i in lowered.kept_var_idx]
+        avals = [lowered.flat_in_avals[i] for i in lowered.kept_var_idx]
         largest = sorted(zip(avals, names, strict=True), key=lambda pair: -_aval_size(pair[0]))[:_LARGEST]
         rows = [(told(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
         head = "largest, on all devices together:" if lowered.nr_devices > 1 else "largest:"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxlib import _jax
+from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
@@ -21,6 +21,7 @@ from stagec.specs import Scalar, TargetSpec
 from stagec.stages import mlir
 from stagec.stages.branches import inline_known_branches
 from stagec.stages.exported import Exported, OneSharding
+from stagec.stages.shardings import Format, GSPMDSharding
 from stagec.trees import Tree
 
 if TYPE_CHECKING:
@@ -50,6 +51,23 @@ class ArgInfo:
     donated: bool
 
 
+@dataclass(frozen=True)
+class OutInfo:
+    """What is known of one result.
+
+    shape: its sizes. dtype: numpy's. format: its layout and sharding; None for each where XLA may choose.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    format: Format
+
+    @property
+    def sharding(self) -> Any:
+        """How it is split over devices; None where XLA may choose."""
+        return self.format.sharding
+
+
 def args_info(in_tree: Tree, in_avals: Sequence[Aval], donated: Sequence[bool]) -> Any:
     """Return an `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
     return in_tree.unflatten(
@@ -58,6 +76,21 @@ def args_info(in_tree: Tree, in_avals: Sequence[Aval], donated: Sequence[bool]) 
             for aval, given_away in zip(in_avals, donated, strict=True)
         ]
     )
+
+
+def out_info(out_tree: Tree, out_avals: Sequence[Aval], formats: Sequence[Format]) -> Any:
+    """Return an `OutInfo` for each result, in the structure of the result."""
+    return out_tree.unflatten(
+        [
+            OutInfo(tuple(map(int, aval.shape)), dtype_of(aval), found)
+            for aval, found in zip(out_avals, formats, strict=True)
+        ]
+    )
+
+
+def donate_argnums(donated: Sequence[bool]) -> tuple[int, ...]:
+    """Return the indices of the donated arguments, among the leaves of the arguments."""
+    return tuple(i for i, given_away in enumerate(donated) if given_away)
 
 
 @dataclass(frozen=True)
@@ -69,9 +102,10 @@ class Lowered:
     fun_name: name of the function.
     platform: the one platform it is for.
     in_tree, out_tree: structure of `(args, kwargs)` and of the result.
-    in_avals, out_avals: flat, static; a PRNG key is the u32 words that hold it, float0 is bool.
-    kept_var_idx: sorted indices of the `in_avals` that the module takes; the others are unused.
-    donated: for each of `in_avals`, whether the caller gives its buffer away.
+    flat_in_avals, flat_out_avals: static, in the order of the trees' leaves; a PRNG key is the u32 words that hold it,
+        float0 is bool.
+    kept_var_idx: sorted indices of the arguments that the module takes, among the leaves; the others are unused.
+    donated: for each argument, whether the caller gives its buffer away.
     custom_calls: sorted names of the custom calls that the module makes.
     module: MLIR bytecode of the module; its locations hold argument names only, where it was exported so.
     nr_devices: how many devices the module runs on, in one partition each.
@@ -84,9 +118,9 @@ class Lowered:
     fun_name: str
     platform: str
     in_tree: Tree
-    in_avals: tuple[Aval, ...]
+    flat_in_avals: tuple[Aval, ...]
     out_tree: Tree
-    out_avals: tuple[Aval, ...]
+    flat_out_avals: tuple[Aval, ...]
     kept_var_idx: tuple[int, ...]
     donated: tuple[bool, ...]
     custom_calls: tuple[str, ...]
@@ -101,7 +135,26 @@ class Lowered:
     @property
     def args_info(self) -> Any:
         """An `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
-        return args_info(self.in_tree, self.in_avals, self.donated)
+        return args_info(self.in_tree, self.flat_in_avals, self.donated)
+
+    @property
+    def in_avals(self) -> Any:
+        """The `Aval` of each argument, in the structure `(args, kwargs)`."""
+        return self.in_tree.unflatten(self.flat_in_avals)
+
+    @property
+    def out_info(self) -> Any:
+        """An `OutInfo` for each result, in the structure of the result; no layout is known yet."""
+        formats = [
+            Format(None, GSPMDSharding(str(sharding)) if isinstance(sharding, xla_client.HloSharding) else sharding)
+            for sharding in self.out_shardings
+        ]
+        return out_info(self.out_tree, self.flat_out_avals, formats)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Indices of the donated arguments, among the leaves of the arguments."""
+        return donate_argnums(self.donated)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """Return the module: of jaxlib's `ir.Module` for "stablehlo" (the default), of its `XlaComputation` for "hlo".
@@ -202,9 +255,9 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
             fun_name=exported.fun_name,
             platform=platform,
             in_tree=exported.in_tree,
-            in_avals=in_avals,
+            flat_in_avals=in_avals,
             out_tree=exported.out_tree,
-            out_avals=tuple(
+            flat_out_avals=tuple(
                 Aval(physical(aval).dtype, tuple(t.shape))
                 for aval, t in zip(exported.out_avals, out_types, strict=True)
             ),
