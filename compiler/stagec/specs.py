@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from stagec.errors import Problem, StagecError
 
 Scalar = str | bool | int | float
+CompilerOption = Scalar | bytes
+"""The value of a compiler option; bytes are those of `fdo_profile` alone."""
 COLLECTIVES = (
     "all-gather",
     "all-reduce",
@@ -114,8 +116,8 @@ class CpuTarget:
     """The instruction set that the code may use, by XLA's name."""
     parallelism: int
     """Into how many partitions XLA may split an operation."""
-    compiler_options: Mapping[str, Scalar]
-    """XLA flags without their dashes."""
+    compiler_options: Mapping[str, CompilerOption]
+    """XLA flags without their dashes, and the others that `backends.options` knows."""
     platform: Literal["cpu"] = "cpu"
 
     def told(self) -> list[str]:
@@ -136,7 +138,7 @@ class TpuTarget:
     """How many slices of that topology."""
     figures: Mapping[str, Any]
     """Fields of `hardware.tpu_topologies.Generation`: what a chip is."""
-    compiler_options: Mapping[str, Scalar]
+    compiler_options: Mapping[str, CompilerOption]
     platform: Literal["tpu"] = "tpu"
 
     def told(self) -> list[str]:
@@ -155,7 +157,7 @@ class CudaTarget:
     """Partitions x hosts x devices of each host, such as "1x1x8"."""
     figures: Mapping[str, Scalar]
     """Fields of `hardware.cuda_devices.Device`: the device in full."""
-    compiler_options: Mapping[str, Scalar]
+    compiler_options: Mapping[str, CompilerOption]
     autotuning: str = ""
     """The file with results of autotuning, by its path relative to the manifest's folder; "" without one."""
     autotuning_results: str = ""

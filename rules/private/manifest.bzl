@@ -17,6 +17,8 @@ PLANNER_SOURCES = [
     "stagec/__init__.py",
     "stagec/__main__.py",
     "stagec/avals.py",
+    "stagec/backends/__init__.py",
+    "stagec/backends/options.py",
     "stagec/cli/__init__.py",
     "stagec/cli/files.py",
     "stagec/cli/plan.py",

@@ -200,6 +200,19 @@ def test_an_option_that_xla_does_not_know(tmp_path: Path) -> None:
     )
 
 
+@with_plugin
+def test_a_profile_is_read(tmp_path: Path) -> None:
+    options = {
+        "fdo_profile": 'costs { name: "all-reduce" cost_us: 100 }',
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        "xla_gpu_pgle_accuracy_checker": "PGLE_STRICTNESS_LEVEL_ERROR",
+    }
+    what = compile_again(
+        tmp_path, "cuda", "h200", OVERLAPPING, (4, 2), topology="1x1x8", compiler_options=options
+    ).refused[0]
+    assert what == "XLA refuses the module: INVALID_ARGUMENT: Found 8 missing instructions. Discarding the profile."
+
+
 # The product of `layer(rows=256, dtype="bf16")`, which XLA splits, and tiles that XLA would not choose without timing.
 KERNEL = """{
   tmp_0 = bf16[256,4,128]{2,1,0} parameter(0)

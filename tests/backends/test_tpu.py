@@ -248,12 +248,16 @@ def test_an_option_that_libtpu_does_not_take(
 
 
 @with_libtpu
-def test_an_option_changes_the_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "program"),
+    [("xla_tpu_scoped_vmem_limit_kib", 32768, "same"), ("optimization_level", "O0", "other")],
+)
+def test_an_option_changes_the_code(tmp_path: Path, option: str, value: object, program: str) -> None:
     plain = compile_again(tmp_path, "tpu", "v5e:1x1", layer())
-    options = {"xla_tpu_scoped_vmem_limit_kib": 32768}
-    changed = compile_again(tmp_path, "tpu", "v5e:1x1", layer(), compiler_options=options)
+    changed = compile_again(tmp_path, "tpu", "v5e:1x1", layer(), compiler_options={option: value})
     assert "" == plain.refused[0] == changed.refused[0]
     assert plain.sha256 != changed.sha256
+    assert program == ("same" if plain.hlo == changed.hlo else "other")
 
 
 @with_libtpu

@@ -7,25 +7,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from stagec.backends import options
 from stagec.backends.links import Links
-from stagec.backends.options import suggestion
 from stagec.errors import StagecError
+from stagec.specs import CompilerOption
 
 if TYPE_CHECKING:
-    from jaxlib import _jax
+    from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir
 
 
 class CannotCompile(ValueError):
     """XLA cannot compile this module for this target; the message says why, `key` names the target's field, if any.
 
-    `write` says what to write instead; it may be empty.
+    `write` says what to write instead; it may be empty. A traceback shows it as a note.
     """
 
     def __init__(self, what: str, key: str = "", write: str = "") -> None:
         super().__init__(what)
         self.key = key
         self.write = write
+        if write:
+            self.add_note(write)
 
     @staticmethod
     def of(error: StagecError) -> CannotCompile:
@@ -111,13 +114,38 @@ def backend(platform: str) -> Backend:
     return cast(Backend, importlib.import_module(f"stagec.backends.{platform}"))
 
 
+def checked(compiler_options: Mapping[str, Any]) -> dict[str, CompilerOption]:
+    """Return options as plain values. Raises CannotCompile for a value that an option cannot have."""
+    try:
+        return options.checked(compiler_options)
+    except options.InvalidOption as error:
+        raise CannotCompile(str(error), f"compiler_options.{error.name}", error.write) from error
+
+
+def set_options(settings: xla_client.CompileOptions, compiler_options: Mapping[str, CompilerOption]) -> None:
+    """Set compiler options as `jax.jit` does: some are fields of ExecutableBuildOptions, the others are flags of XLA.
+
+    Raises CannotCompile for a value that an option cannot have, and for a field that this jaxlib's XLA does not have.
+    """
+    build, flags = options.split(checked(compiler_options))
+    for name, value in build.items():
+        if not hasattr(settings.executable_build_options, name):
+            raise _no_option(name)
+        setattr(settings.executable_build_options, name, value)
+    settings.env_option_overrides = flags
+
+
+def _no_option(name: str) -> CannotCompile:
+    what = f"this jaxlib's XLA has no option {name}"
+    return CannotCompile(what, f"compiler_options.{name}", options.suggestion(name))
+
+
 def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
     """Return what XLA's status says, naming the option that is at fault."""
     first = message.strip().splitlines()[0]
     for option in compiler_options:
         if option in first and "No such compile option" in first:
-            what = f"this jaxlib's XLA has no option {option}"
-            return CannotCompile(what, f"compiler_options.{option}", suggestion(option))
+            return _no_option(option)
         if option in first:
             return CannotCompile(f"XLA refuses the option: {first}", f"compiler_options.{option}")
     return CannotCompile(f"XLA refuses the module: {first}")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec import phases
 from stagec.backends import cores, cpuid, hash_seeds, machine_code, wire, x86
-from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal, set_options
 from stagec.runtime import jaxlib_lines
 from stagec.specs import CpuTarget
 
@@ -106,7 +106,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     options.device_assignment = clients.assignment(range(num_devices))
     options.executable_build_options.use_spmd_partitioning = True
     options.executable_build_options.use_shardy_partitioner = True
-    options.env_option_overrides = sorted(target.compiler_options.items())
+    set_options(options, target.compiler_options)
     try:
         with presented(target):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)

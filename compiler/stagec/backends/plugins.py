@@ -8,7 +8,6 @@ environment then: `prepare_process` comes first.
 from __future__ import annotations
 
 import array
-import difflib
 import functools
 import mmap
 import os
@@ -21,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends import hash_seeds, machine_code
-from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal
+from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal, set_options
+from stagec.backends.options import suggestion
 from stagec.runtime import jaxlib_lines
-from stagec.specs import Scalar
+from stagec.specs import CompilerOption
 
 if TYPE_CHECKING:
     from jaxlib import _jax
@@ -153,7 +153,7 @@ def compile_for(
     plugin: Plugin,
     devices: Sequence[Any],
     module: ir.Module,
-    compiler_options: Mapping[str, Scalar],
+    compiler_options: Mapping[str, CompilerOption],
     partitions: Sequence[Any] = (),
     load: bool = False,
 ) -> _jax.Executable | _jax.LoadedExecutable:
@@ -173,7 +173,7 @@ def compile_for(
     options.device_assignment = xla_client.DeviceAssignment.create(flat.cast("i", (1, len(ids))))
     options.executable_build_options.use_spmd_partitioning = True
     options.executable_build_options.use_shardy_partitioner = True
-    options.env_option_overrides = sorted(compiler_options.items())
+    set_options(options, compiler_options)
     try:
         with machine_code.changed(hash_seeds.changes(machine_code.loaded(plugin.library))):
             client = devices[0].client
@@ -187,16 +187,17 @@ def compile_for(
         raise refused or refusal(message, compiler_options) from error
 
 
-def _unknown_option(plugin: Plugin, message: str, compiler_options: Mapping[str, Scalar]) -> CannotCompile | None:
+def _unknown_option(
+    plugin: Plugin, message: str, compiler_options: Mapping[str, CompilerOption]
+) -> CannotCompile | None:
     found = re.search(r"No such compile option: '(\w+)'", message)
     if not found or found[1] not in compiler_options:
         return None
     name = found[1]
     with plugin.path().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         known = {match[1].decode() for match in _OPTION.finditer(content)}
-    close = difflib.get_close_matches(name, known, 1)
     what = f"{plugin.distribution} has no option {name}"
-    return CannotCompile(what, f"compiler_options.{name}", f"did you mean {close[0]}?" if close else "")
+    return CannotCompile(what, f"compiler_options.{name}", suggestion(name, known))
 
 
 def out_of_memory(message: str) -> DoesNotFit | None:

@@ -20,7 +20,7 @@ from jax._src import core
 
 from stagec.frontends.jax import refused_custom_calls
 from stagec.frontends.pytrees import check, to_tree
-from stagec.specs import Scalar
+from stagec.specs import CompilerOption
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import ArgInfo, Lowered, lower_exported
@@ -49,7 +49,7 @@ def jit(
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
     inline: bool = False,
-    compiler_options: Mapping[str, Scalar] | None = None,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
     **refused: Any,
 ) -> Any:
     """Return `fun` as a `Wrapped`; without `fun`, a decorator.
@@ -61,7 +61,9 @@ def jit(
     donate_argnums, donate_argnames: arguments whose buffers a call may overwrite (device arrays; numpy's are copied).
     keep_unused: whether arguments that the function does not use stay parameters of the program.
     inline: whether the function is inlined into those that call it.
-    compiler_options: XLA flags, without dashes.
+    compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
+        ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
+        `fdo_profile` (a ProfiledInstructionsProto, as bytes).
     Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead.
     """
     for name in refused:
@@ -96,7 +98,7 @@ class Wrapped:
     """
 
     def __init__(
-        self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, Scalar]
+        self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, CompilerOption]
     ) -> None:
         jitted: Any = jax.jit(fun, **options)
         # First of all: the function's attributes come along, and may have names of ours.
@@ -198,7 +200,7 @@ class Traced:
         jitted: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        compiler_options: Mapping[str, Scalar],
+        compiler_options: Mapping[str, CompilerOption],
     ) -> None:
         self._traced = jitted.trace(*args, **kwargs)
         self._export = functools.partial(_export, _AsTraced(self._traced), args, kwargs)

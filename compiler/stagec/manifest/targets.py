@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stagec import reading
+from stagec.backends import options as compiler_options
 from stagec.errors import Problem, StagecError
 from stagec.hardware import autotuning, catalog
 from stagec.hardware.cuda_devices import Device, num_devices, read
@@ -48,6 +49,8 @@ def resolve(document: Document, file: str, folder: Path) -> tuple[dict[str, Targ
 def _of_table(name: str, table: Target, file: str, folder: Path) -> TargetSpec:
     """The target of a table; a problem without a file is one of the table's own keys."""
     options = table.compiler_options
+    if invalid := list(compiler_options.problems(options)):
+        raise StagecError(*(Problem("", f"compiler_options.{one.name}", str(one), one.write) for one in invalid))
     match table:
         case CpuTarget():
             return CpuSpec(name, table.isa, table.parallelism, options)

@@ -22,6 +22,7 @@ from stagec import components, phases
 from stagec.avals import Aval
 from stagec.backends import analysis, compilation, cpu, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
+from stagec.backends.options import told
 from stagec.errors import Problem, StagecError
 from stagec.runtime import archive, arrays, clients, host, index, jaxlib_lines, locations, shapes
 from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
@@ -30,7 +31,7 @@ from stagec.runtime.executable import Executable
 from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.shardings import Sharding as OnDevices
 from stagec.runtime.signature import Signature
-from stagec.specs import ExecutableSpec, Scalar, TargetSpec
+from stagec.specs import CompilerOption, ExecutableSpec, Scalar, TargetSpec
 from stagec.stages import abi, limits, mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.stages.lowered import CannotLower, Lowered, args_info, donate_argnums, lower_exported, out_info
@@ -288,11 +289,12 @@ class Compiled:
         return Compiled(found[_EXECUTABLE], description, None, mesh)
 
 
-def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: TargetSpec | None) -> Compiled:
+def compile_lowered(lowered: Lowered, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
     """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
     refusal = jaxlib_lines.refusal()
     if refusal:
         raise CannotCompile(refusal)
+    options = compilation.checked(options)
     platform = target.platform if target else "cpu"
     if lowered.platform != platform:
         raise CannotCompile(
@@ -321,7 +323,7 @@ def compile_lowered(lowered: Lowered, options: Mapping[str, Scalar], target: Tar
             platform=named.platform,
             device_kind=hardware.device_kind,
             requires=hardware.requires,
-            compiler_options=dict(sorted(named.compiler_options.items())),
+            compiler_options=dict(sorted(told(named.compiler_options).items())),
             settings=_settings(named),
         ),
         module,
@@ -342,12 +344,13 @@ def _settings(target: TargetSpec) -> dict[str, Scalar]:
 def _fields(target: TargetSpec) -> dict[str, Any]:
     """Return the fields of a target, with a digest in the place of a whole file."""
     fields = dataclasses.asdict(target)
+    fields["compiler_options"] = told(target.compiler_options)
     if fields.get("autotuning_results"):
         fields["autotuning_results"] = hashlib.sha256(fields["autotuning_results"].encode()).hexdigest()
     return fields
 
 
-def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compiled:
+def _compile_for_host(lowered: Lowered, options: Mapping[str, CompilerOption]) -> Compiled:
     loaded = load_lowered(lowered, options, clients.devices("cpu", lowered.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
@@ -360,7 +363,7 @@ def _compile_for_host(lowered: Lowered, options: Mapping[str, Scalar]) -> Compil
         platform="cpu",
         device_kind=cpu.stored_cpu_name(serialized),
         requires=requires,
-        compiler_options=dict(sorted(options.items())),
+        compiler_options=dict(sorted(told(options).items())),
         settings={"isa": "", "parallelism": os.cpu_count() or 1},
     )
     figures = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
@@ -384,7 +387,7 @@ def _mesh(lowered: Lowered) -> Mesh | None:
     return next((mesh for mesh in (*named, declared) if mesh.size == lowered.nr_devices), None)
 
 
-def load_lowered(lowered: Lowered, options: Mapping[str, Scalar], devices: Sequence[_jax.Device]) -> Executable:
+def load_lowered(lowered: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
     """Compile for devices of this process with JAX's own settings: XLA chooses shardings where none is given.
 
     devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.
@@ -399,7 +402,7 @@ def load_lowered(lowered: Lowered, options: Mapping[str, Scalar], devices: Seque
     kept = [lowered.in_shardings[i] for i in lowered.kept_var_idx]
     build.allow_spmd_sharding_propagation_to_parameters = [s is None for s in kept]
     build.allow_spmd_sharding_propagation_to_output = [s is None for s in lowered.out_shardings]
-    settings.env_option_overrides = sorted(options.items())
+    compilation.set_options(settings, options)
     with mlir.make_context():
         module = ir.Module.parse(lowered.module)
         # Exports from before Shardy have no mesh, and shardings in the older form.

@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from stagec.avals import Aval, evaluate_shape, physical
 from stagec.runtime import clients, jaxlib_lines
 from stagec.runtime.arrays import dtype_of
-from stagec.specs import Scalar, TargetSpec
+from stagec.specs import CompilerOption, TargetSpec
 from stagec.stages import mlir
 from stagec.stages.branches import inline_known_branches
 from stagec.stages.exported import Exported, OneSharding
@@ -112,7 +112,7 @@ class Lowered:
     in_shardings, out_shardings: how each array is split over them; None where XLA may choose.
     in_memory_kinds, out_memory_kinds: of each array that the module takes or gives the memory that it lies in, such as
         "pinned_host"; None is the device's own.
-    compiler_options: XLA flags, without dashes, that the function asks for.
+    compiler_options: those that the function asks for.
     """
 
     fun_name: str
@@ -128,7 +128,7 @@ class Lowered:
     nr_devices: int
     in_shardings: tuple[OneSharding, ...]
     out_shardings: tuple[OneSharding, ...]
-    compiler_options: Mapping[str, Scalar] = field(default_factory=dict)
+    compiler_options: Mapping[str, CompilerOption] = field(default_factory=dict)
     in_memory_kinds: tuple[str | None, ...] = ()
     out_memory_kinds: tuple[str | None, ...] = ()
 
@@ -188,14 +188,14 @@ class Lowered:
         return dict(_jax.hlo_module_cost_analysis(clients.cpu_client(1), module))
 
     def compile(
-        self, compiler_options: Mapping[str, Scalar] | None = None, target: TargetSpec | None = None
+        self, compiler_options: Mapping[str, CompilerOption] | None = None, target: TargetSpec | None = None
     ) -> Compiled:
         """Compile, and return what can be called.
 
-        compiler_options: XLA flags without dashes, before those of the function.
+        compiler_options: as of `jit`; they go before those of the function.
         target: None is the CPU in front of us. A named target needs a process that was prepared for it
             (`cpu.pin_process`, as the compile command does).
-        Raises CannotCompile when XLA refuses the module or an option.
+        Raises CannotCompile when XLA refuses the module or an option, or an option cannot have its value.
         """
         from stagec.stages.compiled import compile_lowered
 
