@@ -3,38 +3,82 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.export
 
 from stagec.errors import Problem
 from stagec.frontends import user_code
 from stagec.specs import FunctionSpec
 
-_CALLBACKS = frozenset({"debug_callback", "debug_print", "pure_callback", "io_callback"})
+_CALLBACKS = frozenset({"buffer_callback", "debug_callback", "debug_print", "io_callback", "pure_callback"})
 """Primitives that call back into Python."""
 
 
 def problems(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
     """Return a problem for each line of the model that calls back into Python, in the order of the program."""
-    found: dict[str, Problem] = {}
-    pending = [jaxpr]
-    while pending:
-        equations = pending.pop().eqns
-        for equation in equations:
-            name = equation.primitive.name
-            if name in _CALLBACKS:
-                place = _place(equation) or spec.entry
-                what = f"{place}: a host callback ({name}) cannot be built ahead of time"
-                write = "take it out of the function; what it computes can be a result"
-                found[what] = Problem(spec.manifest, spec.key, what, write)
-            pending += [jaxpr for value in equation.params.values() for jaxpr in _jaxprs(value)]
-    return list(found.values())
+    write = "take it out of the function; what it computes can be a result"
+    found = sentences(jaxpr, spec.platforms, spec.entry)
+    return [Problem(spec.manifest, spec.key, what, write) for what in found]
+
+
+def sentences(jaxpr: Any, platforms: Sequence[str], entry: str) -> list[str]:
+    """Return a sentence for each line of the model that calls back into Python, in the order of the program.
+
+    platforms: that it is lowered for. entry: what is named where no line is known.
+    """
+    lowered: dict[str, bool] = {}
+
+    def calls_back(equation: Any) -> bool:
+        if equation.primitive.name in _CALLBACKS:
+            return True
+        key = f"{equation.primitive} {[str(variable.aval) for variable in equation.invars]} {equation.params}"
+        if key not in lowered:
+            lowered[key] = _lowers_to_a_callback(equation, platforms)
+        return lowered[key]
+
+    return list(
+        dict.fromkeys(
+            f"{place or entry}: a host callback ({equation.primitive.name}) cannot be built ahead of time"
+            for equation, place in _leaves(jaxpr, "")
+            if calls_back(equation)
+        )
+    )
+
+
+def _leaves(jaxpr: Any, outside: str) -> Iterator[tuple[Any, str]]:
+    """Yield each equation that has no jaxpr inside, and its place in the model.
+
+    outside: the place of the equation around `jaxpr`. It stands for equations without one: in a function that a library
+    has jitted, call stacks begin there.
+    """
+    for equation in jaxpr.eqns:
+        place = _place(equation) or outside
+        inside = [inner for value in equation.params.values() for inner in _jaxprs(value)]
+        if not inside or equation.primitive.name in _CALLBACKS:
+            yield equation, place
+        for inner in inside:
+            yield from _leaves(inner, place)
+
+
+def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> bool:
+    """Whether an operation calls back into Python in what it is lowered to, where no jaxpr shows it."""
+
+    def alone(*operands: Any) -> Any:
+        return equation.primitive.bind(*operands, **equation.params)
+
+    try:
+        operands = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in equation.invars]
+        jax.export.export(jax.jit(alone), platforms=list(platforms))(*operands)
+    except Exception as error:  # noqa: BLE001 - an operation that wants more around it raises anything
+        return isinstance(error, NotImplementedError) and "callback" in str(error)
+    return False
 
 
 def _place(equation: Any) -> str:
-    """Return FILE:LINE of a callback in the model; "" where nothing is known of it."""
+    """Return FILE:LINE of an equation in the model; "" where nothing is known of it."""
     frames = equation.source_info.traceback.frames if equation.source_info.traceback else []
     found = user_code.place((frame.file_name, frame.line_num) for frame in frames)
     if found:
@@ -70,8 +114,10 @@ def _inexact(tree: Any) -> list[Any]:
 
 
 def _jaxprs(value: Any) -> list[Any]:
-    """The jaxprs in a parameter of an equation: closed or open ones, alone or in a sequence."""
+    """The jaxprs in a parameter of an equation: closed or open ones, alone or in containers."""
     if isinstance(value, list | tuple):
         return [jaxpr for item in value for jaxpr in _jaxprs(item)]
+    if isinstance(value, Mapping):
+        return _jaxprs(list(value.values()))
     inner = getattr(value, "jaxpr", value)
     return [inner] if hasattr(inner, "eqns") else []

@@ -88,8 +88,8 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             return bytes(exported.serialize(vjp_order=spec.vjp_order))
-    except (ValueError, TypeError, NotImplementedError) as error:
-        if spec.vjp_order and "host_callbacks" in str(error):  # of the vector-Jacobian product alone
+    except Exception as error:
+        if spec.vjp_order:  # of the vector-Jacobian product alone
             with jax.sharding.use_abstract_mesh(_mesh(spec)):
                 jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
             if problems := callbacks.problems(spec, jaxpr):
@@ -190,10 +190,11 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
                 result = jax.eval_shape(entry, *args, **kwargs)
                 options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
             jitted = jax.jit(entry, **options)
+            jaxpr = jitted.trace(*args, **kwargs).jaxpr.jaxpr
             try:
-                return Staged(_export(spec, jitted, args, kwargs), jitted, args, kwargs)
-            except NotImplementedError as error:
-                if problems := callbacks.problems(spec, jitted.trace(*args, **kwargs).jaxpr.jaxpr):
+                return Staged(_export(spec, jitted, args, kwargs), jitted, args, kwargs)  # JAX does not trace again
+            except Exception as error:  # for one in lax.composite JAX has a KeyError
+                if problems := callbacks.problems(spec, jaxpr):
                     raise StagecError(*problems) from error
                 raise
 

@@ -18,6 +18,7 @@ import jax.export
 import numpy as np
 from jax._src import core
 
+from stagec.frontends import callbacks
 from stagec.frontends.jax import refused_custom_calls
 from stagec.frontends.pytrees import check, to_tree
 from stagec.specs import CompilerOption
@@ -190,8 +191,6 @@ class Traced:
     out_structure: JAX's PyTreeDef of the result, which knows the user's own types.
     args_info: an `ArgInfo` for each argument, in the structure `(args, kwargs)` of the user's own types; its dtype is
         JAX's where numpy has none (PRNG keys).
-    in_avals, out_avals: JAX's avals, in the structure of the arguments and of the result.
-    out_info: a `jax.ShapeDtypeStruct` for each result, with the sharding that was asked for.
     donate_argnums: indices of the donated arguments, among the leaves of the arguments.
     """
 
@@ -215,9 +214,22 @@ class Traced:
             self._traced.args_info,
             is_leaf=lambda info: hasattr(info, "donated"),
         )
-        self.in_avals, self.out_avals = self._traced.in_avals, self._traced.out_avals
-        self.out_info = self._traced.out_info
         self.donate_argnums: tuple[int, ...] = self._traced.donate_argnums
+
+    @property
+    def in_avals(self) -> Any:
+        """JAX's aval of each argument, in the structure `(args, kwargs)` of the user's own types."""
+        return self._traced.in_avals
+
+    @property
+    def out_avals(self) -> Any:
+        """JAX's aval of each result, in the structure of the result."""
+        return self._traced.out_avals
+
+    @property
+    def out_info(self) -> Any:
+        """A `jax.ShapeDtypeStruct` for each result, with the sharding that was asked for."""
+        return self._traced.out_info
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what JAX gives when it evaluates the jaxpr, operation by operation: JAX's arrays, or its tracers."""
@@ -276,13 +288,18 @@ def _export(
     """Return JAX's export. any_custom_call: also of calls without a guarantee for later versions of their provider."""
     function: Any = traced
     try:
-        return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
-    except ValueError as error:
-        calls = refused_custom_calls(error) if any_custom_call else []
-        if not calls:
-            raise
-    allowed = [*checks, *map(jax.export.DisabledSafetyCheck.custom_call, calls)]
-    return jax.export.export(function, platforms=list(platforms), disabled_checks=allowed)(*args, **kwargs)
+        try:
+            return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+        except ValueError as error:
+            calls = refused_custom_calls(error) if any_custom_call else []
+            if not calls:
+                raise
+        allowed = [*checks, *map(jax.export.DisabledSafetyCheck.custom_call, calls)]
+        return jax.export.export(function, platforms=list(platforms), disabled_checks=allowed)(*args, **kwargs)
+    except Exception as error:
+        if found := callbacks.sentences(traced.trace().jaxpr.jaxpr, platforms, traced.__name__):
+            raise NotImplementedError("\n".join(found)) from error
+        raise
 
 
 def _ours(exported: jax.export.Exported) -> Exported:
