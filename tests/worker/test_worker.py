@@ -156,7 +156,7 @@ def f(x):
         ("def f(x):\n    return x + len(open('models/data.txt').read())\n", "No such file or directory: 'models/data"),
         (
             "from pathlib import Path\ndef f(x):\n    return x + Path(__file__).with_name('data.txt').stat().st_size\n",
-            "FileNotFoundError: [Errno 2] No such file or directory: '/",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'models/data.txt'",
         ),
     ],
     ids=["from", "import", "open", "beside"],
@@ -168,6 +168,20 @@ def test_a_file_that_is_not_declared_is_not_there(exporting: Worker, root: Path,
     file = "models/undeclared.py" if "undeclared" in source else "models/data.txt"
     hint = f"{file} is no input of this action\n  name it in deps, or in data where it is read\n"
     assert output.endswith(hint) == ("stat()" not in source)
+
+
+def test_paths_in_messages_are_those_of_the_workspace(exporting: Worker, root: Path) -> None:
+    source = """
+import os
+def f(x):
+    os.chdir("/")
+    return x if x.sum() > 0 else -x
+"""
+    status, output = ask(exporting, root, source)
+    assert status == 2
+    assert '    File "models/changing.py", line 5, in f\n' in output
+    assert "The error occurred while tracing the function f at models/changing.py:3 for jit." in output
+    assert "stagec-worker" not in output
 
 
 def test_a_declared_file_is_there(exporting: Worker, root: Path) -> None:

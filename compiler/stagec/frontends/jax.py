@@ -94,7 +94,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
                 jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
             if problems := callbacks.problems(spec, jaxpr):
                 raise StagecError(*problems) from error
-        raise spec.problem("", f"cannot be serialized: {error}") from error
+        raise spec.problem("", f"cannot be serialized: {user_code.displayed(str(error))}") from error
 
 
 @_effects_in_order()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -21,10 +22,14 @@ from stagec.errors import Problem, StagecError
 T = TypeVar("T")
 
 _OURS = str(Path(__file__).absolute().parent.parent)
+_INSTALLED = re.compile(r"""(?:/[^\s"'()/]+)*/site-packages/(?=\S)""")
+_workspace: list[str] = []
+"""The folder in which user code was imported, if any was: a model may change the current one."""
 
 
 def add_import_roots(roots: Sequence[str]) -> None:
     """Make the modules below each of `roots` (folders, first wins) importable."""
+    _workspace[:] = [str(Path.cwd())]
     sys.path[:0] = [str(Path(root).absolute()) for root in roots]
 
 
@@ -77,11 +82,18 @@ def place(frames: Iterable[tuple[str, int]]) -> str:
     return next((f"{_displayed(name)}:{line}" for name, line in frames if _is_users(name)), "")
 
 
+def displayed(text: str) -> str:
+    """Return a text with its paths as every machine has them: of the workspace, and of installed packages."""
+    (workspace,) = _workspace or [str(Path.cwd())]
+    return _INSTALLED.sub("", text).replace(workspace.rstrip(os.sep) + os.sep, "")
+
+
 def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     for frame in frames:
         frame.filename = _displayed(frame.filename)
-    lines = "".join(traceback.format_list(frames)) + "".join(traceback.format_exception_only(error))
+    # JAX tells in messages where a function is.
+    lines = "".join(traceback.format_list(frames)) + displayed("".join(traceback.format_exception_only(error)))
     return StagecError(Problem(file, key, f"{what} {type(error).__name__}", lines.rstrip()))
 
 
@@ -94,5 +106,5 @@ def _is_users(filename: str) -> bool:
 
 
 def _displayed(filename: str) -> str:
-    relative = os.path.relpath(filename)
+    relative = os.path.relpath(filename, *_workspace)
     return filename if relative.startswith("..") else relative
