@@ -63,7 +63,7 @@ _python = tag_class(
         ),
         "tpu_lock": attr.label(doc = "One with libtpu alone, in the version that goes with another jaxlib."),
         "cuda_lock": attr.label(
-            doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, nvidia-cuda-nvcc and nvidia-nvvm, likewise.",
+            doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, likewise.",
         ),
     },
 )

@@ -38,6 +38,9 @@ AotExportInfo = provider(
     fields = {
         "name": "string: <manifest>.<function>.",
         "exported": "File: the portable artifact, in JAX's own serialization format.",
+        "lowered": "File: what JAX lowers for the devices of the function's targets, where that is another module; None " +
+                   "where all of them are CPUs.",
+        "plugin": "PythonEnvironmentInfo: what tracing needs besides the toolchain; None for most functions.",
         "description": "File: what it was made from, as JSON.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's slice of the manifest, as JSON.",

@@ -18,7 +18,7 @@ def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
       lock: label of a hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the models
         import. Without it the models can import JAX and NumPy alone.
       tpu_lock: label of one with libtpu alone, in the version that goes with another jaxlib.
-      cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, nvidia-cuda-nvcc and nvidia-nvvm, likewise.
+      cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, likewise.
     """
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
     python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"))

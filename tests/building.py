@@ -63,6 +63,7 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
         roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]
         exported = out / f"{name}.exported"
         words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
+        words += ["--lowered", out / f"{name}.lowered"]
         checked("export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
         arguments += ["--export", f"{name}={exported}={out / name}.spec={exported}.json"]
         if export["spec"]["golden"]:
@@ -75,6 +76,7 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
         stem = out / executable["name"]
         checked(
             *("compile", "--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"),
+            *("--lowered", out / f"{executable['export']}.lowered"),
             *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
             *("--module", f"{stem}.stablehlo.mlirbc"),
             cwd=root,

@@ -14,6 +14,7 @@ from stagec.backends.compilation import CannotCompile
 from stagec.errors import Problem, StagecError
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.autotuning import Result
+from stagec.inputs import Inputs
 from stagec.runtime import jaxlib_lines
 from stagec.specs import CudaTarget, ExecutableSpec
 
@@ -46,7 +47,7 @@ def autotune(path: str, roots: Sequence[str]) -> dict[str, str]:
     except CannotCompile as error:
         raise StagecError(Problem("", "", str(error), error.write)) from error
     return {
-        file: together([_time(current.portable(export)[0], spec) for export, spec, _ in executables], executables[0][2])
+        file: together([_time(current, export, spec) for export, spec, _ in executables], executables[0][2])
         for file, executables in files.items()
     }
 
@@ -58,13 +59,14 @@ def together(results: Sequence[Sequence[Result]], target: CudaTarget) -> str:
     return autotuning.write(autotuning.merge(results, device), comment)
 
 
-def _time(serialized: bytes, spec: ExecutableSpec) -> list[Result]:
+def _time(current: Inputs, export: str, spec: ExecutableSpec) -> list[Result]:
     from jaxlib.mlir import ir
 
     from stagec.stages import mlir
     from stagec.stages.compiled import lower, problem
 
-    _, lowered = lower(serialized, spec)
+    serialized, _, lowered_for = current.portable(export)
+    _, lowered = lower(serialized, spec, lowered_for)
     assert isinstance(spec.target, CudaTarget)
     try:
         with mlir.make_context():

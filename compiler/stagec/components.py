@@ -86,7 +86,8 @@ def of_export(
     spec: the function's slice of the plan. stablehlo: the module. avals: path of the argument -> aval.
     versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.
     """
-    told = ("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden")
+    # Devices change none of its bytes; plugins are told by their versions.
+    told = ("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins")
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
     values |= {

@@ -75,7 +75,13 @@ def describe_export(
     return json.dumps(values, indent=1) + "\n"
 
 
-def explain(first: str, second: str, roots: Sequence[str], packages: Sequence[str]) -> dict[str, Any]:
+def explain(
+    first: str,
+    second: str,
+    roots: Sequence[str],
+    packages: Sequence[str],
+    plugins: Mapping[str, Path] | None = None,
+) -> dict[str, Any]:
     """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
 
     A file is a bundle (.aot), an executable (.xla) or portable artifact (.exported) with its description beside it, or
@@ -83,9 +89,10 @@ def explain(first: str, second: str, roots: Sequence[str], packages: Sequence[st
     the current inputs: a manifest (.toml), or what an explain target of Bazel's writes; one artifact is compared with
     the one of the same function, variant, target and bucket.
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
+    plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.
     Raises StagecError for a file that is none of them, and where the current inputs cannot be traced.
     """
-    sides: list[_Artifacts | Inputs] = [_read(path, roots, packages) for path in (first, second)]
+    sides: list[_Artifacts | Inputs] = [_read(path, roots, packages, plugins or {}) for path in (first, second)]
     single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
     wanted = single[0] if len(single) == 1 else None
     left, right = (_of(side, wanted, path) for side, path in zip(sides, (first, second), strict=True))
@@ -146,7 +153,7 @@ _Artifacts = Mapping[str, _Artifact]
 """The artifacts of a bundle by name, or the one of a file under the name ""."""
 
 
-def _read(path: str, roots: Sequence[str], packages: Sequence[str]) -> _Artifacts | Inputs:
+def _read(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path]) -> _Artifacts | Inputs:
     try:
         if path.endswith(".aot"):
             return _bundle(Archive(path))
@@ -158,7 +165,7 @@ def _read(path: str, roots: Sequence[str], packages: Sequence[str]) -> _Artifact
                 return {"": dataclasses.replace(_description_at(beside), serialized=serialized)}
             _held(serialized, "")
             return {"": _Artifact(None, None, serialized, path)}
-        return inputs.read(path, roots, packages) or {"": _description_at(Path(path))}
+        return inputs.read(path, roots, packages, plugins) or {"": _description_at(Path(path))}
     except OSError as error:
         raise StagecError(Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}")) from error
     except (LoadError, ValueError, KeyError, TypeError) as error:
@@ -206,7 +213,7 @@ def _current(current: Inputs) -> _Artifacts:
 
 
 def _portable(current: Inputs, name: str) -> _Artifact:
-    serialized, description = current.portable(name)
+    serialized, description, _ = current.portable(name)
     return dataclasses.replace(_description(description), serialized=serialized)
 
 
@@ -214,8 +221,9 @@ def _executable(current: Inputs, name: str) -> _Artifact:
     from stagec.stages.compiled import made_from
 
     export, spec = current.executables[name]
+    serialized, _, lowered_for = current.portable(export)
     return _Artifact(
-        made_from(current.portable(export)[0], spec),
+        made_from(serialized, spec, lowered_for),
         _identity(spec.function, spec.variant, spec.target.name, spec.bucket),
     )
 

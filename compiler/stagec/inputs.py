@@ -28,25 +28,29 @@ class Inputs:
     name, version: the manifest's.
     exports: name of each portable artifact -> the function's slice.
     executables: name of each executable -> the name of its portable artifact, and its slice.
-    portable: name of a portable artifact -> it, as traced now or by Bazel, and its description.
+    portable: name of a portable artifact -> it, as traced now or by Bazel, its description, and what JAX lowered for
+        devices (`stages.by_device`).
     """
 
     name: str
     version: str
     exports: Mapping[str, FunctionSpec]
     executables: Mapping[str, tuple[str, ExecutableSpec]]
-    portable: Callable[[str], tuple[bytes, bytes]]
+    portable: Callable[[str], tuple[bytes, bytes, bytes]]
 
 
-def read(path: str, roots: Sequence[str], packages: Sequence[str] = ()) -> Inputs | None:
+def read(
+    path: str, roots: Sequence[str], packages: Sequence[str] = (), plugins: Mapping[str, Path] | None = None
+) -> Inputs | None:
     """Return the inputs that a file stands for: a manifest (.toml), or the JSON of an explain target of Bazel's.
 
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports, stagec
-    among them; empty: those of this process. Returns None for a JSON file of another kind.
+    among them; empty: those of this process. plugins: for a platform, the folder with the packages of its plugin, where
+    those are others. Returns None for a JSON file of another kind.
     Raises StagecError for mistakes in the manifest; what is wrong with sources is raised where they are traced.
     """
     if path.endswith(".toml"):
-        return _planned(path, roots, packages)
+        return _planned(path, roots, packages, plugins or {})
     data = strict_json.parse(reading.whole(path, LARGEST), LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inputs":
         return None
@@ -54,9 +58,13 @@ def read(path: str, roots: Sequence[str], packages: Sequence[str] = ()) -> Input
         raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
     folder = Path(path).parent
 
-    def built(name: str) -> tuple[bytes, bytes]:
-        files = data["exports"][name]
-        return (folder / files["exported"]).read_bytes(), (folder / files["description"]).read_bytes()
+    def built(name: str) -> tuple[bytes, bytes, bytes]:
+        exported, description, lowered = (data["exports"][name][key] for key in ("exported", "description", "lowered"))
+        return (
+            (folder / exported).read_bytes(),
+            (folder / description).read_bytes(),
+            (folder / lowered).read_bytes() if lowered else b"",
+        )
 
     return Inputs(
         data["name"],
@@ -70,7 +78,7 @@ def read(path: str, roots: Sequence[str], packages: Sequence[str] = ()) -> Input
     )
 
 
-def _planned(path: str, roots: Sequence[str], packages: Sequence[str]) -> Inputs:
+def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path]) -> Inputs:
     # Here and not above: comparing artifacts needs no pydantic, which a machine that serves bundles does not have.
     from stagec.manifest import load_manifest, plan
 
@@ -78,14 +86,15 @@ def _planned(path: str, roots: Sequence[str], packages: Sequence[str]) -> Inputs
     exports = {export.name: export.spec for export in planned.exports}
 
     @functools.cache
-    def traced(name: str) -> tuple[bytes, bytes]:
-        return _trace(exports[name], roots, packages)
+    def traced(name: str) -> tuple[bytes, bytes, bytes]:
+        needed = [str(plugins[platform]) for platform in exports[name].plugins if platform in plugins]
+        return _trace(exports[name], roots, [*(packages or sys.path), *needed])
 
     executables = {executable.name: (executable.export, executable.spec) for executable in planned.executables}
     return Inputs(planned.name, planned.version, exports, executables, traced)
 
 
-def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes]:
+def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:
     """Export in a process of its own, as the build does: what one function imports must not be told of another."""
     flags = ["-B", *(["-s"] if sys.flags.no_user_site else []), *(["-S"] if sys.flags.no_site else [])]
     entry = Path(__file__).with_name("__main__.py")
@@ -95,16 +104,19 @@ def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) ->
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, packages or sys.path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, packages)),
     }
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
-        slice_, out, description = (Path(scratch, name) for name in ("spec", "exported", "description"))
+        slice_, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
         slice_.write_text(specs.to_json(spec))
-        words: list[str | Path] = ["export", "--spec", slice_, "--output", out, "--description", description]
+        options = ("--output", "--description", "--lowered")
+        words: list[str | Path] = ["export", "--spec", slice_]
+        words += [part for pair in zip(options, outputs, strict=True) for part in pair]
         words += [part for root in roots for part in ("--import-root", root)]
         done = subprocess.run(
             [sys.executable, *flags, entry, *words], env=env, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise StagecError(Problem("", "", done.stderr.strip()))
-        return out.read_bytes(), description.read_bytes()
+        exported, description, lowered = (output.read_bytes() for output in outputs)
+        return exported, description, lowered

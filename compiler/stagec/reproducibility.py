@@ -29,12 +29,16 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Export:
-    """A portable artifact that was built: its name, its slice of the plan, and both files."""
+    """A portable artifact that was built: its name, its slice of the plan, and its files.
+
+    lowered: what JAX lowered for devices; None where no target has one.
+    """
 
     name: str
     spec: Path
     exported: Path
     description: Path
+    lowered: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ def reproduce(
     """Build every artifact twice; return (what differs, a text for each artifact; how many artifacts were compared).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
-    plugins: for a platform, the folder of the packages that only compiling for it may import. Tracing with them would
-    be something else: JAX imports what it finds.
+    plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
+    slice names it. Tracing another one with them would be something else: JAX imports what it finds.
     Raises StagecError when a build fails.
     """
     command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(Path(__file__).parent / "__main__.py")))]
@@ -119,12 +123,16 @@ def reproduce(
                 paths = [part for root in copied for part in ("--import-root", root)]
                 out = folder / "out" / f"{artifact.name}.exported"
                 words: list[str | Path] = ["export", "--spec", artifact.spec, "--output", out, *paths]
-                _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name)
+                words += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
+                needed = specs.function_spec(artifact.spec.read_text()).plugins
+                packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
+                _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name, packages)
             for one in executables:
                 stem = folder / "out" / one.name
                 # From the built export: a difference there is told once, and not again of every executable.
-                built = next(artifact.exported for artifact in exports if artifact.name == one.export)
-                words = ["compile", "--spec", one.spec, "--exported", built, "--output", f"{stem}.xla"]
+                built = next(artifact for artifact in exports if artifact.name == one.export)
+                words = ["compile", "--spec", one.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
+                words += ["--lowered", built.lowered] if built.lowered else []
                 plugin = (plugins or {}).get(_platform(one))
                 _run([*command, *words, "--description", f"{stem}.json"], how, folder, one.name, plugin)
         for artifact in exports:
@@ -132,6 +140,8 @@ def reproduce(
             different = _compare([artifact.exported, *(out / name for out in outs)])
             # The description has the digest of the other file.
             found += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
+            if artifact.lowered:
+                found += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
         for one in executables:
             found += _compare([one.executable, *(out / f"{one.name}.xla" for out in outs)], _platform(one))
             found += _compare([one.description, *(out / f"{one.name}.json" for out in outs)])
@@ -170,6 +180,9 @@ def _layers(data: bytes, platform: str) -> Iterator[tuple[str, bytes, list[str]]
     """Yield (name of the layer, its bytes, lines for a reader) from the first stage to the last."""
     if data.lstrip().startswith(b"{"):
         yield "text", data, data.decode("utf-8", "replace").splitlines()
+        return
+    if not data or data.startswith(b"PK"):
+        yield "container", data, []
         return
     try:
         exported = Exported.deserialize(data)

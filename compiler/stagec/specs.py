@@ -78,6 +78,11 @@ class FunctionSpec:
 
     No byte of the artifact differs.
     """
+    devices: Sequence[Mapping[str, Any]] = ()
+    """The devices of the targets that are no CPUs, each once, as `jax_device` of a target has them. What JAX lowers for
+    one may be another module than that of the portable artifact."""
+    plugins: Sequence[str] = ()
+    """Platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic."""
 
     @property
     def is_module(self) -> bool:
@@ -124,6 +129,13 @@ class CpuTarget:
         """Return what a person wants to read of it."""
         return [f"cpu {self.isa}", f"parallelism {self.parallelism}"]
 
+    def jax_device(self) -> None:
+        """JAX lowers the same for every CPU."""
+
+
+_MEGACORE = frozenset({"TPU v4", "TPU v5"})
+"""Kinds of TPUs of which both TensorCores of a chip are one device."""
+
 
 @dataclass(frozen=True)
 class TpuTarget:
@@ -144,6 +156,11 @@ class TpuTarget:
     def told(self) -> list[str]:
         """Return what a person wants to read of it."""
         return [f"tpu {self.topology}", *([f"{self.slices} slices"] if self.slices > 1 else [])]
+
+    def jax_device(self) -> dict[str, Any]:
+        """Return the platform, and what JAX and kernels ask of a device, by the names of `jax.Device`."""
+        kind = self.figures["device_kind"]
+        return {"platform": self.platform, "device_kind": kind, "num_cores": 2 if kind in _MEGACORE else 1}
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,15 @@ class CudaTarget:
     def told(self) -> list[str]:
         """Return what a person wants to read of it."""
         return [f"cuda {self.device}", *([self.topology] if self.topology != "1x1x1" else [])]
+
+    def jax_device(self) -> dict[str, Any]:
+        """Return the platform, and what JAX and kernels ask of a device, by the names of `jax.Device`."""
+        return {
+            "platform": self.platform,
+            "device_kind": self.figures["name"],
+            "core_count": self.figures["core_count"],
+            "compute_capability": str(self.figures["compute_capability"]).rstrip("af"),
+        }
 
 
 TargetSpec: TypeAlias = CpuTarget | TpuTarget | CudaTarget

@@ -41,6 +41,7 @@ def current_inputs_program(ctx, command):
                 "spec": one.spec.basename,
                 "exported": one.exported.basename,
                 "description": one.description.basename,
+                "lowered": one.lowered.basename if one.lowered else "",
             }
             for one in exports
         },
@@ -48,7 +49,7 @@ def current_inputs_program(ctx, command):
     }) + "\n")
 
     # What is installed of a plugin is a component of its executables.
-    plugins = plugins_of(executables)
+    plugins = plugins_of(exports, executables)
     options = [
         "--plugin %s=\"$workspace\"/%s" % (platform, shell_quote(plugin.site_packages.short_path))
         for platform, plugin in plugins.items()
@@ -59,7 +60,7 @@ def current_inputs_program(ctx, command):
     script = write_stagec_launcher(ctx, stagec, body, [] if "{plugins}" in command else plugins.values())
     files = [inputs] + [one.spec for one in executables]
     for one in exports:
-        files += [one.spec, one.exported, one.description]
+        files += [one.spec, one.exported, one.description] + ([one.lowered] if one.lowered else [])
     return [DefaultInfo(
         executable = script,
         files = depset([script]),

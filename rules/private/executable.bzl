@@ -48,6 +48,7 @@ def _aot_executable_impl(ctx):
         fail("%s is for %s, which takes a plugin: write plugin = \"@stagec_%s//:environment\"" %
              (ctx.label, platform, platform))
     exported = ctx.attr.export[AotExportInfo].exported
+    lowered = ctx.attr.export[AotExportInfo].lowered if PLUGINS[platform] else None
     spec = ctx.actions.declare_file(name + ".spec.json")
     executable = ctx.actions.declare_file(name + ".xla")
     description = ctx.actions.declare_file(name + ".json")
@@ -70,6 +71,8 @@ def _aot_executable_impl(ctx):
         arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
         arguments.add("--spec", spec)
         arguments.add("--exported", exported)
+        if lowered:
+            arguments.add("--lowered", lowered)
         for option, file in outputs.items():
             arguments.add(option, file)
         compiler_action(
@@ -78,7 +81,7 @@ def _aot_executable_impl(ctx):
             progress_message = "%s %s for %s" % (progress, name, platform),
             command = "compile",
             arguments = arguments,
-            inputs = depset([spec, exported]),
+            inputs = depset([spec, exported] + ([lowered] if lowered else [])),
             outputs = outputs.values(),
             plugin = packages,
         )

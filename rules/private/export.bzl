@@ -1,6 +1,6 @@
 """One function, traced and exported."""
 
-load("//rules:providers.bzl", "AotExportInfo")
+load("//rules:providers.bzl", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
 
@@ -23,8 +23,20 @@ def execution_root_folders(roots, main_repository, bin_dir):
         folders += [path or ".", bin_dir + "/" + path if path else bin_dir]
     return folders
 
+def needs_plugin(spec):
+    """Whether tracing a function needs the plugin for NVIDIA devices.
+
+    Args:
+      spec: string, the function's slice of the plan.
+
+    Returns:
+      bool.
+    """
+    return "cuda" in json.decode(spec).get("plugins", [])
+
 def _aot_export_impl(ctx):
     name = ctx.label.name
+    plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None
     spec = ctx.actions.declare_file(name + ".spec.json")
     exported = ctx.actions.declare_file(name + ".exported")
     description = ctx.actions.declare_file(name + ".exported.json")
@@ -32,6 +44,11 @@ def _aot_export_impl(ctx):
     profile = ctx.actions.declare_file(name + ".profile.json")
     groups = {"debug": depset([debug]), "description": depset([description]), "profile": depset([profile])}
     ctx.actions.write(spec, ctx.attr.spec)
+    written = {"--output": exported, "--description": description, "--profile": profile}
+    lowered = None
+    if json.decode(ctx.attr.spec).get("devices"):
+        lowered = ctx.actions.declare_file(name + ".lowered")
+        written["--lowered"] = lowered
 
     sources = depset(transitive = [sources_of(ctx.attr.deps), sources_of(ctx.attr.data)])
 
@@ -47,7 +64,7 @@ def _aot_export_impl(ctx):
     # The first runs in a build. The others run when their output group is asked for, and nothing has what they write as
     # an input.
     runs = [
-        ("StagecExport", "Exporting", {"--output": exported, "--description": description, "--profile": profile}),
+        ("StagecExport", "Exporting", written),
         ("StagecDebug", "Locating", {"--debug-output": debug}),
     ]
     if ":" in json.decode(ctx.attr.spec).get("entry", ""):  # a function, and no StableHLO module
@@ -68,6 +85,7 @@ def _aot_export_impl(ctx):
             arguments = arguments,
             inputs = depset([spec], transitive = [sources]),
             outputs = outputs.values(),
+            plugin = plugin,
         )
     return [
         DefaultInfo(files = depset([exported])),
@@ -75,6 +93,8 @@ def _aot_export_impl(ctx):
         AotExportInfo(
             name = name,
             exported = exported,
+            lowered = lowered,
+            plugin = plugin,
             description = description,
             profile = profile,
             spec = spec,
@@ -87,7 +107,9 @@ aot_export = rule(
     implementation = _aot_export_impl,
     doc = "Traces one function and writes it as `<name>.exported`. The macro of a manifest declares these. The output " +
           "group `description` is `<name>.exported.json`, what it was made from; `debug` is `<name>.debug.mlir`, its " +
-          "StableHLO with the place in the sources of every operation; `jaxpr` is `<name>.jaxpr.txt`, what JAX traced.",
+          "StableHLO with the place in the sources of every operation; `jaxpr` is `<name>.jaxpr.txt`, what JAX traced. " +
+          "For targets that are no CPUs it writes `<name>.lowered` as well, what JAX lowers for their devices where that is " +
+          "another module: executables are made of it.",
     attrs = {
         "spec": attr.string(doc = "The function's slice of the plan, as canonical JSON.", mandatory = True),
         "deps": attr.label_list(
@@ -98,6 +120,12 @@ aot_export = rule(
         ),
         "data": attr.label_list(doc = "Files that tracing reads, such as safetensors headers.", allow_files = True),
         "imports": attr.string_list(doc = "Import roots besides these, relative to the package."),
+        "plugin": attr.label(
+            doc = "The Python environment with what JAX lowers kernels with, where the function needs it: " +
+                  "`@stagec_cuda//:environment`.",
+            providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

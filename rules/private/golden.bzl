@@ -30,6 +30,7 @@ def _aot_golden_impl(ctx):
             transitive = [export.sources],
         ),
         outputs = [golden],
+        plugin = export.plugin,
     )
     return [
         DefaultInfo(files = depset([golden])),

@@ -73,16 +73,19 @@ def python_command(environment):
     """
     return " ".join([shell_quote(word) for word in [environment.interpreter] + INTERPRETER_FLAGS])
 
-def plugins_of(executables):
-    """What compiles for the platforms of executables.
+def plugins_of(exports, executables):
+    """What compiles for the platforms of executables, and what functions are traced with.
 
     Args:
+      exports: list of AotExportInfo.
       executables: list of AotExecutableInfo.
 
     Returns:
       dict of platform to PythonEnvironmentInfo; those that need none are not in it.
     """
-    return {one.platform: one.plugin for one in executables if one.plugin}
+    plugins = {"cuda": one.plugin for one in exports if one.plugin}
+    plugins.update({one.platform: one.plugin for one in executables if one.plugin})
+    return plugins
 
 def environment_files(environments):
     """The files of environments, for runfiles.

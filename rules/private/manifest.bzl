@@ -4,7 +4,7 @@ load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
-load("//rules/private:export.bzl", "aot_export")
+load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
@@ -183,6 +183,7 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
             deps = deps + function_deps.get(function, []),
             data = data,
             imports = imports,
+            plugin = PLUGINS["cuda"] if needs_plugin(spec) else None,
             **common
         )
     for executable, export, spec in plan["executables"]:

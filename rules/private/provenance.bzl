@@ -18,7 +18,7 @@ def _aot_provenance_impl(ctx):
     environments = [
         ctx.attr._planning[PythonEnvironmentInfo],
         ctx.toolchains[TOOLCHAIN_TYPE].stagec.environment,
-    ] + plugins_of(executables).values()
+    ] + plugins_of(exports, executables).values()
     inputs = [info.bundle, ctx.file.manifest]
     sources = depset(transitive = [info.arrays] + [export.sources for export in exports])
 

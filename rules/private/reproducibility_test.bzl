@@ -19,11 +19,14 @@ def _aot_reproducibility_test_impl(ctx):
         words = [export.name, export.spec, export.exported, export.description]
         lines += ["--export", "=".join([getattr(word, "short_path", word) for word in words])]
         files += words[1:]
+        if export.lowered:
+            lines += ["--lowered", "%s=%s" % (export.name, export.lowered.short_path)]
+            files.append(export.lowered)
     for one in executables:
         words = [one.name, one.export, one.spec, one.executable, one.description]
         lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
         files += [one.spec, one.executable, one.description]
-    plugins = plugins_of(executables)
+    plugins = plugins_of(exports, executables)
     for platform, plugin in plugins.items():
         lines += ["--plugin", "%s=%s" % (platform, plugin.site_packages.short_path)]
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")

@@ -42,11 +42,14 @@ def test_each_target_is_of_its_platform_and_device(index: dict[str, Any]) -> Non
     assert told == {
         "cpu-avx2": ("cpu", "haswell"),
         "cpu-avx512": ("cpu", "skylake-avx512"),
+        "v5e-1x1": ("tpu", "TPU v5 lite"),
         "v5e-2x2": ("tpu", "TPU v5 lite"),
+        "v6e-1x1": ("tpu", "TPU v6 lite"),
         "v6e-16x16": ("tpu", "TPU v6 lite"),
         "h100-sxm": ("cuda", "NVIDIA H100 80GB HBM3"),
         "h200": ("cuda", "NVIDIA H200"),
         "four-h200": ("cuda", "NVIDIA H200"),
+        "b200": ("cuda", "NVIDIA B200"),
     }
 
 
@@ -56,8 +59,29 @@ def test_each_function_is_there_for_each_of_its_targets(index: dict[str, Any]) -
     assert targets == {
         "dense": ["cpu-avx2", "cpu-avx512", "h100-sxm", "h200", "v5e-2x2", "v6e-16x16"],
         "sharded": ["cpu-avx2", "four-h200", "v5e-2x2"],
+        "matmul": ["v5e-1x1"],
+        "blocked": ["v5e-1x1", "v6e-1x1"],
+        "triton": ["h200"],
+        "mosaic": ["b200", "h200"],
     }
     assert functions["dense"]["platforms"] == ["cpu", "cuda", "tpu"]
+
+
+KERNELS = {"matmul": "tpu_custom_call", "blocked": "tpu_custom_call", "mosaic": "mosaic_gpu_v2"}
+
+
+def test_kernels_are_compiled_without_a_device(index: dict[str, Any], bundle: Path) -> None:
+    functions = index["functions"]
+    with zipfile.ZipFile(bundle) as archive:
+        for name, call in {**KERNELS, "triton": "__gpu$xla.gpu.triton"}.items():
+            assert list(functions[name]["custom_calls"]) == [call]
+            for executable in functions[name]["executables"]:
+                assert list(json.loads(archive.read(executable["description"]))["custom_calls"]) == [call]
+        # They are made of what JAX lowers for the device, and not of the portable artifact.
+        modules = [archive.read(f"blocked.{target}.stablehlo.mlirbc") for target in ("v5e-1x1", "v6e-1x1")]
+        plugin = json.loads(archive.read("mosaic.exported.json"))["components"]["environment jax-cuda13-plugin"]
+    assert modules[0] != modules[1]
+    assert plugin["value"] == "0.10.1"
 
 
 def test_a_description_tells_which_device_is_where_in_the_mesh(bundle: Path) -> None:

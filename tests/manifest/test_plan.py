@@ -111,6 +111,8 @@ def test_a_plan(tmp_path: Path) -> None:
         "padding": {},
         "bind": {},
         "golden": {},
+        "devices": [],
+        "plugins": [],
     }
     assert planned == {
         "format": 1,

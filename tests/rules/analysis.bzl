@@ -16,11 +16,12 @@ def _actions_impl(target, ctx):
 
 _actions = aspect(implementation = _actions_impl, doc = "Hands a target's actions to a test.")
 
-def analysis_test(implementation):
+def analysis_test(implementation, attrs = {}):
     """A test rule with the attribute `target`; the name of what it makes ends in _test.
 
     Args:
       implementation: function of the context that returns `verdict(...)`.
+      attrs: dict of further attributes.
 
     Returns:
       rule.
@@ -28,7 +29,7 @@ def analysis_test(implementation):
     return rule(
         implementation = implementation,
         test = True,
-        attrs = {"target": attr.label(doc = "What is tested.", mandatory = True, aspects = [_actions])},
+        attrs = dict(target = attr.label(doc = "What is tested.", mandatory = True, aspects = [_actions]), **attrs),
     )
 
 def verdict(ctx, problems):

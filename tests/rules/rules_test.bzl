@@ -174,6 +174,56 @@ def _plugin_explanation_test_impl(ctx):
 
 plugin_explanation_test = analysis_test(_plugin_explanation_test_impl)
 
+_KERNELS = ["kernels.f.exported", "kernels.f.exported.json", "kernels.f.lowered", "kernels.f.profile.json"]
+
+def _kernels_export_test_impl(ctx):
+    target = ctx.attr.target
+    action = only_action(target, "StagecExport")
+    return verdict(
+        ctx,
+        difference("files", names(target.files), ["kernels.f.exported"]) +
+        difference("lowered", target[AotExportInfo].lowered.basename, "kernels.f.lowered") +
+        difference("outputs", names(action.outputs), _KERNELS) +
+        _command_problems(action, "export", _WITH_PLUGIN) +
+        _command_problems(only_action(target, "StagecJaxpr"), "export", _WITH_PLUGIN) +
+        _command_problems(only_action(target, "StagecDebug"), "export", _WITH_PLUGIN),
+    )
+
+kernels_export_test = analysis_test(_kernels_export_test_impl)
+
+def _kernels_executable_test_impl(ctx):
+    target = ctx.attr.target
+    problems = []
+    for mnemonic in (ctx.attr.mnemonic, "StagecLower", "StagecOptimize"):
+        action = only_action(target, mnemonic)
+        wanted = sorted(["kernels.f.exported", target.label.name + ".spec.json"] + ctx.attr.lowered)
+        problems += difference("inputs of " + mnemonic, _own_inputs(action), wanted)
+        given = [path.split("/")[-1] for path in _option(action, "--lowered")]
+        problems += difference("option of " + mnemonic, given, ctx.attr.lowered)
+    return verdict(ctx, problems)
+
+kernels_executable_test = analysis_test(_kernels_executable_test_impl, {
+    "lowered": attr.string_list(doc = "What JAX lowered for devices, as far as it is compiled."),
+    "mnemonic": attr.string(doc = "The mnemonic of the action that compiles."),
+})
+
+def _kernels_programs_test_impl(ctx):
+    target = ctx.attr.target
+    files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    texts = [action.content or "" for action in target[ActionsInfo].actions]
+    plugin = [text for text in texts if "--plugin" in text and ctx.attr.platform + "=" in text]
+    return verdict(
+        ctx,
+        difference("missing files", [name for name in ("kernels.f.lowered",) if name not in files], []) +
+        difference("texts that name the file", len([text for text in texts if "kernels.f.lowered" in text]), 1) +
+        difference("texts that name the plugin", len(plugin), 1) +
+        _launcher_problems(target, ["stagec_python"], _WITH_PLUGIN),
+    )
+
+kernels_programs_test = analysis_test(_kernels_programs_test_impl, {
+    "platform": attr.string(doc = "The platform of the plugin."),
+})
+
 def _autotuning_test_impl(ctx):
     target = ctx.attr.target
     files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
@@ -221,6 +271,8 @@ def _plugins_test_impl(ctx):
             for name, plugin in ctx.attr.plugins.items()
             if not plugin.endswith(wanted[name.split(".")[-1]])
         ] +
+        difference("function without kernels", ctx.attr.traced["platforms.f"], "None") +
+        ([] if ctx.attr.traced["platforms.k"].endswith(wanted["cuda"]) else ["kernels: got %r" % ctx.attr.traced]) +
         difference("executables whose kernels are timed", ctx.attr.tuned, [":platforms.f.tuned"]),
     )
 
@@ -230,6 +282,7 @@ plugins_test = rule(
     test = True,
     attrs = {
         "plugins": attr.string_dict(doc = "Names of executables and the plugins that they name."),
+        "traced": attr.string_dict(doc = "Names of exports and the plugins that they name."),
         "tuned": attr.string_list(doc = "The executables of the program that times kernels."),
     },
 )
@@ -340,9 +393,14 @@ def _explanation_test_impl(ctx):
         if action.mnemonic == "FileWrite" and names(action.outputs) == ["sample.explain.json"]
     ]
     told = json.decode(inputs)
-    export = {"description": "sample.f.exported.json", "exported": "sample.f.exported", "spec": "sample.f.spec.json"}
+    export = {
+        "description": "sample.f.exported.json",
+        "exported": "sample.f.exported",
+        "lowered": "",
+        "spec": "sample.f.spec.json",
+    }
     executable = {"export": "sample.f", "spec": "sample.f.cpu.batch8.spec.json"}
-    wanted = export.values() + [executable["spec"], "sample.g.exported", "sample.explain.json"]
+    wanted = [name for name in export.values() if name] + [executable["spec"], "sample.g.exported", "sample.explain.json"]
     compiled = [name for name in files if name.endswith(".xla") or name.endswith(".aot")]
     return verdict(
         ctx,

@@ -59,6 +59,8 @@ _TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
 """What XLA needs of CUDA: from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
 _SDK = "cuda_sdk_lib"
 """The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
+_MOSAIC = "libmosaic_gpu_runtime.so"
+"""In the folder of _EXTENSION: what kernels of Mosaic are linked with, where they are compiled and where they run."""
 _HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
 """The CPU that drives the device, as xla.cpu.TargetMachineOptionsProto: every x86-64 server since 2009."""
 # XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
@@ -103,7 +105,7 @@ def environment(target: CudaTarget) -> dict[str, str]:
 def prepare_process(target: CudaTarget) -> None:
     """Prepare this process to compile for NVIDIA devices; must run before jaxlib is imported."""
     plugins.prepare_process(
-        {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}, ("CUDA_", "NVIDIA_", "XLA_", "PJRT_", "TF_")
+        {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}, ("CUDA_", "MOSAIC_", "NVIDIA_", "XLA_", "PJRT_", "TF_")
     )
 
 
@@ -222,11 +224,24 @@ def _toolkit() -> Path:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[None]:
-    """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while."""
+    """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while.
+
+    Mosaic, which is in XLA's plugin, is told by variables where CUDA and its own library are.
+    """
+    links = {_SDK: _toolkit()}
+    if (extension := plugins.folder(_EXTENSION)) is not None:
+        links[_MOSAIC] = extension / _MOSAIC
+    told = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{_MOSAIC}"}
     with tempfile.TemporaryDirectory(prefix="stagec-") as folder:
-        (Path(folder) / _SDK).symlink_to(_toolkit().absolute())
-        with contextlib.chdir(folder):
-            yield
+        for name, path in links.items():
+            (Path(folder) / name).symlink_to(path.absolute())
+        os.environ.update(told)
+        try:
+            with contextlib.chdir(folder):
+                yield
+        finally:
+            for name in told:
+                del os.environ[name]
 
 
 @functools.cache

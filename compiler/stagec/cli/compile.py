@@ -16,6 +16,7 @@ from stagec.specs import ExecutableSpec, executable_spec
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", required=True, help="the executable's slice of the plan, a JSON file")
     parser.add_argument("--exported", required=True, help="the portable artifact to compile")
+    parser.add_argument("--lowered", help="what JAX lowered for devices, beside it: the file that stagec export wrote")
     parser.add_argument("--output", help="where to write the executable")
     parser.add_argument("--description", help="where to write its description, a JSON file")
     parser.add_argument("--module", help="where to write the module for this target and bucket, a portable artifact")
@@ -39,35 +40,36 @@ def run(options: argparse.Namespace) -> None:
 
     spec = executable_spec(read_text(options.spec))
     serialized = read(options.exported)
+    lowered_for = read(options.lowered) if options.lowered else b""
     backend(spec.target.platform).prepare_process(spec.target)  # before anything of jaxlib's is imported
     try:
-        _write_texts(options, spec, serialized)
+        _write_texts(options, spec, serialized, lowered_for)
         if options.output or options.description or options.module:
-            _write_executable(options, spec, serialized)
+            _write_executable(options, spec, serialized, lowered_for)
     except StagecError as error:
         raise error.of(options.label) from error
 
 
-def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
+def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
         from stagec.stages import compiled
 
     if options.stablehlo or options.hlo_before:
-        _, lowered = compiled.lower(serialized, spec)
+        _, lowered = compiled.lower(serialized, spec, lowered_for)
         for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
             if path:
                 write_whole(path, lowered.as_text(dialect).encode())
     if options.hlo_after:
-        write_whole(options.hlo_after, compiled.optimized_hlo(serialized, spec).encode())
+        write_whole(options.hlo_after, compiled.optimized_hlo(serialized, spec, lowered_for).encode())
 
 
-def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
+def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
         from stagec.stages.compiled import compile_exported
         from stagec.stages.limits import advice
 
     started = time.monotonic()
-    compiled = compile_exported(serialized, spec)
+    compiled = compile_exported(serialized, spec, lowered_for)
     late = advice(spec, time.monotonic() - started)
     if late:
         print(dataclasses.replace(late, label=options.label), file=sys.stderr)

@@ -23,8 +23,9 @@ def run(options: argparse.Namespace) -> int:
 
     # What a plugin's executables are made from is its version too; but tracing would import it, and tell that.
     packages = list(sys.path)
-    sys.path += [str(Path(folder).absolute()) for _, folder in (split(text, 2) for text in options.plugin)]
-    report = explanation.explain(options.first, options.second, options.import_root or ["."], packages)
+    plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
+    sys.path += map(str, plugins.values())
+    report = explanation.explain(options.first, options.second, options.import_root or ["."], packages, plugins)
     if options.json:
         print_json(report)
     else:

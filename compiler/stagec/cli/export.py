@@ -14,6 +14,7 @@ from stagec.cli.options import add_import_roots
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", required=True, help="the function's slice of the plan, a JSON file")
     parser.add_argument("--output", help="where to write the portable artifact")
+    parser.add_argument("--lowered", help="where to write what JAX lowers for the devices of the targets")
     parser.add_argument("--description", help="where to write what it was made from, a JSON file")
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
     parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
@@ -21,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preload() -> None:
-    for name in ("frontends.jax", "frontends.constants", "explanation", "stages.serialization"):
+    for name in ("frontends.jax", "frontends.constants", "explanation", "stages.by_device", "stages.serialization"):
         importlib.import_module(f"stagec.{name}")
     # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
     importlib.metadata.entry_points(group="jax_plugins")
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> None:
     if not options.output:
         return
     with phases.phase("export"):
-        serialized: bytes = frontend.export(spec, options.import_root)
+        serialized: bytes
+        serialized, lowered_for = frontend.export(spec, options.import_root)
         if spec.padding:
             from stagec.frontends import padding
 
@@ -56,11 +58,13 @@ def run(options: argparse.Namespace) -> None:
     for problem in constants.advice(spec, large):
         sys.stderr.write(f"{problem}\n")
     write_whole(options.output, serialized)
+    if options.lowered:
+        write_whole(options.lowered, lowered_for)
     if options.description:
         with phases.phase("import"):
             from stagec import explanation
 
-        description = explanation.describe_export(spec, serialized, frontend.versions(), bound, large)
+        description = explanation.describe_export(spec, serialized, frontend.versions(spec), bound, large)
         write_whole(options.description, description.encode())
     if options.json:
         print_json({"function": spec.name, "output": options.output, **digest(serialized)})

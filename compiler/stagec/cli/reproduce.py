@@ -18,6 +18,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a portable artifact; may be repeated",
     )
     parser.add_argument(
+        "--lowered",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="what JAX lowered for devices beside the portable artifact of that name; may be repeated",
+    )
+    parser.add_argument(
         "--executable",
         action="append",
         default=[],
@@ -32,8 +39,10 @@ def run(options: argparse.Namespace) -> int:
     from stagec.reproducibility import Executable, Export, reproduce
 
     exports, executables = [], []
+    lowered = {name: Path(file).absolute() for name, file in (split(text, 2) for text in options.lowered)}
     for name, *files in (split(text, 4) for text in options.export):
-        exports.append(Export(name, *(Path(file).absolute() for file in files)))
+        spec, exported, description = (Path(file).absolute() for file in files)
+        exports.append(Export(name, spec, exported, description, lowered.get(name)))
     for name, export, *files in (split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +23,10 @@ from stagec import partitions, phases
 from stagec.avals import DTYPES, Aval, parse_aval
 from stagec.bundle import safetensors
 from stagec.errors import Problem, StagecError
-from stagec.frontends import callbacks, pytrees, source_locations, user_code
+from stagec.frontends import callbacks, exporting, kernels, pytrees, source_locations, user_code
 from stagec.runtime import custom_calls
 from stagec.specs import FunctionSpec
-from stagec.stages import mlir
+from stagec.stages import by_device, mlir
 from stagec.version import VERSION
 
 _SAFETENSORS = "safetensors:"
@@ -33,6 +35,8 @@ _PHASES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
 }
 """What JAX tells its listeners when it has done it (jax/_src/dispatch.py), and our names of it."""
+_PLUGINS = {"cuda": "jax-cuda13-plugin"}
+"""For a platform, the wheel with parts of JAX that lower kernels; its package says no version."""
 KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """JAX's names of the implementations of PRNG keys, by dtype."""
 
@@ -74,13 +78,21 @@ def _in_phases() -> Iterator[None]:
 
 @_effects_in_order()
 @_in_phases()
-def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
-    """Trace, lower and export the function of `spec`; return the bytes of JAX's own serialization format.
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
+    """Trace, lower and export the function of `spec`.
 
     import_roots: folders below which the user's modules and files are found, first wins.
-    The bytes hold no source location. Raises StagecError for every mistake of the user's.
+    Returns the bytes of JAX's own serialization format, and what JAX lowers for devices (`stages.by_device`). They hold
+    no source location. Raises StagecError for every mistake of the user's.
     """
-    exported, jitted, args, kwargs = stage(spec, import_roots)
+    with contextlib.ExitStack() as device:
+        staged = _portable(spec, import_roots, device)
+        serialized = _serialize(spec, staged)
+    return serialized, by_device.write(_for_devices(spec, import_roots, staged))
+
+
+def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
+    exported, jitted, args, kwargs, _ = staged
     trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
     pytrees.check(spec.manifest, spec.key, trees)
     try:
@@ -103,7 +115,8 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
-    exported = stage(spec, import_roots, frames=64).exported
+    with contextlib.ExitStack() as device:
+        exported = _portable(spec, import_roots, device, frames=64).exported
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, exported.mlir_module_serialized)
         source_locations.rewrite(module, import_roots)
@@ -119,9 +132,10 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 
     Raises StagecError as `export` does.
     """
-    _, jitted, args, kwargs = stage(spec, import_roots)
-    with jax.sharding.use_abstract_mesh(_mesh(spec)):
-        text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
+    with contextlib.ExitStack() as device:
+        _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
+        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+            text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
     return _ADDRESS.sub("", text) + "\n"
 
 
@@ -137,7 +151,7 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return [parameter.name for parameter in found if parameter.kind in positional and parameter.name not in spec.static]
 
 
-def versions() -> dict[str, str]:
+def versions(spec: FunctionSpec) -> dict[str, str]:
     """Return what a portable artifact was made with: name -> version, of jax and of every package that is imported."""
     found = {
         name: module.__version__
@@ -146,16 +160,54 @@ def versions() -> dict[str, str]:
         and "site-packages" in (getattr(module, "__file__", None) or "")
         and isinstance(getattr(module, "__version__", None), str)
     }
+    found |= {_PLUGINS[platform]: metadata.version(_PLUGINS[platform]) for platform in spec.plugins}
     return {**found, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
 
 
 class Staged(NamedTuple):
-    """An exported function, and what was traced for it: the function under `jax.jit` and its abstract arguments."""
+    """An exported function, and what was traced for it: the function under `jax.jit` and its abstract arguments.
+
+    depends_on_device: whether JAX may lower another module for a device than for an export.
+    """
 
     exported: jax.export.Exported
     jitted: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    depends_on_device: bool
+
+
+def _portable(spec: FunctionSpec, import_roots: Sequence[str], device: contextlib.ExitStack, frames: int = 0) -> Staged:
+    """Return what `stage` does. A function that asks which device is there is told that of its first target.
+
+    device: what is entered then, and left when what is returned is no longer used.
+    """
+    try:
+        return stage(spec, import_roots, frames)
+    except StagecError as error:
+        wanted = kernels.asked_for(error, spec.devices)
+        if wanted is None:
+            raise
+    device.enter_context(kernels.on(wanted))
+    with kernels.naming_the_device(wanted):
+        return stage(spec, import_roots, frames)
+
+
+def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Staged) -> dict[str, bytes]:
+    """Return the artifact for each kind of device whose module is another one than that of the portable artifact."""
+    found: dict[str, bytes] = {}
+    if not portable.depends_on_device:
+        return found
+    for described in spec.devices:
+        alone = dataclasses.replace(spec, platforms=(described["platform"],), vjp_order=0)
+        device = kernels.Device.of(described)
+        with kernels.on(device), kernels.newest():
+            with kernels.naming_the_device(device):
+                staged = stage(alone, import_roots)
+            another = staged.exported.mlir_module_serialized != portable.exported.mlir_module_serialized
+            if staged.depends_on_device and another:
+                found[described["device_kind"]] = _serialize(alone, staged)
+    return found
 
 
 def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> Staged:
@@ -163,6 +215,11 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
 
     frames: how many frames of the user's call stack the locations in the module have.
     """
+    with kernels.naming_the_plugin(spec):
+        return _stage(spec, import_roots, frames)
+
+
+def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Staged:
     _configure(spec)
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
     jax.config.update("jax_traceback_in_locations_limit", frames)
@@ -192,11 +249,15 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
             jitted = jax.jit(entry, **options)
             jaxpr = jitted.trace(*args, **kwargs).jaxpr.jaxpr
             try:
-                return Staged(_export(spec, jitted, args, kwargs), jitted, args, kwargs)  # JAX does not trace again
+                with kernels.noticing_forms() as forms:
+                    exported = _export(spec, jitted, args, kwargs)  # JAX does not trace again
             except Exception as error:  # for one in lax.composite JAX has a KeyError
                 if problems := callbacks.problems(spec, jaxpr):
                     raise StagecError(*problems) from error
                 raise
+            kernels.check_plugin(spec, exported.mlir_module_serialized)
+            depends = bool(forms) or kernels.are_in(exported.mlir_module_serialized)
+            return Staged(exported, jitted, args, kwargs, depends)
 
     return user_code.run(traced, f"staging {spec.entry} raised", spec.manifest, spec.key)
 
@@ -221,22 +282,13 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
     check = jax.export.DisabledSafetyCheck
     disabled = [check.platform()] if "platform" in spec.disabled_checks else []
     disabled += [check.custom_call(target) for target in spec.allow_custom_calls]
-    try:
-        return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
-    except ValueError as error:
-        calls = refused_custom_calls(error)
-        if not calls:
-            raise
+
+    def allow(calls: Sequence[str]) -> None:
         unknown = [name for name in calls if custom_calls.provider(name) == custom_calls.UNKNOWN]
         if unknown:
-            raise spec.unknown_custom_calls(unknown) from error
-    disabled += [check.custom_call(name) for name in calls]
-    return jax.export.export(jitted, platforms=list(spec.platforms), disabled_checks=disabled)(*args, **kwargs)
+            raise spec.unknown_custom_calls(unknown)
 
-
-def refused_custom_calls(error: ValueError) -> list[str]:
-    """Return the custom calls that `jax.export` does not write because no version guarantees them; [] for others."""
-    return sorted(set(re.findall(r'stablehlo\.custom_call @"?([^"(]+)', str(error))))
+    return exporting.export(jitted, args, kwargs, spec.platforms, disabled, allow)
 
 
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:

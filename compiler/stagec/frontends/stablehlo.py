@@ -47,8 +47,8 @@ _DTYPES = {
 }
 
 
-def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
-    """Return the StableHLO file that `spec.entry` names, in the serialization format of `jax.export`.
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
+    """Return the StableHLO file that `spec.entry` names, in the serialization format of `jax.export`, and no bytes.
 
     import_roots: folders below which the manifest's folder is looked for, first wins.
     The bytes hold no source location. Raises StagecError when the file is not there, does not parse or has no `main`.
@@ -68,7 +68,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
         )
         artifact = _jax.mlir.serialize_portable_artifact(module, version, True)
     out_tree = LEAF if len(out_avals) == 1 else Tree("tuple", (LEAF,) * len(out_avals))
-    return Exported(
+    exported = Exported(
         fun_name=Path(spec.entry).stem,
         in_tree=Tree("tuple", (Tree("tuple", (LEAF,) * len(in_avals)), Tree("dict"))),
         in_avals=in_avals,
@@ -85,7 +85,8 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> bytes:
         uses_global_constants=len(spec.platforms) > 1,
         _in_shardings=(None,) * len(in_avals),
         _out_shardings=(None,) * len(out_avals),
-    ).serialize()
+    )
+    return exported.serialize(), b""
 
 
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
@@ -106,7 +107,7 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return []
 
 
-def versions() -> dict[str, str]:
+def versions(spec: FunctionSpec) -> dict[str, str]:
     """Return what a portable artifact was made with: name -> version."""
     return {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, "python": platform.python_version()}
 

@@ -18,8 +18,7 @@ import jax.export
 import numpy as np
 from jax._src import core
 
-from stagec.frontends import callbacks
-from stagec.frontends.jax import refused_custom_calls
+from stagec.frontends import callbacks, exporting, kernels
 from stagec.frontends.pytrees import check, to_tree
 from stagec.specs import CompilerOption
 from stagec.stages.compiled import Compiled
@@ -243,7 +242,9 @@ class Traced:
         """
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
-        ours = _ours(self._export(platforms, (), any_custom_call=True))
+        # An executable is for one compiler: nothing needs to be in an older form, or guaranteed.
+        with kernels.newest():
+            ours = _ours(self._export(platforms, (), any_custom_call=True))
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -288,14 +289,9 @@ def _export(
     """Return JAX's export. any_custom_call: also of calls without a guarantee for later versions of their provider."""
     function: Any = traced
     try:
-        try:
-            return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
-        except ValueError as error:
-            calls = refused_custom_calls(error) if any_custom_call else []
-            if not calls:
-                raise
-        allowed = [*checks, *map(jax.export.DisabledSafetyCheck.custom_call, calls)]
-        return jax.export.export(function, platforms=list(platforms), disabled_checks=allowed)(*args, **kwargs)
+        if any_custom_call:
+            return exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
+        return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
     except Exception as error:
         if found := callbacks.sentences(traced.trace().jaxpr.jaxpr, platforms, traced.__name__):
             raise NotImplementedError("\n".join(found)) from error

@@ -546,6 +546,15 @@ class Function(_Table):
             examples=[["my_kernel"]],
         ),
     ] = ()
+    plugins: Annotated[
+        tuple[Literal["cuda"], ...],
+        AfterValidator(read_distinct),
+        Field(
+            description="Platforms whose plugin JAX needs to lower the function: cuda, for Pallas kernels of Mosaic "
+            "GPU. It is fetched when the function is exported.",
+            examples=[["cuda"]],
+        ),
+    ] = ()
     limits: Annotated[
         dict[str, Limits],
         Field(

@@ -174,7 +174,15 @@ def _function_spec(
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
         golden=_golden(function),
         bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
+        devices=_devices(manifest, function),
+        plugins=function.plugins,
     )
+
+
+def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any], ...]:
+    """The devices of a function's targets as JAX knows them, each once, in the order of the targets."""
+    found = (manifest.targets[name].jax_device() for name in function.targets)
+    return tuple({device["device_kind"]: device for device in found if device}.values())
 
 
 def _golden(function: Function) -> Mapping[str, Any]:
@@ -245,6 +253,10 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         if platform not in _platforms(manifest, function):
             what = f'the platform of target "{target}" is {platform}, which is not in platforms'
             yield problem(("targets", index), what, f'add "{platform}" to platforms')
+    for index, platform in enumerate(function.plugins):
+        if platform not in _platforms(manifest, function):
+            what = f"the function is not for {platform}"
+            yield problem(("plugins", index), what, f'leave it out, or add "{platform}" to platforms')
     for target in function.limits:
         if target not in function.targets:
             write = nearest(target, function.targets) or "leave the table out"

@@ -100,12 +100,16 @@ def make_client(platform: str) -> Any:
 def _register_cuda_calls(interface: Any) -> None:
     """Make the custom calls callable that the CUDA plugin's second wheel has, as its own `initialize` does with JAX."""
     import functools
+    import os
 
     from jaxlib import gpu_linalg, gpu_prng, gpu_solver, gpu_sparse, plugin_support, xla_client
 
     extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")
     if extension is None:  # the wheel is not installed: programs without such calls run
         return
+    # Kernels of Mosaic are linked with it when they are loaded (jax/experimental/mosaic/gpu/core.py).
+    library = Path(str(extension.__file__)).with_name("libmosaic_gpu_runtime.so")
+    os.environ.setdefault("MOSAIC_GPU_RUNTIME_LIB_PATH", str(library))
     name = "CUDA"
     xla_client.register_custom_type_handler(name, functools.partial(extension.register_custom_type, interface))
     xla_client.register_custom_call_handler(name, functools.partial(extension.register_custom_call_target, interface))

@@ -14,6 +14,8 @@ GUARANTEED, TOOLCHAIN, UNKNOWN = "guaranteed", "same toolchain", "unknown"
 
 _BUILTIN = frozenset({"PadToStatic", "SliceToDynamic", "TopK"})
 """Custom calls that XLA:CPU itself emits and carries."""
+_OF_COMPILERS = frozenset({"__gpu$xla.gpu.triton"})
+"""Custom calls that XLA's compiler for another platform replaces by what they say: a kernel of Triton, for example."""
 
 # The list in jax/_src/export/_export.py; tests/frontends hold the two against each other.
 _LAPACK = (
@@ -45,7 +47,7 @@ def provider(name: str) -> str:
     """Return the class of the custom call `name`: GUARANTEED, TOOLCHAIN or UNKNOWN."""
     if name in _GUARANTEED:
         return GUARANTEED
-    return TOOLCHAIN if name in _BUILTIN or name in _lapack() else UNKNOWN
+    return TOOLCHAIN if name in _BUILTIN | _OF_COMPILERS or name in _lapack() else UNKNOWN
 
 
 def register_custom_calls(names: Iterable[str]) -> list[str]:

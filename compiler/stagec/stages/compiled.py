@@ -32,7 +32,7 @@ from stagec.runtime.refusal import CallError, LoadError
 from stagec.runtime.shardings import Sharding as OnDevices
 from stagec.runtime.signature import Signature
 from stagec.specs import CompilerOption, ExecutableSpec, Scalar, TargetSpec
-from stagec.stages import abi, limits, mlir
+from stagec.stages import abi, by_device, limits, mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.stages.lowered import CannotLower, Lowered, args_info, donate_argnums, lower_exported, out_info
 from stagec.stages.shardings import (
@@ -468,13 +468,14 @@ def _assignment(module: CompiledModule, mesh: Mesh | None) -> DeviceAssignment |
     return DeviceAssignment(*axes, tuple(module.device_ids), tuple(map(tuple, module.coords)))
 
 
-def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
+def compile_exported(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
     """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
 
+    lowered_for: what JAX lowers for devices, where that is another module (`by_device`): an executable is made of that.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled, or is over a limit.
     """
-    exported, lowered = lower(serialized, spec)
+    exported, lowered = lower(serialized, spec, lowered_for)
     compiled = _compile(exported, lowered, spec)
     stablehlo = mlir.to_portable(lowered.module)
     description = compiled.description._replace(
@@ -493,13 +494,13 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec) -> Compiled:
     return dataclasses.replace(compiled, description=description, stablehlo=stablehlo)
 
 
-def optimized_hlo(serialized: bytes, spec: ExecutableSpec) -> str:
+def optimized_hlo(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> str:
     """Return what XLA makes of the program of `compile_exported`, as HLO text; also where that is over a limit.
 
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled.
     """
-    return _compile(*lower(serialized, spec), spec).as_text()
+    return _compile(*lower(serialized, spec, lowered_for), spec).as_text()
 
 
 def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Compiled:
@@ -511,19 +512,22 @@ def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Comp
         raise problem(error, spec, _how_to_locate(error, lowered)) from error
 
 
-def made_from(serialized: bytes, spec: ExecutableSpec) -> components.Table:
+def made_from(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> components.Table:
     """Return the components of the executable that `compile_exported` makes of the same, without compiling.
 
     Raises StagecError when it cannot be lowered.
     """
-    return _made_from(*lower(serialized, spec), spec)
+    return _made_from(*lower(serialized, spec, lowered_for), spec)
 
 
 @phases.phase("refine")
-def lower(serialized: bytes, spec: ExecutableSpec) -> tuple[Exported, Lowered]:
-    """Specialize a serialized `Exported` as `spec` says. Raises StagecError when it cannot be."""
+def lower(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> tuple[Exported, Lowered]:
+    """Specialize a serialized `Exported` as `spec` says; return it, or that for the target's device, too.
+
+    Raises StagecError when it cannot be.
+    """
     try:
-        exported = Exported.deserialize(serialized)
+        exported = Exported.deserialize(by_device.read(lowered_for, spec.target) or serialized)
         return exported, lower_exported(exported, spec.target.platform, spec.bucket)
     except (NotExported, CannotLower) as error:
         raise StagecError(Problem(spec.manifest, spec.key, str(error))) from error

@@ -1,0 +1,185 @@
+"""What JAX lowers for a device that this machine does not have: kernels, and everything in its newest form.
+
+JAX lowers a Pallas kernel for the device that is there: it asks for its kind, and so may the kernel. For an export it
+lowers some operations in an older form, which the JAX of last month reads too
+(https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees). An executable is for one device and one
+compiler; it is made of what `jax.jit` lowers on a machine that has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import util
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.backend
+from jax._src import config
+from jax._src.interpreters import mlir
+
+from stagec.errors import StagecError
+from stagec.specs import FunctionSpec
+
+_MOSAIC_GPU = b"mosaic_gpu_v2"
+_KERNELS = (b"tpu_custom_call", _MOSAIC_GPU, b"__gpu$xla.gpu.triton")
+"""Custom calls of Pallas kernels: of Mosaic for TPUs and NVIDIA devices, and of Triton."""
+_NO_MOSAIC_GPU = ("Cannot lower pallas_call on platform: gpu", "No module named 'absl'")
+"""What JAX says where it cannot lower kernels for NVIDIA devices. It imports absl-py there, and does not require it."""
+_PLUGIN = "jax_cuda13_plugin"
+_NO_DEVICE = {"tpu": "TPU device kind", "cuda": "No supported GPU devices"}
+"""What JAX says where a kernel, or it, asks for a device of a platform and there is none."""
+_WHO_ASKS = ("jax._src.pallas.mosaic.tpu_info", "jax._src.tpu_info", "jax._src.pallas.triton.gpu_info")
+"""Modules of JAX, some of them in some versions, that ask which device is there."""
+
+
+class Device(NamedTuple):
+    """What JAX and kernels ask of a device; the names are those of `jax.Device`.
+
+    platform: "tpu" or "gpu". num_cores: TensorCores of a TPU. core_count: multiprocessors of a GPU.
+    compute_capability: of a GPU, such as "9.0".
+    """
+
+    platform: str
+    device_kind: str
+    num_cores: int | None = None
+    core_count: int | None = None
+    compute_capability: str | None = None
+
+    @staticmethod
+    def of(described: Mapping[str, Any]) -> Device:
+        """Return the device that a function's slice describes (`FunctionSpec.devices`)."""
+        given = {key: value for key, value in described.items() if key in Device._fields}
+        return Device(**{**given, "platform": {"cuda": "gpu"}.get(described["platform"], described["platform"])})
+
+
+def asked_for(error: Exception, devices: Sequence[Mapping[str, Any]]) -> Device | None:
+    """Return the first of `devices` of the platform that a function asked for in vain; None for any other error."""
+    platform = next((platform for platform, text in _NO_DEVICE.items() if text in str(error)), None)
+    return next((Device.of(described) for described in devices if described["platform"] == platform), None)
+
+
+def are_in(module: bytes) -> bool:
+    """Whether a serialized module has Pallas kernels."""
+    return any(name in module for name in _KERNELS)
+
+
+def check_plugin(spec: FunctionSpec, module: bytes) -> None:
+    """Raise StagecError where a serialized module was lowered without the parts of a plugin that it depends on.
+
+    Without them JAX takes other instructions for some conversions (jax/experimental/mosaic/gpu/fragmented_array.py).
+    """
+    if _MOSAIC_GPU in module:
+        _need_plugin(spec, "its Pallas kernels of Mosaic GPU are lowered with parts of JAX's plugin for NVIDIA devices")
+
+
+@contextlib.contextmanager
+def naming_the_device(device: Device) -> Iterator[None]:
+    """Say of every problem for which device it is."""
+    try:
+        yield
+    except StagecError as error:
+        of_device = f"for {device.device_kind}: "
+        raise StagecError(*(replace(problem, what=of_device + problem.what) for problem in error.problems)) from error
+
+
+@contextlib.contextmanager
+def naming_the_plugin(spec: FunctionSpec) -> Iterator[None]:
+    """Say what to write where JAX cannot lower kernels for NVIDIA devices: it would have another jaxlib installed."""
+    try:
+        yield
+    except StagecError as error:
+        if any(text in str(error) for text in _NO_MOSAIC_GPU):
+            _need_plugin(spec, "its Pallas kernels for NVIDIA devices are lowered with packages that are not there")
+            what = f"Mosaic GPU cannot be imported: {_cannot_import()}"
+            raise spec.problem("plugins", what, "add absl-py to the lock of the CUDA plugin (cuda_lock)") from error
+        raise
+
+
+def _need_plugin(spec: FunctionSpec, what: str) -> None:
+    if "cuda" not in spec.plugins:
+        raise spec.problem("plugins", what, 'write plugins = ["cuda"]')
+    if not _exists(_PLUGIN):
+        name = _PLUGIN.replace("_", "-")
+        raise spec.problem("plugins", f"{name} is not installed", f"add {name} to the packages that trace the function")
+
+
+def _cannot_import() -> str:
+    try:
+        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    except ImportError as error:
+        return str(error)
+    return "its import succeeds now"
+
+
+@contextlib.contextmanager
+def noticing_forms() -> Iterator[list[str]]:
+    """Yield a list that grows: the operations that JAX lowers meanwhile and that have a form for exports."""
+    found: list[str] = []
+    before = mlir.LoweringRuleContext.is_forward_compat
+
+    def asked(self: mlir.LoweringRuleContext) -> bool:
+        found.append(str(self.primitive))
+        return before(self)
+
+    with _changed(mlir.LoweringRuleContext, "is_forward_compat", asked):
+        yield found
+
+
+@contextlib.contextmanager
+def on(device: Device) -> Iterator[None]:
+    """Let JAX trace and lower as where `device` is the default one. It forgets what it traced before, and after."""
+    local_devices = jax.local_devices
+
+    def local(*args: Any, **kwargs: Any) -> Any:
+        return [device] if kwargs.get("backend") == device.platform else local_devices(*args, **kwargs)
+
+    def default() -> Device:
+        return device
+
+    with contextlib.ExitStack() as changes:
+        changes.enter_context(_changed(jax, "local_devices", local))
+        changes.enter_context(_changed(jax.extend.backend, "get_default_device", default))
+        instead = types.SimpleNamespace(get_default_device=default)
+        for module in map(importlib.import_module, filter(_exists, _WHO_ASKS)):
+            if hasattr(module, "pxla"):
+                changes.enter_context(_changed(module, "pxla", instead))
+        jax.clear_caches()
+        changes.callback(jax.clear_caches)
+        yield
+
+
+@contextlib.contextmanager
+def newest() -> Iterator[None]:
+    """Let JAX lower everything in its newest form, also for an export.
+
+    It asks by the date of its build whether a compiler knows that form, and takes the older one where there is none to
+    ask. The compiler that goes with this jaxlib does.
+    """
+    before = mlir.ModuleContext.get_backend
+
+    def any_backend(self: mlir.ModuleContext, optional: bool = False) -> Any:
+        return self.backend if optional else before(self)
+
+    with config.export_ignore_forward_compatibility(True), _changed(mlir.ModuleContext, "get_backend", any_backend):
+        yield
+
+
+@contextlib.contextmanager
+def _changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

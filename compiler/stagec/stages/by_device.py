@@ -1,0 +1,51 @@
+"""What JAX lowers for each device of a function's targets, where that is not the module of the portable artifact.
+
+It is the file that `stagec export --lowered` writes beside the portable artifact: empty where JAX lowers the same for
+all, and else a container like a bundle's (docs/bundle-format.md) with an `Exported` for each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stagec.runtime import archive, index, shapes
+from stagec.runtime.refusal import LoadError
+from stagec.specs import TargetSpec
+from stagec.stages.exported import NotExported
+
+_INDEX = shapes.record(
+    {
+        "format": shapes.count,
+        "kind": shapes.constant("lowered"),
+        "devices": shapes.table(shapes.text),
+        "members": index.MEMBERS,
+    }
+)
+"""Shape of the index: `devices` has the member of each kind of device."""
+
+
+def write(found: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of the file. found: serialized `Exported` by the kind of device that it is for."""
+    if not found:
+        return b""
+    numbers = {serialized: number for number, serialized in enumerate(dict.fromkeys(found.values()))}
+    members = {f"{number}.exported": serialized for serialized, number in numbers.items()}
+    names = {kind: f"{numbers[serialized]}.exported" for kind, serialized in found.items()}
+    listed = {"format": archive.FORMAT, "kind": "lowered", "devices": names, "members": archive.members_table(members)}
+    return archive.encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
+
+
+def read(data: bytes, target: TargetSpec) -> bytes | None:
+    """Return the serialized `Exported` for the device of `target`; None where it is the portable artifact.
+
+    Raises NotExported when the bytes are something else, or damaged.
+    """
+    device = target.jax_device()
+    if not data or device is None:
+        return None
+    try:
+        found = archive.Archive("what JAX lowered for devices", data, _INDEX)
+        member = found.index["devices"].get(device["device_kind"])
+        return found[member] if member else None
+    except LoadError as error:
+        raise NotExported(str(error)) from error
