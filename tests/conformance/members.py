@@ -19,6 +19,7 @@ from stagec.stages import mlir
 from tests.conformance import views
 from tests.conformance.keys import as_markdown as keys_as_markdown
 from tests.conformance.on_target import digests
+from tests.conformance.operations import as_markdown as operations_as_markdown
 from tests.conformance.pairs import as_markdown as pairs_as_markdown
 from tests.conformance.programs import mesh_of, parameters, programs
 from tests.conformance.staged import Staged, call
@@ -339,6 +340,7 @@ def as_markdown() -> str:
         "",
         *keys_as_markdown(),
         *pairs_as_markdown(),
+        *operations_as_markdown(),
         "## Programs",
         "",
         *(f"- {name}" for name in every),
