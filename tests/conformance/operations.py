@@ -284,8 +284,8 @@ def as_markdown() -> list[str]:
     return [
         "## Operations, for every platform",
         "",
-        "Results can be compared for this machine alone. For each platform an artifact is compared, as HLO, with what",
-        "`jax.jit` lowers for it:",
+        "Results can be compared for this machine alone. For each platform an artifact's portable text is compared",
+        "with that of what `jax.jit` lowers for it:",
         "",
         *(f"- {platforms}: {'; '.join(kinds)}" for platforms, kinds in found.items()),
         "",
