@@ -50,6 +50,9 @@ def main() -> int:
     add.add_argument("wheels", nargs="+", type=Path)
     test = commands.add_parser("test", help="try the rows again that this Python has wheels for")
     test.add_argument("which", nargs="*", help="such as jaxlib or libtpu==0.0.41 (default: all)")
+    test.add_argument(
+        "--for", dest="tag", default=known_builds.python_tag(), help="the tag of wheels (default: of here)"
+    )
     test.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and look there first")
     add.add_argument("--like", type=Path, help="a wheel of the same release that was tried, to compare with")
     for command, run in ((add, run_add), (test, run_test)):
@@ -81,8 +84,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 def run_test(options: argparse.Namespace) -> int:
     """Try the wheels of rows again; return the exit status."""
-    tag = known_builds.python_tag()
-    wanted = [row for row in known_builds.rows() if row.python in ("", tag) or (options.under and row.python)]
+    wanted = [row for row in known_builds.rows() if row.python in ("", options.tag)]
     if options.which:
         wanted = [row for row in wanted if {package(row), f"{package(row)}=={row.version}"} & {*options.which}]
     failed = 0

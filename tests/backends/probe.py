@@ -148,7 +148,7 @@ for i in range(5):
 np.testing.assert_allclose(y, x, rtol=1e-5)
 np.testing.assert_array_equal(z, shifted << 3)
 """
-_SEEDS = range(1, 12)
+_SEEDS = (6, 7, 11, 1)
 
 
 def library(platform: str) -> Path:
