@@ -99,6 +99,17 @@ def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     assert add == "to add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
 
 
+@pytest.mark.parametrize("content", [None, "", "[1]", '[{"library": "libjax_common.so"}]', '{"a": 1}'])
+def test_a_table_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
+    table = tmp_path / "known_builds.json"
+    if content is not None:
+        table.write_text(content)
+    key, what, write = run(f"from pathlib import Path\nknown_builds.TABLE = Path({str(table)!r})\n{REFUSED}")
+    assert key == "isa"
+    assert what.startswith("this machine cannot build for AVX2: known_builds.json cannot be read: ")
+    assert write == "install stagec again"
+
+
 @pytest.mark.parametrize("change", ["cpuid", "hash_seeds"])
 def test_a_build_with_other_sites_than_were_tested(change: str) -> None:
     """One of the places is as another compiler would have written it."""

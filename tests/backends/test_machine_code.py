@@ -205,6 +205,26 @@ def test_a_system_that_lets_no_process_have_memory_to_run() -> None:
     assert found == FORBIDDEN
 
 
+def test_a_process_that_can_open_no_more_files() -> None:
+    found = run(
+        "import resource\n"
+        "code, (_, most) = machine_code.loaded(cpu._LIBRARY), resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))\n"
+        "def refused(call, *given):\n"
+        "    try: call(*given)\n"
+        "    except machine_code.CannotChange as error: return str(error), error.write\n"
+        "def change(): machine_code.changed([machine_code.Change(code.address, b'', b'')]).__enter__()\n"
+        "found = [refused(machine_code.loaded, 'libother.so'), refused(known_builds.known, code), refused(change)]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "print(json.dumps(found))"
+    )
+    why = "[Errno 24] Too many open files: "
+    memory = f"this process cannot see its own memory: {why}'/proc/self/maps'"
+    library = f"libjax_common.so cannot be read: {why}"
+    assert [memory, ""] == found[0] == found[2]
+    assert found[1][0].startswith(library)
+
+
 def test_a_library_that_is_not_there() -> None:
     found = run(f"cpu._LIBRARY = 'libother.so'\n{TRY}")
     assert found == ["isa", "this machine cannot build for AVX2: this process has no libother.so", ""]

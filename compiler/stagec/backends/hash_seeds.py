@@ -50,6 +50,6 @@ def sites(code: Code) -> tuple[int, ...]:
 
 def _counted(code: Code) -> Iterator[int]:
     for address in code.find(_COUNTER):
-        found = _COUNTED.match(ctypes.string_at(address - 1, _MOST))
+        found = _COUNTED.match(ctypes.string_at(address - 1, min(_MOST, code.address + code.size - address + 1)))
         if found:
             yield address - 1 + found.end() - 2

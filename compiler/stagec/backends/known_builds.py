@@ -135,8 +135,11 @@ class Build:
 
 
 def rows() -> list[Build]:
-    """Return all builds that are known, by library, version and Python."""
-    return [Build(**row) for row in json.loads(TABLE.read_text("ascii"))]
+    """Return all builds that are known, by library, version and Python. Raises CannotChange when it cannot be read."""
+    try:
+        return [Build(**row) for row in json.loads(TABLE.read_text("ascii"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise CannotChange(f"{TABLE.name} cannot be read: {error}", "install stagec again") from error
 
 
 @functools.cache

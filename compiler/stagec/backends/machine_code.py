@@ -206,7 +206,11 @@ class _Mapping:
 
 def _mappings() -> Iterator[_Mapping]:
     flags = {"r": mmap.PROT_READ, "w": mmap.PROT_WRITE, "x": mmap.PROT_EXEC}
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    try:
+        text = Path("/proc/self/maps").read_text()
+    except OSError as error:
+        raise CannotChange(f"this process cannot see its own memory: {error}") from error
+    for line in text.splitlines():
         addresses, letters, _, _, _, *path = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))
         yield _Mapping(start, end, sum(flags.get(letter, 0) for letter in letters), path[0] if path else "")
