@@ -91,23 +91,30 @@ def test_the_machine_is_seen_again_afterwards() -> None:
     assert set(inside[1]) == x86.ISA["SSE4_2"].features
 
 
-def test_another_thread_compiles_for_this_machine_afterwards() -> None:
+@pytest.mark.parametrize("what", ["lowered.compile()", "load(compiled.executable)", "clients.cpu_client(3)"])
+def test_another_thread_asks_for_this_machine_afterwards(what: str) -> None:
     """While a thread compiles for a target, all of XLA in the process is shown the target's CPU."""
     beside, alone, order = run(
-        "import threading, time\n"
+        "import threading\n"
         "import numpy as np, stagec\n"
+        "from stagec.runtime import clients\n"
+        "from stagec.runtime.executable import Executable\n"
+        "def load(made): return Executable.load(made, *[[((64,), np.dtype(np.uint8))]] * 2, [], clients.devices())\n"
         "lowered = stagec.jit(lambda x: x << 3).lower(np.zeros(64, np.uint8))\n"
-        "order, seen = [], []\n"
-        "def compile_beside():\n"
-        "    seen.append(cpu.stored_cpu_name(lowered.compile().executable))\n"
+        "compiled = lowered.compile()\n"
+        "load(compiled.executable)\n"
+        "order, found = [], []\n"
+        "def ask():\n"
+        f"    found.append({what})\n"
         "    order.append('host')\n"
-        "thread = threading.Thread(target=compile_beside)\n"
+        "thread = threading.Thread(target=ask)\n"
         "with cpu.presented(CpuTarget('t', 'SSE4_2', 2, {})):\n"
         "    thread.start()\n"
         "    thread.join(1)\n"
         "    order.append('target')\n"
         "thread.join()\n"
-        "print(json.dumps([seen[0], cpu.stored_cpu_name(lowered.compile().executable), order]))"
+        "seen = [getattr(one, 'executable', compiled.executable) for one in (*found, compiled)]\n"
+        "print(json.dumps([*map(cpu.stored_cpu_name, seen), order]))"
     )
     assert beside == alone != "nehalem"
     assert order == ["target", "host"]
