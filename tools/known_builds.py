@@ -8,8 +8,7 @@ its row into compiler/stagec/backends/known_builds.json. A build that is not as 
 you are told what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
 nothing.
 
-A wheel of jaxlib needs the Python that it is for: run this with each. Where you have none, `add --like` compares the
-wheel with one of the same release that was tried, function by function.
+A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import json
 import os
 import platform
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -31,15 +29,12 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.backends import elf, known_builds, tpu  # noqa: E402  # found through the line above
+from stagec.backends import known_builds, tpu  # noqa: E402  # found through the line above
 from stagec.backends.known_builds import Build  # noqa: E402
 
 PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
 LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
 MANYLINUX = ("manylinux_2_27_x86_64", "manylinux_2_31_x86_64")
-_FUNCTION = 2  # a kind of symbols
-_COMPILER = re.compile("_ZNK?(4llvm|4mlir|3tsl|3xla|15stream_executor)")
-_PYTHON = re.compile("nanobind|nb_|pybind|_object|Py|python|[Nn]umpy|[Dd]type")
 
 
 def main() -> int:
@@ -54,7 +49,6 @@ def main() -> int:
         "--for", dest="tag", default=known_builds.python_tag(), help="the tag of wheels (default: of here)"
     )
     test.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and look there first")
-    add.add_argument("--like", type=Path, help="a wheel of the same release that was tried, to compare with")
     for command, run in ((add, run_add), (test, run_test)):
         command.add_argument("--under", default="", help="try wheels for another Python: how this one stands in for it")
         command.set_defaults(run=run)
@@ -68,11 +62,10 @@ def run_add(options: argparse.Namespace) -> int:
     for wheel in options.wheels:
         before = known_builds.rows()
         try:
-            row = described(wheel, options.under or options.like)
+            row = described(wheel, options.under)
             others = [other for other in before if other.build_id != row.build_id]
             write([*others, row])  # it compiles with what it knows
-            found = compared(wheel, row, options.like) if options.like else tried(wheel, row, options.under)
-            write([*others, found])
+            write([*others, tried(wheel, row, options.under)])
         except Unsuitable as error:
             write(before)
             failed += 1
@@ -108,7 +101,7 @@ class Unsuitable(Exception):
     """A wheel that gets no row, or is not as its row says."""
 
 
-def described(wheel: Path, any_python: object) -> Build:
+def described(wheel: Path, any_python: str) -> Build:
     """Examine a wheel, without trying it."""
     parts = re.fullmatch(r"(\w+)-([\w.]+)-(\w+)-(\w+)-[\w.]+x86_64\.whl", wheel.name)
     distribution = parts[1].replace("_", "-") if parts else ""
@@ -144,38 +137,6 @@ def tried(wheel: Path, row: Build, under: str) -> Build:
     found = Build(**json.loads(done.stdout))
     python = f"CPython {platform.python_version()}{'t' * known_builds.python_tag().endswith('t')}"
     return dataclasses.replace(found, version=row.version, python=row.python, tested=python + (under and f", {under}"))
-
-
-def compared(wheel: Path, row: Build, like: Path) -> Build:
-    """Compare a wheel with one that was tried; return its row with what that one made."""
-    other = next((known for known in known_builds.rows() if known.build_id == described(like, True).build_id), None)
-    if (
-        other is None
-        or (other.version, other.sites) != (row.version, row.sites)
-        or not other.tested.startswith("CPython")
-    ):
-        raise Unsuitable(f"{like.name} is not a wheel of the same release with the same sites that was tried")
-    here, there = functions(wheel), functions(like)
-    differ = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
-    if differ:
-        raise Unsuitable(f"{len(differ)} functions differ from those of {like.name}: {', '.join(differ[:5])}")
-    how = f"not run: its {len(here):,} functions of XLA, MLIR and LLVM are of the sizes of those for {other.python}"
-    return dataclasses.replace(row, made=other.made, follows_seed=other.follows_seed, tested=how)
-
-
-def functions(wheel: Path) -> dict[str, list[int]]:
-    """Return the sizes of XLA's, MLIR's and LLVM's functions by their names, but for those that deal with Python."""
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-        (member,) = [name for name in archive.namelist() if name.endswith("/" + LIBRARIES["jaxlib"])]
-        with elf.opened(Path(archive.extract(member, folder))) as file:
-            symbols, names = file.section(".symtab"), file.section(".strtab")
-    found: dict[str, list[int]] = {}
-    for name, info, _, _, _, size in struct.iter_unpack("<IBBHQQ", symbols):
-        if info & 15 == _FUNCTION and size:
-            text = names[name : names.index(b"\0", name)].decode()
-            if _COMPILER.match(text) and not _PYTHON.search(text):
-                found.setdefault(text, []).append(size)
-    return {text: sorted(sizes) for text, sizes in found.items()}
 
 
 def needed(row: Build) -> Iterator[str]:
