@@ -1,5 +1,6 @@
 """What several test modules use."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,23 @@ from tests.building import ROOT, build
 # The same examples on every machine: a build must not fail by chance.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
+
+# JAX starts every plugin that it finds, unless this says otherwise. libtpu then makes /tmp/libtpu_lockfile, which is
+# there until the process ends, and stays if somebody kills it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_libtpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Name the module that loads libtpu into pytest's process: whatever compiles for TPUs has a process of its own."""
+    before = has_libtpu()
+    yield
+    assert before or not has_libtpu(), f"{request.node.name} has loaded libtpu into the process of the tests"
+
+
+def has_libtpu() -> bool:
+    """Whether this process has loaded libtpu."""
+    return "/libtpu.so" in Path("/proc/self/maps").read_text()
 
 
 @pytest.fixture

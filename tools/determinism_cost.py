@@ -104,7 +104,7 @@ def compile_all(folder: Path, setting: Setting) -> None:
     if setting.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     code = machine_code.loaded("libjax_common.so")
-    changes = cpuid.changes(code, x86.ISA[setting.isa]) if setting.isa else []
+    changes = [*(cpuid.changes(code, x86.ISA[setting.isa]) if setting.isa else ())]
     changes += hash_seeds.changes(code) if setting.seeds else []
     changes += cores.changes(code, int(setting.nproc)) if setting.one_core else []
     with machine_code.changed(changes):

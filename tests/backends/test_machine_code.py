@@ -4,18 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stagec.backends import x86
+from stagec.backends import machine_code, x86
 
 PRELUDE = """
-import ctypes, json, os, sys
+import ctypes, json, mmap, os, sys
 os.environ["NPROC"] = "2"
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
-from stagec.backends import cpu, cpuid, hash_seeds, machine_code, x86
+from stagec.backends import cpu, cpuid, hash_seeds, known_builds, machine_code, x86
 from stagec.specs import CpuTarget
 from stagec.stages import mlir
 
@@ -39,7 +40,7 @@ def compile_for_host():
 
 
 def run(program: str) -> Any:
-    """Run a program that prints JSON; it imports no JAX."""
+    """Run a program that prints JSON."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run([sys.executable, "-c", PRELUDE + program], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -90,42 +91,167 @@ def test_the_machine_is_seen_again_afterwards() -> None:
     assert set(inside[1]) == x86.ISA["SSE4_2"].features
 
 
-def test_a_system_that_lets_no_process_change_its_code() -> None:
-    """PR_SET_MDWE (Linux 6.3) refuses what SELinux may refuse as well."""
-    found = run(
-        "if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0): print('null'); sys.exit()\n"
-        "try: compile_for('AVX2')\n"
-        "except cpu.CannotCompile as error: print(json.dumps([error.key, str(error)]))"
+@pytest.mark.parametrize("what", ["lowered.compile()", "load(compiled.executable)", "clients.cpu_client(3)"])
+def test_another_thread_asks_for_this_machine_afterwards(what: str) -> None:
+    """While a thread compiles for a target, all of XLA in the process is shown the target's CPU."""
+    beside, alone, order = run(
+        "import threading\n"
+        "import numpy as np, stagec\n"
+        "from stagec.runtime import clients\n"
+        "from stagec.runtime.executable import Executable\n"
+        "def load(made): return Executable.load(made, *[[((64,), np.dtype(np.uint8))]] * 2, [], clients.devices())\n"
+        "lowered = stagec.jit(lambda x: x << 3).lower(np.zeros(64, np.uint8))\n"
+        "compiled = lowered.compile()\n"
+        "load(compiled.executable)\n"
+        "order, found = [], []\n"
+        "def ask():\n"
+        f"    found.append({what})\n"
+        "    order.append('host')\n"
+        "thread = threading.Thread(target=ask)\n"
+        "with cpu.presented(CpuTarget('t', 'SSE4_2', 2, {})):\n"
+        "    thread.start()\n"
+        "    thread.join(1)\n"
+        "    order.append('target')\n"
+        "thread.join()\n"
+        "seen = [getattr(one, 'executable', compiled.executable) for one in (*found, compiled)]\n"
+        "print(json.dumps([*map(cpu.stored_cpu_name, seen), order]))"
     )
-    if found is None:
-        pytest.skip("this kernel cannot refuse it")
-    assert found == [
-        "isa",
-        "this machine cannot build for AVX2: this system does not let a process change its own code",
+    assert beside == alone != "nehalem"
+    assert order == ["target", "host"]
+
+
+OWN = """
+own = mmap.mmap(-1, mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(own))
+def change(at, before, after): return machine_code.Change(start + at, before, after)
+def try_changes(*changes):
+    try:
+        with machine_code.changed(changes): return "changed", own[:4].decode()
+    except machine_code.CannotChange as error:
+        return str(error), own[:4].decode()
+own[:4] = b"abcd"
+"""
+
+
+def test_changes_are_undone_from_the_last_to_the_first() -> None:
+    found = run(
+        OWN + "print(json.dumps([*try_changes(change(0, b'ab', b'xy'), change(1, b'yc', b'zz')), own[:4].decode()]))"
+    )
+    assert found == ["changed", "xzzd", "abcd"]
+
+
+def test_a_failure_in_the_middle_leaves_nothing_changed(tmp_path: Path) -> None:
+    """A page of a file that was opened for reading cannot be made writable, whatever the process may do otherwise."""
+    (tmp_path / "file").write_bytes(b"efgh" * 2000)
+    program = (
+        f"file = open({str(tmp_path / 'file')!r}, 'rb')\n"
+        "fixed = machine_code._libc().mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)\n"
+        "def at(address, before): return machine_code.Change(address, before, b'z')\n"
+        "print(json.dumps([\n"
+        "    try_changes(change(0, b'a', b'x'), at(fixed, b'e'), change(1, b'b', b'x')),\n"
+        "    try_changes(change(0, b'a', b'x'), at(8, b'e')),\n"
+        "    try_changes(change(0, b'a', b'x'), change(1, b'c', b'x')),\n"
+        "    try_changes(change(0, b'a', b'x')),\n"
+        "]))"
+    )
+    assert run(OWN + program) == [
+        ["this system does not let a process change its own code", "abcd"],
+        ["this process has no memory at 0x8 that could be changed", "abcd"],
+        ["the code is not as it was found: something else has changed it", "abcd"],
+        ["changed", "xbcd"],
     ]
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "where"),
-    [
-        ("cpuid", "_RARE", "LLVM asks for the CPU in this libjax_common.so; build on an x86-64 machine, with"),
-        ("hash_seeds", "_NEXT", "hash tables get their seeds in this libjax_common.so; build with"),
-    ],
-)
-def test_a_library_that_is_not_as_expected(module: str, name: str, where: str) -> None:
+def test_a_target_within_a_target() -> None:
     found = run(
-        f"{module}.{name} = bytes(range(200))\n"
-        "try: compile_for('AVX2')\n"
-        "except cpu.CannotCompile as error: print(json.dumps([error.key, str(error)]))"
+        "target = CpuTarget('t', 'AVX2', 2, {})\n"
+        "with cpu.presented(target):\n"
+        "    try: cpu.presented(target).__enter__()\n"
+        "    except RuntimeError as error: print(json.dumps(str(error)))"
     )
-    what = f"stagec does not find where {where} a jaxlib that stagec is tested with"
-    assert found == ["isa", f"this machine cannot build for AVX2: {what}"]
+    assert found == "this thread compiles for another machine already"
+
+
+TRY = """
+try: compile_for('AVX2')
+except cpu.CannotCompile as error: print(json.dumps([error.key, str(error), error.write]))
+"""
+FORBIDDEN = ["isa", "this machine cannot build for AVX2: this system does not let a process change its own code", ""]
+
+
+def test_a_system_that_lets_no_process_change_its_code() -> None:
+    """PR_SET_MDWE (Linux 6.3) refuses what SELinux may refuse as well."""
+    found = run("if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0): print('null'); sys.exit()\n" + TRY)
+    if found is None:
+        pytest.skip("this kernel cannot refuse it")
+    assert found == FORBIDDEN
+
+
+def test_a_system_that_lets_no_process_have_memory_to_run() -> None:
+    """As SELinux does without execmem: mmap of anonymous memory with PROT_EXEC is EACCES, here by seccomp."""
+    rules = [
+        (0x20, 0, 0, 0),  # the number of the call
+        (0x15, 0, 5, 9),  # is it mmap?
+        (0x20, 0, 0, 32),  # its protection
+        (0x45, 0, 3, 4),  # has it PROT_EXEC?
+        (0x20, 0, 0, 40),  # its flags
+        (0x45, 0, 1, 0x20),  # have they MAP_ANONYMOUS?
+        (0x06, 0, 0, 0x00050000 | 13),  # EACCES
+        (0x06, 0, 0, 0x7FFF0000),  # allowed
+    ]
+    found = run(
+        "import struct\n"
+        f"rules = b''.join(struct.pack('<HBBI', *rule) for rule in {rules})\n"
+        "rules = ctypes.create_string_buffer(rules)\n"
+        "program = ctypes.create_string_buffer(struct.pack('<H6xQ', len(rules) // 8, ctypes.addressof(rules)))\n"
+        "prctl = ctypes.CDLL(None).prctl\n"
+        "if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(program)): print('null'); sys.exit()\n" + TRY
+    )
+    if found is None:
+        pytest.skip("this system does not let a process restrict itself")
+    assert found == FORBIDDEN
+
+
+def test_a_process_that_can_open_no_more_files() -> None:
+    found = run(
+        "import resource\n"
+        "code, (_, most) = machine_code.loaded(cpu._LIBRARY), resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))\n"
+        "def refused(call, *given):\n"
+        "    try: call(*given)\n"
+        "    except machine_code.CannotChange as error: return str(error), error.write\n"
+        "def change(): machine_code.changed([machine_code.Change(code.address, b'', b'')]).__enter__()\n"
+        "found = [refused(machine_code.loaded, 'libother.so'), refused(known_builds.known, code), refused(change)]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "print(json.dumps(found))"
+    )
+    why = "[Errno 24] Too many open files: "
+    memory = f"this process cannot see its own memory: {why}'/proc/self/maps'"
+    library = f"libjax_common.so cannot be read: {why}"
+    assert [memory, ""] == found[0] == found[2]
+    assert found[1][0].startswith(library)
 
 
 def test_a_library_that_is_not_there() -> None:
-    found = run(
-        "cpu._LIBRARY = 'libother.so'\n"
-        "try: compile_for('AVX2')\n"
-        "except cpu.CannotCompile as error: print(json.dumps(str(error)))"
-    )
-    assert found == "this machine cannot build for AVX2: this process has no libother.so"
+    found = run(f"cpu._LIBRARY = 'libother.so'\n{TRY}")
+    assert found == ["isa", "this machine cannot build for AVX2: this process has no libother.so", ""]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no library", b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + bytes(58), b"\x7fELF\x02\x01" + b"\xff" * 90],
+    ids=["empty", "text", "short", "zeros", "ones"],
+)
+def test_a_file_that_is_no_library(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "libno.so"
+    path.write_bytes(content)
+    with pytest.raises(machine_code.CannotChange, match=r"^libno\.so cannot be read: "), machine_code.mapped(path):
+        pass
+    code = machine_code.Code(path, 0, 0, 0)
+    for read in (code.build_id, lambda: code.imported("sched_getaffinity")):
+        with pytest.raises(machine_code.CannotChange, match=r"^libno\.so cannot be read: "):
+            read()
+
+
+def test_a_library_without_an_import() -> None:
+    assert run("print(json.dumps(machine_code.loaded(cpu._LIBRARY).imported('no_such_function')))") is None

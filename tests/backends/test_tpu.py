@@ -114,13 +114,16 @@ def test_another_process_makes_the_same_bytes(tmp_path: Path, topology: str, mes
     assert [path.name for path in there.iterdir()] == ["executable"]
 
 
+def left_behind() -> set[Path]:
+    """Return which of libtpu's files there are: its lock, which stays if its process is killed, and its logs."""
+    return {*Path("/tmp").glob("libtpu_lockfile*"), *Path("/tmp/tpu_logs").glob("*")}
+
+
 @with_libtpu
-def test_no_logs_are_left_behind(tmp_path: Path) -> None:
-    logs = Path("/tmp/tpu_logs")
-    before = set(logs.iterdir()) if logs.exists() else set()
+def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = left_behind()
     compile_again(tmp_path, "tpu", "v5e:1x1", layer())
-    assert (set(logs.iterdir()) if logs.exists() else set()) == before
-    assert not Path("/tmp/libtpu_lockfile").exists()
+    assert left_behind() <= before, "the command that compiles left it"
 
 
 @with_libtpu

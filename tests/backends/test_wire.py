@@ -35,10 +35,21 @@ def test_sorting_moves_only_the_fields_named() -> None:
     assert wire.sort_repeated(message, frozenset({7, 8})) == expected
 
 
-def test_replacing_a_payload_fixes_its_length() -> None:
-    assert (
-        wire.replace(b"\x12\x02hi\x08\x01", 2, lambda text: text * 100) == b"\x12\xc8\x01" + b"hi" * 100 + b"\x08\x01"
-    )
+def test_a_payload_that_changes_has_its_own_length() -> None:
+    message = b"\x12\x02hi\x08\x01"
+    edited = b"\x12\xc8\x01" + b"hi" * 100 + b"\x08\x01"
+    assert wire.edit(message, (2,), lambda text: text * 100) == edited
+    outer = wire.Record(5, 2, message).encode() + b"\x08\x01"
+    assert wire.edit(outer, (5, 2), lambda text: text * 100) == wire.Record(5, 2, edited).encode() + b"\x08\x01"
+    assert wire.edit(outer, (), lambda text: text * 2) == outer * 2
+
+
+def test_payloads_at_a_path() -> None:
+    inner = wire.Record(2, 2, b"a").encode() + wire.Record(3, 2, b"b").encode() + wire.Record(2, 2, b"c").encode()
+    message = wire.Record(5, 2, inner).encode() + wire.Record(2, 2, b"d").encode() + wire.Record(5, 2, b"").encode()
+    assert list(wire.find(message, (5, 2))) == [b"a", b"c"]
+    assert list(wire.find(message, (2,))) == [b"d"]
+    assert list(wire.find(message, (9, 2))) == []
 
 
 @pytest.mark.parametrize("message", [b"\x12\x09short", b"\x0b", b"\x08", b"\x1d\1", b"\x08" + b"\xff" * 11])

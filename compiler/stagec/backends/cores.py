@@ -8,9 +8,10 @@ compiled, the library's `sched_getaffinity` is code that names the first cores, 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 
-from stagec.backends.machine_code import Change, Code, imported, room_near
+from stagec.backends.machine_code import Change, Code, room_near
 
 _MOST = 1000  # XLA asks with room for 1,024
 
@@ -18,7 +19,7 @@ _MOST = 1000  # XLA asks with room for 1,024
 def changes(code: Code, cores: int) -> list[Change]:
     """Return the changes that let the library `code` see so many cores.
 
-    Raises CannotChange when it is not as expected.
+    Raises CannotChange when there is no room for them, or its file cannot be read.
     """
     whole, rest = divmod(min(cores, _MOST), 8)
     answer = b"".join(
@@ -29,8 +30,13 @@ def changes(code: Code, cores: int) -> list[Change]:
             b"\x31\xc0\xc3",  # xor eax, eax; ret
         )
     )
-    at, slot = room_near(code, 4096), imported(code.library, "sched_getaffinity")
-    return [
-        Change(at, bytes(len(answer)), answer),
-        Change(slot, ctypes.string_at(slot, 8), struct.pack("<Q", at)),
-    ]
+    at = room_near(code, 4096)
+    jumps = [Change(slot, ctypes.string_at(slot, 8), struct.pack("<Q", at)) for slot in sites(code)]
+    return [Change(at, bytes(len(answer)), answer), *jumps]
+
+
+@functools.cache
+def sites(code: Code) -> tuple[int, ...]:
+    """Return the address at which the library keeps that of `sched_getaffinity`. Raises CannotChange as `changes`."""
+    slot = code.imported("sched_getaffinity")
+    return () if slot is None else (slot,)

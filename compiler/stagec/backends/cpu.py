@@ -18,13 +18,12 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stagec import phases
-from stagec.backends import cores, cpuid, hash_seeds, machine_code, wire, x86
+from stagec.backends import cores, cpuid, hash_seeds, known_builds, machine_code, wire, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal, set_options
-from stagec.runtime import jaxlib_lines
+from stagec.runtime import compiling, jaxlib_lines
 from stagec.specs import CpuTarget
 
 if TYPE_CHECKING:
@@ -37,12 +36,10 @@ ISA: Mapping[str, x86.Isa] = x86.ISA
 
 _LIBRARY = "libjax_common.so"  # where jaxlib has LLVM and XLA
 
-_EXECUTABLE_AND_OPTIONS_EXECUTABLE = 1  # xla.ExecutableAndOptionsProto.serialized_executable
-_HLO_MODULE, _BUFFER_ASSIGNMENT = 1, 2  # of xla.cpu.CompilationResultProto
-_HLO_MODULE_MODULE = 1  # xla.HloModuleProtoWithConfig.hlo_module
-_COMPILED_SYMBOLS, _OBJECT_FILES, _TARGET_MACHINE = 7, 8, 9  # of xla.cpu.CompilationResultProto
-_TARGET_MACHINE_CPU, _TARGET_MACHINE_FEATURES = 2, 3  # of xla.cpu.TargetMachineOptionsProto
-_SYMBOL_NAME = 2  # of xla.cpu.SymbolProto
+_RESULT = known_builds.EXECUTABLE["serialized_executable"]
+_FIELDS = known_builds.JAXLIB.messages["xla.cpu.CompilationResultProto"]
+_SYMBOL_NAMES, _OBJECTS = _FIELDS["compiled_symbols.name"], _FIELDS["object_files"]
+_CPU, _FEATURES = _FIELDS["target_machine_options.cpu"], _FIELDS["target_machine_options.features"]
 
 
 def prepare_process(target: CpuTarget) -> None:
@@ -66,21 +63,27 @@ def hardware(target: CpuTarget) -> Hardware:
     return Hardware(isa.cpu_name, tuple(sorted(isa.requires)))
 
 
-def presented(target: CpuTarget) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def presented(target: CpuTarget) -> Iterator[None]:
     """Let XLA see the CPU and the cores of `target`, and give its hash tables one seed, inside a `with` statement.
 
-    jaxlib must be imported; no other thread may compile meanwhile. Raises machine_code.CannotChange where this jaxlib
-    or this system does not allow it.
+    jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. What does not
+    go through stagec, as JAX's own compilations, must not run meanwhile.
+    Raises machine_code.CannotChange where this build of jaxlib is not known, or this system does not allow it.
     """
-    code = machine_code.loaded(_LIBRARY)
-    changes = [*cpuid.changes(code, ISA[target.isa]), *cores.changes(code, target.parallelism)]
-    return machine_code.changed([*changes, *hash_seeds.changes(code)])
+    with compiling.for_another_machine():
+        code = machine_code.loaded(_LIBRARY)
+        known_builds.known(code)
+        changes = [*cpuid.changes(code, ISA[target.isa]), *cores.changes(code, target.parallelism)]
+        with machine_code.changed([*changes, *hash_seeds.changes(code)]):
+            yield
 
 
 def find_code() -> None:
     """Find what `presented` changes, for this process and those that it forks; jaxlib must be imported."""
     with contextlib.suppress(machine_code.CannotChange):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
+        known_builds.known(code)
         for isa in ISA.values():
             cpuid.changes(code, isa)
         cores.changes(code, 1)
@@ -112,8 +115,10 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
             devices = _jax.DeviceList(tuple(client.local_devices()))
             executable = client.compile_and_load(module, devices, options)
+    except known_builds.UnknownBuild as error:
+        raise CannotCompile(str(error), write=error.write) from error
     except machine_code.CannotChange as error:
-        raise CannotCompile(f"this machine cannot build for {target.isa}: {error}", "isa") from error
+        raise CannotCompile(f"this machine cannot build for {target.isa}: {error}", "isa", error.write) from error
     except _jax.JaxRuntimeError as error:
         raise refusal(str(error), target.compiler_options) from error
     raw = executable.serialize()
@@ -145,28 +150,25 @@ def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
     """
     head, body = _split(serialized)
-    ordered = frozenset({_COMPILED_SYMBOLS, _OBJECT_FILES})
+    ordered = frozenset({_SYMBOL_NAMES[0], _OBJECTS[0]})
     # Where XLA finds AVX-512 in the list it adds tuning hints, and reports them as missing on every machine that loads.
     # The loader checks `requires` itself, before XLA reads the list.
     listed = ",".join(f"+{name}" for name in sorted(features) if "avx512" not in name).encode()
 
-    def machine(message: bytes) -> bytes:
-        return wire.replace(message, _TARGET_MACHINE_FEATURES, lambda _: listed)
-
     def result(message: bytes) -> bytes:
-        return wire.replace(wire.sort_repeated(message, ordered), _TARGET_MACHINE, machine)
+        return wire.edit(wire.sort_repeated(message, ordered), _FEATURES, lambda _: listed)
 
-    return head + wire.replace(body, _EXECUTABLE_AND_OPTIONS_EXECUTABLE, result)
+    return head + wire.edit(body, _RESULT, result)
 
 
 def stored_cpu_name(serialized: bytes) -> str:
     """Return LLVM's name of the CPU that a serialized executable was compiled for; "" when none is stored."""
-    return next(_stored(serialized, _TARGET_MACHINE, _TARGET_MACHINE_CPU), b"").decode("utf-8", "replace")
+    return next(_stored(serialized, _CPU), b"").decode("utf-8", "replace")
 
 
 def stored_features(serialized: bytes) -> frozenset[str]:
     """Return LLVM's names of the features that a serialized executable was compiled with."""
-    text = next(_stored(serialized, _TARGET_MACHINE, _TARGET_MACHINE_FEATURES), b"").decode("utf-8", "replace")
+    text = next(_stored(serialized, _FEATURES), b"").decode("utf-8", "replace")
     return frozenset(name[1:] for name in text.split(",") if name.startswith("+"))
 
 
@@ -177,22 +179,19 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
     """
     from jaxlib import xla_client
 
-    module = next(_stored(serialized, _HLO_MODULE, _HLO_MODULE_MODULE), b"")
+    module = next(_stored(serialized, _FIELDS["hlo_module.hlo_module"]), b"")
     yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
-    yield "buffer assignment", next(_stored(serialized, _BUFFER_ASSIGNMENT), b""), ""
-    objects = list(_stored(serialized, _OBJECT_FILES))
+    yield "buffer assignment", next(_stored(serialized, _FIELDS["buffer_assignment"]), b""), ""
+    objects = list(_stored(serialized, _OBJECTS))
     listed = [f"{hashlib.sha256(file).hexdigest()} {len(file):,} bytes" for file in objects]
-    symbols = [symbol.decode("utf-8", "replace") for symbol in _stored(serialized, _COMPILED_SYMBOLS, _SYMBOL_NAME)]
+    symbols = [symbol.decode("utf-8", "replace") for symbol in _stored(serialized, _SYMBOL_NAMES)]
     yield "object code", b"".join(objects), "\n".join([*listed, *symbols])
     yield "container", serialized, ""
 
 
-def _stored(serialized: bytes, *path: int) -> Iterator[bytes]:
+def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
     """Yield the payloads at a path of fields below the CompilationResultProto."""
-    messages = [_split(serialized)[1]]
-    for field in (_EXECUTABLE_AND_OPTIONS_EXECUTABLE, *path):
-        messages = [r.payload for message in messages for r in wire.records(message) if r.field == field]
-    yield from messages
+    return wire.find(_split(serialized)[1], (*_RESULT, *path))
 
 
 def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import struct
 
-from stagec.backends.machine_code import CannotChange, Change, Code, room_near
+from stagec.backends.machine_code import Change, Code, room_near
 from stagec.backends.x86 import Isa
 
 # Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in the place of the first two.
@@ -29,17 +29,32 @@ _ROOM = 1 << 18
 def changes(code: Code, isa: Isa) -> tuple[Change, ...]:
     """Return the changes to `code`, a library with LLVM in it, that let LLVM see a CPU that has `isa` and nothing else.
 
-    Raises CannotChange when the library is not as expected.
+    Raises CannotChange when there is no room for them.
     """
     at = room_near(code, _ROOM)
     result: list[Change] = []
-    for address in _sites(code):
+    for address in sites(code):
         before = ctypes.string_at(address, _JUMP_SIZE)
         answer = _answer(isa, address, before, at)
         jump = b"\xe9" + struct.pack("<i", at - address - _JUMP_SIZE)
         result += [Change(at, bytes(len(answer)), answer), Change(address, before, jump)]
         at += len(answer)
     return tuple(result)
+
+
+@functools.cache
+def sites(code: Code) -> tuple[int, ...]:
+    """Return the addresses of the instructions with which LLVM detects the host, where it does so in one place."""
+    hosts = [at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS)]
+    if len(hosts) != 1:
+        return ()
+    found = []
+    for at in code.find(_CPUID, hosts[0], _NEAR):
+        before = ctypes.string_at(at - _XCHG_SIZE, _XCHG_SIZE)
+        after = ctypes.string_at(at + len(_CPUID), _XCHG_SIZE)
+        if before == after and before[0] in (0x48, 0x49, 0x4C) and before[1] == 0x87:
+            found.append(at - _XCHG_SIZE)
+    return (*found, *code.find(_XGETBV, hosts[0], _NEAR))
 
 
 def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
@@ -67,21 +82,3 @@ def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
             code += test + _JNE + struct.pack("<i", over)
         code += leave(**registers)
     return bytes(code + leave(**dict.fromkeys(names, 0)))
-
-
-@functools.cache
-def _sites(code: Code) -> tuple[int, ...]:
-    """Return the addresses of the instructions with which LLVM detects the host."""
-    hosts = [at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS)]
-    if len(hosts) != 1:
-        raise CannotChange(
-            f"stagec does not find where LLVM asks for the CPU in this {code.library}; build on an x86-64 machine, "
-            f"with a jaxlib that stagec is tested with"
-        )
-    found = []
-    for at in code.find(_CPUID, hosts[0], _NEAR):
-        before = ctypes.string_at(at - _XCHG_SIZE, _XCHG_SIZE)
-        after = ctypes.string_at(at + len(_CPUID), _XCHG_SIZE)
-        if before == after and before[0] in (0x48, 0x49, 0x4C) and before[1] == 0x87:
-            found.append(at - _XCHG_SIZE)
-    return (*found, *code.find(_XGETBV, hosts[0], _NEAR))

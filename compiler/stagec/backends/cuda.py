@@ -25,13 +25,13 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec import phases
-from stagec.backends import nvidia, plugins, riegeli, wire
+from stagec.backends import known_builds, nvidia, plugins, riegeli, wire
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.links import Links, Switch
 from stagec.errors import StagecError
@@ -66,28 +66,15 @@ _HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
 # XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
 # the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
 _CUDA, _CUDNN, _CUB = "13.0.0", (9, 12, 0), "3.0.0"
-_EXECUTABLE_AND_OPTIONS_EXECUTABLE = 1  # xla.ExecutableAndOptionsProto.serialized_executable
-_HLO_MODULE, _THUNKS, _HOST_MACHINE = 1, 13, 15  # of xla.gpu.GpuExecutableProto
-_HLO_MODULE_MODULE = 1  # xla.HloModuleProtoWithConfig.hlo_module
-_HOST_MACHINE_CPU = 2  # of xla.cpu.TargetMachineOptionsProto
-_MANIFEST_RECORDS, _RECORD_OF_MESSAGE = 2, 2  # of xla.SplitProtoManifest, of xla.Record
+_EXECUTABLE = known_builds.EXECUTABLE["serialized_executable"]
+_FIELDS = known_builds.CUDA.messages["xla.gpu.GpuExecutableProto"]
+(_PART,) = known_builds.CUDA.messages["xla.SplitProtoManifest"].values()
 # Kinds of xla.gpu.ThunkProto, by field number, and where in their messages there are ...
-_PAIRED: Mapping[int, int] = {16: 4, 17: 1, 32: 6, 33: 3, 34: 6, 35: 3, 57: 1, 58: 1}
+_PAIRED = {path[0]: path[1] for path in known_builds.PAIRED.values()}
 """... the number that a start and its end have in common ..."""
-_NESTED: Mapping[int, tuple[tuple[int, ...], ...]] = {
-    2: ((1,),),
-    6: ((2, 1),),
-    7: ((2, 1), (3, 1)),
-    18: ((1, 1),),
-    47: ((2,),),
-    57: ((3, 1),),
-    60: ((6, 1),),
-}
+_NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
 """... other thunks: paths of fields ..."""
-_UNORDERED: Mapping[int, tuple[tuple[int, ...], int]] = {
-    **dict.fromkeys((32, 34, 43, 44, 45), ((), 4)),  # attributes; pairs of source and target
-    30: ((6,), 1),  # attributes of a custom call
-}
+_UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDERED.values()}
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
 _AUTOTUNING = "autotuning.textproto"
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
@@ -311,34 +298,32 @@ def canonicalize(serialized: bytes) -> bytes:
         if record.field in _UNORDERED:
             varying.append(record.field)
             path, field = _UNORDERED[record.field]
-            message = _edit(message, path, lambda inner: wire.sort_repeated(inner, frozenset({field})))
-        for path in _NESTED.get(record.field, ()):
-            message = _edit(message, path, thunk)
+            message = wire.edit(message, path, lambda inner: wire.sort_repeated(inner, frozenset({field})))
+        for path in [path for kind, path in _NESTED if kind == record.field]:
+            message = wire.edit(message, path, thunk)
         return wire.Record(record.field, record.wire_type, message)
 
     def executable(file: bytes) -> bytes:
         manifest = next(riegeli.records(file))
-        described = [next(wire.records(r.payload)).field for r in _fields(manifest, _MANIFEST_RECORDS)]
+        described = [next(wire.records(record)).field for record in wire.find(manifest, _PART[:1])]
         # Record 0 is the manifest; the others are a field's value, or the rest of the message.
-        messages = {i for i, field in enumerate(described, 1) if field == _RECORD_OF_MESSAGE}
+        messages = {i for i, field in enumerate(described, 1) if field == _PART[1]}
 
         def change(i: int, record: bytes) -> bytes | None:
             before = len(varying)
-            edited = _edit(record, (_THUNKS,), thunk) if i in messages else record
+            edited = wire.edit(record, _FIELDS["thunks"], thunk) if i in messages else record
             return edited if len(varying) > before else None
 
         return riegeli.edit(file, change)
 
-    size, at = wire.read_varint(serialized, 0)
-    head, body = serialized[: at + size], serialized[at + size :]
-    return head + wire.replace(body, _EXECUTABLE_AND_OPTIONS_EXECUTABLE, executable)
+    def outer(_: int, record: bytes) -> bytes | None:
+        edited = executable(record) if record.startswith(riegeli.SIGNATURE) else record
+        return edited if edited != record else None
 
-
-def _edit(message: bytes, path: Sequence[int], change: Callable[[bytes], bytes]) -> bytes:
-    """Return the message with `change` applied to each message at a path of fields."""
-    if not path:
-        return change(message)
-    return wire.replace(message, path[0], lambda inner: _edit(inner, path[1:], change))
+    head, body = _split(serialized)
+    if body.startswith(riegeli.SIGNATURE):
+        return head + riegeli.edit(body, outer)
+    return head + wire.edit(body, _EXECUTABLE, executable)
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
@@ -349,7 +334,7 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
     from jaxlib import xla_client
 
     ptx, binary, *others, rest = _parts(serialized)
-    module = next((m.payload for r in _fields(rest, _HLO_MODULE) for m in _fields(r.payload, _HLO_MODULE_MODULE)), b"")
+    module = next(wire.find(rest, _FIELDS["hlo_module_with_config.hlo_module"]), b"")
     yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
     yield "PTX", ptx, ptx.decode("utf-8", "replace")
     yield "binary", binary, f"{hashlib.sha256(binary).hexdigest()} {len(binary):,} bytes\n"
@@ -360,25 +345,27 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
 def stored_cpu_name(serialized: bytes) -> str:
     """Return LLVM's name of the CPU that an executable says drives the device; "" when none is stored."""
     *_, rest = _parts(serialized)
-    names = [n.payload for r in _fields(rest, _HOST_MACHINE) for n in _fields(r.payload, _HOST_MACHINE_CPU)]
-    return names[0].decode("utf-8", "replace") if names else ""
+    return next(wire.find(rest, _FIELDS["cpu_target_machine_options.cpu"]), b"").decode("utf-8", "replace")
 
 
 def _parts(serialized: bytes) -> list[bytes]:
     """Return the records of an executable: PTX, binary, what XLA splits off beside, and the rest of the message.
 
     Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto, whose
-    executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto.
+    executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto. Since jaxlib 0.11.1 the
+    message around it is such a file too, and the executable one of its records.
     """
-    size, at = wire.read_varint(serialized, 0)
-    body = next(_fields(serialized[at + size :], _EXECUTABLE_AND_OPTIONS_EXECUTABLE), None)
-    if body is None:
+    _, body = _split(serialized)
+    records = riegeli.records(body) if body.startswith(riegeli.SIGNATURE) else wire.find(body, _EXECUTABLE)
+    executable = next((record for record in records if record.startswith(riegeli.SIGNATURE)), None)
+    if executable is None:
         raise ValueError("no executable")
-    _manifest, *parts = riegeli.records(body.payload)
+    _manifest, *parts = riegeli.records(executable)
     if len(parts) < 3:
         raise ValueError("an executable in fewer parts than expected")
     return parts
 
 
-def _fields(message: bytes, number: int) -> Iterator[wire.Record]:
-    return (record for record in wire.records(message) if record.field == number)
+def _split(serialized: bytes) -> tuple[bytes, bytes]:
+    size, at = wire.read_varint(serialized, 0)
+    return serialized[: at + size], serialized[at + size :]

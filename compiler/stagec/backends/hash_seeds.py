@@ -1,36 +1,55 @@
 """Let every hash table of XLA have the same seed, so that none has an order of its own in every run.
 
 Abseil seeds each table from the address of a variable of the thread and from the number of tables that the thread made
-(absl/container/internal/raw_hash_set.cc). XLA:CPU writes the arguments of hoisted loops in the order of such a table:
+(absl/container/internal/raw_hash_set.h). XLA:CPU writes the arguments of hoisted loops in the order of such a table:
 machine code, calls and buffers differ from run to run. While a module is compiled, the seed is a constant
 (`machine_code`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import re
+from collections.abc import Iterator
 
-from stagec.backends.machine_code import CannotChange, Change, Code
+from stagec.backends.machine_code import Change, Code
 
-# The step from one seed to the next: add eax, -0x52ad; mov [rdx], ax.
-_NEXT, _ADD_SIZE = b"\x05\x53\xad\xff\xff\x66\x89\x02", 5
-_CONSTANT = b"\xb8\x53\xad\x00\x00"  # mov eax, 0xad53
+SEED = 0xAD53
+"""What every table gets."""
+
+# A seed of 16 bits, one step from the last: add eax, -0x52ad; mov [rdx], ax. The first becomes mov eax, seed.
+_STEP, _ADD_SIZE = b"\x05\x53\xad\xff\xff\x66\x89\x02", 5
+# Abseil in libtpu 0.0.44 and later: one of 8 bits, of a counter and its address. mov edx, 0xad53; add rdx, [rax + ...];
+# ...; xor ecx, edx, or with ecx and edx in each other's place. The last becomes mov cl, seed, or mov dl, seed.
+_COUNTER = b"\x53\xad\x00\x00\x48\x03"
+_COUNTED = re.compile(
+    rb"\xba" + _COUNTER + rb"\x90.{4,40}?\x31\xd1|\xb9" + _COUNTER + rb"\x88.{4,40}?\x31\xca", re.DOTALL
+)
+_MOST = 64
+_MOVES = {b"\x31\xd1": b"\xb1", b"\x31\xca": b"\xb2"}
 
 
-def changes(code: Code) -> list[Change]:
-    """Return the changes to `code`, a library with Abseil in it, that make the seed of every new table the same.
-
-    Raises CannotChange when the library is not as expected.
-    """
-    return [Change(address, _NEXT[:_ADD_SIZE], _CONSTANT) for address in _sites(code)]
+def changes(code: Code, seed: int = SEED) -> list[Change]:
+    """Return the changes to `code`, a library with Abseil in it, that make the seed of every new table the same."""
+    found = []
+    for address in sites(code):
+        before = ctypes.string_at(address, _ADD_SIZE)
+        if before == _STEP[:_ADD_SIZE]:
+            found.append(Change(address, before, b"\xb8" + seed.to_bytes(4, "little")))
+        else:
+            found.append(Change(address, before[:2], _MOVES[before[:2]] + bytes((seed & 0xFF,))))
+    return found
 
 
 @functools.cache
-def _sites(code: Code) -> tuple[int, ...]:
-    found = tuple(code.find(_NEXT))
-    if not found:
-        raise CannotChange(
-            f"stagec does not find where hash tables get their seeds in this {code.library}; build with a jaxlib that "
-            f"stagec is tested with"
-        )
-    return found
+def sites(code: Code) -> tuple[int, ...]:
+    """Return the addresses of the instructions that make a seed."""
+    return tuple(code.find(_STEP)) or tuple(_counted(code))
+
+
+def _counted(code: Code) -> Iterator[int]:
+    for address in code.find(_COUNTER):
+        found = _COUNTED.match(ctypes.string_at(address - 1, min(_MOST, code.address + code.size - address + 1)))
+        if found:
+            yield address - 1 + found.end() - 2

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagec.backends import elf
+
+_FORBIDDEN = "this system does not let a process change its own code"
+
 
 class CannotChange(OSError):
-    """A library's code is not as expected, or cannot be changed in this process; the message says why."""
+    """A library's code is not as expected, or cannot be changed in this process; the message says why.
+
+    `write` says what to do instead; it may be empty.
+    """
+
+    def __init__(self, what: str, write: str = "") -> None:
+        super().__init__(what)
+        self.write = write
 
 
 @dataclass(frozen=True)
@@ -31,11 +42,20 @@ class Change:
 
 @dataclass(frozen=True)
 class Code:
-    """The executable part of a library that this process has loaded: `size` bytes at `address`."""
+    """The executable part of a library that lies in this process's memory: `size` bytes at `address`.
 
-    library: str
+    start: the address of the library's first byte, from which it counts its own. path: its file.
+    """
+
+    path: Path
+    start: int
     address: int
     size: int
+
+    @property
+    def library(self) -> str:
+        """The name of the file."""
+        return self.path.name
 
     def find(self, pattern: bytes, near: int | None = None, distance: int = 0) -> Iterator[int]:
         """Yield the addresses where `pattern` lies; with `near`, those at most `distance` bytes from there."""
@@ -46,80 +66,119 @@ class Code:
             yield found
             start = found + 1
 
+    def imported(self, function: str) -> int | None:
+        """Return the address at which it keeps the address of another library's function; None where it imports none.
+
+        Raises CannotChange when its file cannot be read.
+        """
+        with _read(self.path) as file:
+            slot = file.imported(function)
+        return None if slot is None else self.start + slot
+
+    def build_id(self) -> str:
+        """Return what tells this build of the library from others. Raises CannotChange when its file cannot be read."""
+        with _read(self.path) as file:
+            return file.build_id
+
 
 @functools.cache  # a change splits the mapping into several
 def loaded(library: str) -> Code:
     """Return the code of a library by its file's name. Raises CannotChange when this process has not loaded it."""
-    for entry in _mappings():
-        if entry.protection & mmap.PROT_EXEC and entry.path.endswith("/" + library):
-            return Code(library, entry.start, entry.end - entry.start)
-    raise CannotChange(f"this process has no {library}")
+    mappings = [mapping for mapping in _mappings() if mapping.path.endswith("/" + library)]
+    if not mappings:
+        raise CannotChange(f"this process has no {library}")
+    path, start = Path(mappings[0].path), mappings[0].start
+    with _read(path) as file:
+        return Code(path, start, start + file.code.address, file.code.size)
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[Code]:
+    """Map the file of a library to look at its code, which cannot run. Raises CannotChange when it cannot be read."""
+    with _read(path) as file:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(file.data))
+        yield Code(path, start, start + file.code.offset, file.code.size)
+
+
+@contextlib.contextmanager
+def _read(path: Path) -> Iterator[elf.File]:
+    try:
+        with elf.opened(path) as file:
+            yield file
+    except (OSError, ValueError) as error:
+        raise CannotChange(f"{path.name} cannot be read: {error}") from error
 
 
 @functools.cache
 def room_near(code: Code, size: int) -> int:
-    """Return the address of `size` bytes of memory of our own, all 0, not farther from `code` than a jump can reach."""
+    """Return the address of `size` bytes of memory of our own, all 0, not farther from `code` than a jump can reach.
+
+    Raises CannotChange when there is none, or on a system that lets no process have memory to change and run.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
     for distance in range(16, 1800, 16):
-        wanted = code.address - (distance << 20)
+        wanted = code.address - (distance << 20) & -mmap.PAGESIZE
         found = _libc().mmap(wanted, size, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
         if found == wanted:
             return wanted
         if found != ctypes.c_void_p(-1).value:  # an old kernel takes the address for a hint
             _libc().munmap(found, size)
+        elif ctypes.get_errno() in (errno.EACCES, errno.EPERM):
+            raise CannotChange(_FORBIDDEN)
     raise CannotChange(f"there is no room beside {code.library} in this process's memory")
 
 
 @contextlib.contextmanager
 def changed(changes: Sequence[Change]) -> Iterator[None]:
-    """Make the changes, and undo them afterwards. No other thread may run the code meanwhile.
+    """Make the changes in their order, and undo them afterwards, the last one first.
 
-    Raises CannotChange, with nothing changed, on a system that does not let a process change its own code.
+    No other thread may run the code meanwhile (`runtime.compiling`). Raises CannotChange, with nothing changed, where
+    an address does not hold what it is said to, and on a system that does not let a process change its own code.
     """
     # A page that can no longer be made executable would be lost: memory of our own shows whether it can.
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         probe = ctypes.addressof(ctypes.c_char.from_buffer(page))
         if _libc().mprotect(probe, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise CannotChange("this system does not let a process change its own code")
-    mappings = list(_mappings())  # once: a library has hundreds
-    protections = [
-        next(entry.protection for entry in mappings if entry.start <= change.address < entry.end) for change in changes
-    ]
-    for change, protection in zip(changes, protections, strict=True):
-        _write(change.address, change.after, protection)
+            raise CannotChange(_FORBIDDEN)
+    protections = _protections(changes)
+    made: list[tuple[Change, int]] = []
     try:
+        for change, protection in zip(changes, protections, strict=True):
+            if ctypes.string_at(change.address, len(change.before)) != change.before:
+                raise CannotChange("the code is not as it was found: something else has changed it")
+            made.append((change, protection))
+            _write(change.address, change.after, protection)
         yield
     finally:
-        for change, protection in zip(changes, protections, strict=True):
-            _write(change.address, change.before, protection)
+        _undo(made)
 
 
-@functools.cache
-def imported(library: str, function: str) -> int:
-    """Return the address at which a loaded library keeps the address of a function of another library's.
+def _undo(made: Sequence[tuple[Change, int]]) -> None:
+    """Undo changes, given with the protection of their pages, the last one first; one that fails keeps no other."""
+    failed: CannotChange | None = None
+    for change, protection in reversed(made):
+        try:
+            if ctypes.string_at(change.address, len(change.before)) != change.before:
+                _write(change.address, change.before, protection)
+        except CannotChange as error:
+            failed = error
+    if failed:
+        raise failed
 
-    Raises CannotChange when the library does not import it.
-    """
-    path, base = next((entry.path, entry.start) for entry in _mappings() if entry.path.endswith("/" + library))
-    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        (start,), (count,) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<H", data, 0x38)
-        headers = [struct.unpack_from("<IIQQQQ", data, start + 56 * i) for i in range(count)]
-        loads = [(at, size, offset) for kind, _, offset, at, _, size in headers if kind == 1]
 
-        def place(at: int) -> int:
-            return next(int(at - where + offset) for where, size, offset in loads if where <= at < where + size)
-
-        dynamic = next(data[offset : offset + size] for kind, _, offset, _, _, size in headers if kind == 2)
-        tags = dict(struct.iter_unpack("<QQ", dynamic))  # DT_STRTAB is 5, DT_SYMTAB 6; then two tables of relocations
-        for table, size in ((23, 2), (7, 8)):
-            found = struct.iter_unpack("<QQQ", data[place(tags[table]) : place(tags[table]) + tags[size]])
-            for at, info, _ in (row for row in found if row[1] & 0xFFFFFFFF in (6, 7)):  # GLOB_DAT, JUMP_SLOT
-                (name,) = struct.unpack_from("<I", data, place(tags[6]) + 24 * (info >> 32))
-                text = place(tags[5]) + name
-                if data[text : data.find(b"\0", text)] == function.encode():
-                    slot: int = base + at
-                    return slot
-    raise CannotChange(f"this {library} does not import {function}")
+def _protections(changes: Sequence[Change]) -> list[int]:
+    """Return the protection of each change's page."""
+    mappings = list(_mappings())  # once: a library has hundreds
+    found = []
+    for change in changes:
+        start, end = change.address, change.address + len(change.before)
+        parts = [
+            (min(end, m.end) - max(start, m.start), m.protection) for m in mappings if m.start < end and start < m.end
+        ]
+        if sum(size for size, _ in parts) != end - start or len({protection for _, protection in parts}) != 1:
+            raise CannotChange(f"this process has no memory at {start:#x} that could be changed")
+        found.append(parts[0][1])
+    return found
 
 
 def _write(address: int, code: bytes, before: int) -> None:
@@ -129,7 +188,7 @@ def _write(address: int, code: bytes, before: int) -> None:
     # Another thread may be running something else on the page: it stays executable where the system allows both.
     writable = mmap.PROT_READ | mmap.PROT_WRITE
     if _libc().mprotect(page, size, writable | before) and _libc().mprotect(page, size, writable):
-        raise CannotChange("this system does not let a process change its own code")
+        raise CannotChange(_FORBIDDEN)
     ctypes.memmove(address, code, len(code))
     if _libc().mprotect(page, size, before):
         raise CannotChange("this system does not let a process run code that it changed")
@@ -147,7 +206,11 @@ class _Mapping:
 
 def _mappings() -> Iterator[_Mapping]:
     flags = {"r": mmap.PROT_READ, "w": mmap.PROT_WRITE, "x": mmap.PROT_EXEC}
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    try:
+        text = Path("/proc/self/maps").read_text()
+    except OSError as error:
+        raise CannotChange(f"this process cannot see its own memory: {error}") from error
+    for line in text.splitlines():
         addresses, letters, _, _, _, *path = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))
         yield _Mapping(start, end, sum(flags.get(letter, 0) for letter in letters), path[0] if path else "")
@@ -155,7 +218,7 @@ def _mappings() -> Iterator[_Mapping]:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = libc.memmem.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     libc.memmem.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)

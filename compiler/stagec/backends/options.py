@@ -10,19 +10,15 @@ import enum
 import functools
 import hashlib
 import json
-import mmap
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stagec.backends import descriptors, elf
 from stagec.specs import CompilerOption, Scalar
 
 LEVELS: Mapping[str, int] = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39}
 """Levels of effort (https://openxla.org/xla/effort_levels): xla.ExecutionOptions.EffortLevel."""
-
-_NAME = re.compile(rb"\n([\x04-\x7f])(xla_[a-z0-9_]+)\x18")
-"""A field of a message in a stored protobuf descriptor: tag, length, name, and the tag of the field's number."""
 
 
 class InvalidOption(ValueError):
@@ -119,17 +115,15 @@ def known_options() -> tuple[str, ...]:
     """Return the names of the flags of the XLA in this jaxlib, sorted; empty when none are found.
 
     jaxlib has no list to ask for, and what it prints for `XLA_FLAGS=--help` is cut short. So the names are read where
-    XLA has them: in the descriptor of xla.DebugOptions, which its library holds as bytes. It takes half a second.
+    XLA has them: in the descriptor of xla.DebugOptions, which its library holds. It takes a tenth of a second.
     """
     import jaxlib
 
     found: set[str] = set()
     for path in Path(str(jaxlib.__file__)).parent.glob("libjax*.so*"):
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for match in _NAME.finditer(content):
-                if match[1][0] == len(match[2]):
-                    found.add(match[2].decode())
-    return tuple(sorted(found))
+        with elf.opened(path) as file:
+            found |= set(descriptors.read(file).get("xla.DebugOptions", ()))
+    return tuple(sorted(name for name in found if name.startswith("xla_")))
 
 
 def suggestion(name: str, known: Iterable[str] | None = None) -> str:

@@ -8,21 +8,22 @@ environment then: `prepare_process` comes first.
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import mmap
 import os
 import platform as machine
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends import hash_seeds, machine_code
+from stagec.backends import hash_seeds, known_builds, machine_code
 from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal, set_options
 from stagec.backends.options import suggestion
-from stagec.runtime import jaxlib_lines
+from stagec.runtime import compiling, jaxlib_lines
 from stagec.specs import CompilerOption
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def compile_for(
     devices: of a topology of the plugin's; the module runs in as many partitions.
     partitions: for each partition, its device; empty: `devices` in their own order.
     load: whether they are here, and XLA is to load what it makes.
-    Raises CannotCompile when XLA refuses the module or an option.
+    Raises CannotCompile when XLA refuses the module or an option, and when this build of the plugin is not known.
     """
     from jaxlib import _jax, xla_client
 
@@ -175,16 +176,26 @@ def compile_for(
     options.executable_build_options.use_shardy_partitioner = True
     set_options(options, compiler_options)
     try:
-        with machine_code.changed(hash_seeds.changes(machine_code.loaded(plugin.library))):
+        with compiling.for_another_machine(), _changed(plugin):
             client = devices[0].client
             compile_ = client.compile_and_load if load else client.compile
             return compile_(module, _jax.DeviceList(tuple(devices)), options)
+    except known_builds.UnknownBuild as error:
+        raise CannotCompile(str(error), write=error.write) from error
     except machine_code.CannotChange as error:
-        raise CannotCompile(f"this machine cannot build for {plugin.platform}: {error}") from error
+        raise CannotCompile(f"this machine cannot build for {plugin.platform}: {error}", "", error.write) from error
     except _jax.JaxRuntimeError as error:
         message = str(error)
         refused = out_of_memory(message) or _unknown_option(plugin, message, compiler_options)
         raise refused or refusal(message, compiler_options) from error
+
+
+@contextlib.contextmanager
+def _changed(plugin: Plugin) -> Iterator[None]:
+    code = machine_code.loaded(plugin.library)
+    known_builds.known(code, plugin.wanted())
+    with machine_code.changed(hash_seeds.changes(code)):
+        yield
 
 
 def _unknown_option(

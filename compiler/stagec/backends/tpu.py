@@ -29,7 +29,15 @@ PLUGIN = plugins.Plugin(
     library="libtpu.so",
     distribution="libtpu",
     # As jax's extra "tpu" of the same version requires.
-    versions={"0.10.1": "0.0.41", "0.12.0": "0.0.50"},
+    versions={
+        "0.10.1": "0.0.41",
+        "0.10.2": "0.0.42",
+        "0.11.0": "0.0.44",
+        "0.11.1": "0.0.46",
+        "0.11.2": "0.0.48",
+        "0.12.0": "0.0.50",
+        "0.12.0.1": "0.0.50",
+    },
 )
 
 _NEEDED_CPU_FLAGS = frozenset(

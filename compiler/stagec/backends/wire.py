@@ -7,7 +7,7 @@ jaxlib carries XLA's own protobuf classes in C++ and offers none in Python; a se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -73,10 +73,23 @@ def records(message: bytes) -> Iterator[Record]:
         at = end
 
 
-def replace(message: bytes, field: int, edit: Callable[[bytes], bytes]) -> bytes:
-    """Return the message with `edit` applied to the payload of each length-delimited record of `field`."""
+def find(message: bytes, path: Sequence[int]) -> Iterator[bytes]:
+    """Yield the payloads at a path of fields, from message to message; the message itself for an empty one."""
+    if not path:
+        yield message
+        return
+    for record in records(message):
+        if record.field == path[0]:
+            yield from find(record.payload, path[1:])
+
+
+def edit(message: bytes, path: Sequence[int], change: Callable[[bytes], bytes]) -> bytes:
+    """Return the message with `change` applied to each length-delimited payload at a path of fields, as for `find`."""
+    if not path:
+        return change(message)
+    field, rest = path[0], path[1:]
     return b"".join(
-        (Record(r.field, 2, edit(r.payload)) if r.field == field and r.wire_type == 2 else r).encode()
+        (Record(field, 2, edit(r.payload, rest, change)) if (r.field, r.wire_type) == (field, 2) else r).encode()
         for r in records(message)
     )
 

@@ -18,6 +18,7 @@ RELEASED: Mapping[str, str] = {
     "0.11.1": "2026-08-17",
     "0.11.2": "2026-09-17",
     "0.12.0": "2026-10-16",
+    "0.12.0.1": "2026-10-20",
 }
 """The day of each release of jax that stagec works with: that of the files in its wheel on PyPI.
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxlib import _jax, xla_client
 
+from stagec.runtime import compiling
 from stagec.runtime.refusal import LoadError
 
 # Several threads may ask first: two clients for the same devices would not share arrays.
@@ -60,7 +61,7 @@ def assignment(ids: Sequence[int]) -> xla_client.DeviceAssignment:
 def _once(key: str | int, make: Callable[[], Any]) -> Any:
     found = _CLIENTS.get(key)
     if found is None:
-        with _LOCK:
+        with compiling.for_this_machine(), _LOCK:
             found = _CLIENTS.get(key)
             if found is None:
                 found = _CLIENTS[key] = make()

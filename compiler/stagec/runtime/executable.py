@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from jaxlib import _jax, xla_client
 
-from stagec.runtime import clients, jaxlib_lines
+from stagec.runtime import clients, compiling, jaxlib_lines
 from stagec.runtime.arrays import Array, abstract_array, placing, single_device
 from stagec.runtime.custom_calls import register_custom_calls
 from stagec.runtime.refusal import LoadError
@@ -111,7 +111,8 @@ class Executable:
         options.device_assignment = clients.assignment([device.id for device in devices])
         try:
             where = _jax.DeviceList(tuple(devices))
-            loaded = devices[0].client.deserialize_executable(bytes(serialized), where, options)
+            with compiling.for_this_machine():
+                loaded = devices[0].client.deserialize_executable(bytes(serialized), where, options)
         except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
             raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
         try:

@@ -1,7 +1,8 @@
 """What differs between the versions of jaxlib that stagec works with: its internal interface moves with every release.
 
-Tested: 0.10.1 (Python 3.11 to 3.14; the one that the locks pin) and 0.12.0 (Python 3.14). jaxlib is imported when it is
-asked for, not with this module: a compile command sets its environment first.
+Tested whole: 0.10.1 (the one that the locks pin) and 0.12.0. Of each release, with each Python, one executable was made
+and run (tests/backends/probe.py); those builds alone compile for a target (backends/known_builds.py). jaxlib is
+imported when it is asked for, not with this module: a compile command sets its environment first.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def hlo_print_options() -> Any:
     """Return jaxlib's options for HLO as text, in the short form that XLA's parser reads."""
     import importlib
 
-    # 0.12 has HLO in a module of its own.
-    module = importlib.import_module("jaxlib._jax" if numbers() < (0, 11) else "jaxlib._hlo")
+    # Since 0.10.2 HLO has a module of its own.
+    module = importlib.import_module("jaxlib._jax" if numbers() < (0, 10, 2) else "jaxlib._hlo")
     return module.HloPrintOptions.short_parsable()
 
 
@@ -48,7 +49,7 @@ def result_handler(aval: Any, sharding: Any) -> Any:
     """Return what makes an output buffer an array of `aval` and `sharding`."""
     from jaxlib import _jax
 
-    # 0.10 checks both against jax's own classes unless told not to; 0.12 has no such parameter, and does not check.
-    if numbers() < (0, 11):
+    # Before 0.11.2 it checks both against jax's own classes unless told not to; then it has no such parameter.
+    if numbers() < (0, 11, 2):
         return _jax.array_result_handler(aval, sharding, True, True)
     return _jax.array_result_handler(aval, sharding, True)

@@ -24,7 +24,7 @@ from stagec.backends import analysis, compilation, cpu, x86
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
 from stagec.backends.options import told
 from stagec.errors import Problem, StagecError
-from stagec.runtime import archive, arrays, clients, host, index, jaxlib_lines, locations, shapes
+from stagec.runtime import archive, arrays, clients, compiling, host, index, jaxlib_lines, locations, shapes
 from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
 from stagec.runtime.description import Description, DeviceAssignment, Target
 from stagec.runtime.executable import Executable
@@ -409,7 +409,8 @@ def load_lowered(lowered: Lowered, options: Mapping[str, CompilerOption], device
         build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
         settings.device_assignment = clients.assignment([device.id for device in devices])
         try:
-            loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
+            with compiling.for_this_machine():
+                loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
         except _jax.JaxRuntimeError as error:
             raise compilation.refusal(str(error), options) from error
     parameters, results = (

@@ -1,0 +1,115 @@
+"""What the file of a library says of itself: its build, its code, what it imports, its sections.
+
+For 64-bit x86 alone (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_LOAD, _DYNAMIC, _NOTE, _FUNCTIONS = 1, 2, 4, 0x6474E550  # kinds of segments; the last is PT_GNU_EH_FRAME
+_EXECUTABLE = 1  # a flag of a segment
+_BUILD_ID = 3  # a kind of GNU's notes
+_STRINGS, _SYMBOLS = 5, 6  # tags of the dynamic section
+_RELOCATIONS = ((23, 2), (7, 8))  # the tags of a table of relocations and of its size
+_ADDRESSES = (6, 7)  # relocations that are the address of a function: R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the file, and where it lies in memory: `size` bytes at `offset` are at `address`."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    size: int
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[File]:
+    """Read a file. Raises OSError when it cannot be read; ValueError, also later, when it is not such a file."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+        try:
+            yield File(data)
+        except (struct.error, LookupError) as error:
+            raise ValueError(f"{path.name} is damaged, or is no library for x86-64") from error
+
+
+class File:
+    """A file that `opened` reads."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise LookupError("no ELF file")
+        self.data = data
+        (start,), (count,) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<H", data, 0x38)
+        self._headers = data[start : start + 56 * count]
+        rows = struct.iter_unpack("<IIQQQQQQ", self._headers)
+        self.segments = [Segment(kind, flags, at, address, size) for kind, flags, at, address, _, size, *_ in rows]
+
+    @property
+    def code(self) -> Segment:
+        """The first segment that may be executed."""
+        code = [segment for segment in self._of_kind(_LOAD) if segment.flags & _EXECUTABLE]
+        return code[0]
+
+    @property
+    def build_id(self) -> str:
+        """What tells this build from others, in hexadecimal.
+
+        The build-id that the linker wrote, as `readelf -n` prints it. jaxlib and the plugin for CUDA have none: then it
+        is the start of a SHA-256 over the program headers and the sorted table of all functions' addresses, which
+        another compiler, other options or other sources change, and which is read in milliseconds.
+        """
+        for segment in self._of_kind(_NOTE):
+            at, end = segment.offset, segment.offset + segment.size
+            while at < end:
+                name_size, size, kind = struct.unpack_from("<III", self.data, at)
+                start = at + 12 + (name_size + 3 & ~3)
+                if kind == _BUILD_ID and self.data[at + 12 : at + 16] == b"GNU\0":
+                    return self.data[start : start + size].hex()
+                at = start + (size + 3 & ~3)
+        functions = self._of_kind(_FUNCTIONS)[0]
+        table = self.data[functions.offset : functions.offset + functions.size]
+        return hashlib.sha256(self._headers + table).hexdigest()[:32]
+
+    def imported(self, function: str) -> int | None:
+        """Return the address of the slot for the address of another library's function; None where there is none."""
+        dynamic = self._of_kind(_DYNAMIC)[0]
+        tags = dict(struct.iter_unpack("<QQ", self.data[dynamic.offset : dynamic.offset + dynamic.size]))
+        symbols, strings = self._offset(tags[_SYMBOLS]), self._offset(tags[_STRINGS])
+        for table, size in _RELOCATIONS:
+            start = self._offset(tags[table])
+            for slot, info, _ in struct.iter_unpack("<QQQ", self.data[start : start + tags[size]]):
+                if info & 0xFFFFFFFF in _ADDRESSES:
+                    (name,) = struct.unpack_from("<I", self.data, symbols + 24 * (info >> 32))
+                    if self._text(strings + name) == function:
+                        return int(slot)
+        return None
+
+    def section(self, name: str) -> bytes:
+        """Return the content of a section; b"" when there is none of that name."""
+        (start,), (count, names) = struct.unpack_from("<Q", self.data, 0x28), struct.unpack_from("<HH", self.data, 0x3C)
+        headers = list(struct.iter_unpack("<IIQQQQIIQQ", self.data[start : start + 64 * count]))
+        for title, _, _, _, offset, size, *_ in headers:
+            if self._text(headers[names][4] + title) == name:
+                return self.data[offset : offset + size]
+        return b""
+
+    def _of_kind(self, kind: int) -> list[Segment]:
+        return [segment for segment in self.segments if segment.kind == kind]
+
+    def _offset(self, address: int) -> int:
+        """Return where in the file the byte of an address is."""
+        around = [s for s in self._of_kind(_LOAD) if s.address <= address < s.address + s.size]
+        return address - around[0].address + around[0].offset
+
+    def _text(self, at: int) -> str:
+        return self.data[at : self.data.find(b"\0", at)].decode("ascii", "replace")

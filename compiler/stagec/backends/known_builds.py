@@ -1,0 +1,246 @@
+"""Which builds of which libraries stagec knows: those whose code it changes, and whose messages it edits.
+
+A library is known by its build-id (`elf.File.build_id`). known_builds.json has a row for each build: how many sites
+every change has in it, and which of the fields below it lacks. Of another build nobody knows whether XLA sees what it
+is to see, or whether a message still means what it did, so nothing is compiled with it.
+
+`tools/known_builds.py` examines a wheel, tests it, and writes its row.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec.backends import cores, cpuid, descriptors, elf, hash_seeds
+from stagec.backends.machine_code import CannotChange, Code, mapped
+
+TABLE = Path(__file__).with_suffix(".json")
+"""The rows, one a line."""
+
+Paths = Mapping[str, tuple[int, ...]]
+"""Names of fields, from message to message, with a dot between -> their numbers."""
+
+
+class UnknownBuild(CannotChange):
+    """stagec does not know this build of a library; the message says which, and `write` which ones it knows."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that is changed.
+
+    package: the wheel that brings it. sites: for each change, what finds the places. messages: full name of a message
+    that the library writes and stagec reads or edits -> the fields that it looks for.
+    """
+
+    package: str
+    sites: Mapping[str, Callable[[Code], Sequence[int]]]
+    messages: Mapping[str, Paths]
+
+
+EXECUTABLE: Paths = {"serialized_executable": (1,)}
+"""Where in an xla.ExecutableAndOptionsProto the platform's own message is."""
+NESTED: Paths = {
+    "sequential_thunk.thunks": (2, 1),
+    "conditional_thunk.branch_thunks.thunks": (6, 2, 1),
+    "while_thunk.condition_thunk_sequence.thunks": (7, 2, 1),
+    "while_thunk.body_thunk_sequence.thunks": (7, 3, 1),
+    "dynamic_slice_thunk.embedded_thunk.thunks": (18, 1, 1),
+    "collective_group_thunk.thunks": (47, 2),
+    "async_start_thunk.thunks.thunks": (57, 3, 1),
+    "dynamic_slice_fusion_thunk.embedded_thunks.thunks": (60, 6, 1),
+}
+"""Where in a thunk of XLA:GPU's there are others: all such places, as `examined` checks."""
+PAIRED: Paths = {
+    "host_execute_start_thunk.async_events_unique_id": (16, 4),
+    "host_execute_done_thunk.async_events_unique_id": (17, 1),
+    "host_send_thunk.async_events_unique_id": (32, 6),
+    "host_send_done_thunk.async_events_unique_id": (33, 3),
+    "host_recv_thunk.async_events_unique_id": (34, 6),
+    "host_recv_done_thunk.async_events_unique_id": (35, 3),
+    "async_start_thunk.async_execution_id": (57, 1),
+    "async_done_thunk.async_execution_id": (58, 1),
+}
+"""The number that the thunks of a start and of its end have in common, an address."""
+UNORDERED: Paths = {
+    "custom_call_thunk.attributes.attrs": (30, 6, 1),
+    "host_send_thunk.frontend_attrs": (32, 4),
+    "host_recv_thunk.frontend_attrs": (34, 4),
+    "collective_permute_thunk.source_target_pairs": (43, 4),
+    "send_thunk.source_target_pairs": (44, 4),
+    "recv_thunk.source_target_pairs": (45, 4),
+}
+"""What XLA:GPU takes from a hash table, entry by entry."""
+
+JAXLIB = Library(
+    "jaxlib",
+    {"cores": cores.sites, "cpuid": cpuid.sites, "hash_seeds": hash_seeds.sites},
+    {
+        "xla.ExecutableAndOptionsProto": EXECUTABLE,
+        "xla.cpu.CompilationResultProto": {
+            "hlo_module.hlo_module": (1, 1),
+            "buffer_assignment": (2,),
+            "compiled_symbols.name": (7, 2),
+            "object_files": (8,),
+            "target_machine_options.cpu": (9, 2),
+            "target_machine_options.features": (9, 3),
+        },
+    },
+)
+CUDA = Library(
+    "jax-cuda13-pjrt",
+    {"hash_seeds": hash_seeds.sites},
+    {
+        "xla.ExecutableAndOptionsProto": EXECUTABLE,
+        "xla.SplitProtoManifest": {"records.proto_merge_record": (2, 2)},
+        "xla.gpu.GpuExecutableProto": {
+            "hlo_module_with_config.hlo_module": (1, 1),
+            "thunks": (13,),
+            "cpu_target_machine_options.cpu": (15, 2),
+        },
+        "xla.gpu.ThunkProto": {**NESTED, **PAIRED, **UNORDERED},
+    },
+)
+TPU = Library("libtpu", {"hash_seeds": hash_seeds.sites}, {})  # its messages are neither read nor edited
+LIBRARIES: Mapping[str, Library] = {"libjax_common.so": JAXLIB, "xla_cuda_plugin.so": CUDA, "libtpu.so": TPU}
+"""By the name of the file."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of a library, by its build-id.
+
+    version: that of the wheel.
+    python: the tag of the Python that it is for, such as "cp313" or "cp314t"; "" where all have the same library.
+    sites: how many places every change has. lacks: the fields of `Library.messages` that it does not have.
+    made: start of the SHA-256 of what it makes of the test's program (tests/backends/probe.py).
+    follows_seed: whether that follows the seed of hash tables.
+    tested: the Python with which it was made, twice.
+    """
+
+    library: str
+    version: str
+    python: str
+    build_id: str
+    sites: Mapping[str, int]
+    lacks: Sequence[str] = ()
+    made: str = ""
+    follows_seed: bool = False
+    tested: str = ""
+
+
+def rows() -> list[Build]:
+    """Return all builds that are known, by library, version and Python. Raises CannotChange when it cannot be read."""
+    try:
+        return [Build(**row) for row in json.loads(TABLE.read_text("ascii"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise CannotChange(f"{TABLE.name} cannot be read: {error}", "install stagec again") from error
+
+
+@functools.cache
+def known(code: Code, wanted: str = "") -> Build:
+    """Return the build of a library. Raises UnknownBuild, and CannotChange when its file cannot be read.
+
+    wanted: the version of its wheel that could be used here, or a prefix of it; "" where any could.
+    """
+    build_id, builds = code.build_id(), [build for build in rows() if build.library == code.library]
+    found = next((build for build in builds if build.build_id == build_id), None)
+    if found is None:
+        fit = [build for build in builds if build.python in ("", python_tag())]
+        versions = dict.fromkeys(
+            build.version for build in fit if f"{build.version}.".startswith(f"{wanted}." * bool(wanted))
+        )
+        raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", _write(code, list(versions)))
+    for change, find in LIBRARIES[code.library].sites.items():
+        if len(find(code)) != found.sites[change]:
+            sites = f"{len(find(code))} sites of {change} in the place of {found.sites[change]}"
+            raise UnknownBuild(f"{_told(code)} is not as it was tested: {sites}", "install its wheel again")
+    return found
+
+
+def _told(code: Code) -> str:
+    from importlib import metadata  # it takes longer than the rest, and is for errors
+
+    package = LIBRARIES[code.library].package
+    try:
+        return f"this build of {code.library}, of {package} {metadata.version(package)},"
+    except metadata.PackageNotFoundError:
+        return f"this build of {code.library}"
+
+
+def _write(code: Code, versions: Sequence[str]) -> str:
+    package = LIBRARIES[code.library].package
+    wheels = f"{package} {' or '.join(versions)}" if versions else f"none of {package}"
+    known = f"wheels for x86-64 and {python_tag()} that are known: {wheels}"
+    return f"{known}\nto add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
+
+
+def python_tag() -> str:
+    """Return the tag of this process's Python in the names of wheels."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}{'t' * ('t' in sys.abiflags)}"
+
+
+def examined(path: Path) -> Build:
+    """Return what the file of a library says of itself, without version, Python and test.
+
+    Raises CannotChange when it is no such library, or is not as those that are known: where a field has another number
+    than in `Library.messages`, which all builds have in common, the code that edits the message must be looked at.
+    """
+    if path.name not in LIBRARIES:
+        raise CannotChange(f"stagec changes no {path.name}")
+    library = LIBRARIES[path.name]
+    with mapped(path) as code:
+        sites = {change: len(find(code)) for change, find in library.sites.items()}
+    with elf.opened(path) as file:
+        build_id, messages = file.build_id, descriptors.read(file) if library.messages else {}
+    lacks, others = [], [f"no site of {change}" for change, number in sites.items() if not number]
+    for root, paths in library.messages.items():
+        for names, numbers in paths.items():
+            found = _numbers(messages, root, names.split("."))
+            if found == numbers[: len(found)] and not _used(messages, root, numbers[: len(found) + 1]):
+                lacks.append(names)
+            elif found != numbers:
+                others.append(f"{root} has {names} at {found}, not at {numbers}")
+        others += [f"{root} has another at {names}" for names in _own(messages, root) if names not in paths]
+    if others:
+        raise CannotChange(f"{path.name} is not as those that are known: {'; '.join(others)}")
+    return Build(path.name, "", "", build_id, sites, lacks)
+
+
+def _numbers(messages: descriptors.Messages, root: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of a path of names, as far as there are fields of these names."""
+    field = messages.get(root, {}).get(names[0])
+    if field is None:
+        return ()
+    return (field.number, *(_numbers(messages, field.type_name, names[1:]) if names[1:] else ()))
+
+
+def _used(messages: descriptors.Messages, root: str, numbers: Sequence[int]) -> bool:
+    """Whether there is a field at a path of numbers."""
+    found = [field for field in messages.get(root, {}).values() if field.number == numbers[0]]
+    return bool(found) and (not numbers[1:] or _used(messages, found[0].type_name, numbers[1:]))
+
+
+def _own(messages: descriptors.Messages, root: str) -> Iterator[str]:
+    """Yield the paths from a message to others of its kind."""
+    leading = {root}  # the messages that hold one, at whatever depth
+    while more := {
+        name
+        for name, fields in messages.items()
+        if name not in leading and any(field.type_name in leading for field in fields.values())
+    }:
+        leading |= more
+
+    def walk(message: str, path: tuple[str, ...], seen: frozenset[str]) -> Iterator[str]:
+        for name, field in messages.get(message, {}).items():
+            if field.type_name == root:
+                yield ".".join((*path, name))
+            elif field.type_name in leading and field.type_name not in seen:
+                yield from walk(field.type_name, (*path, name), seen | {field.type_name})
+
+    yield from walk(root, (), frozenset())

@@ -1,0 +1,210 @@
+"""The builds that are known: the table, those that are installed here, and what is refused."""
+
+import ctypes
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.backends import elf, hash_seeds, known_builds, machine_code, tpu
+from stagec.runtime import jaxlib_lines
+from tests.backends import probe
+from tests.backends.deviceless import installed
+from tests.backends.test_machine_code import run
+from tests.building import COMPILER, ROOT
+
+ROWS = known_builds.rows()
+PLATFORMS = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=installed(
+            jax_cuda13_pjrt="jax_plugins.xla_cuda13",
+            jax_cuda13_plugin="jax_cuda13_plugin",
+            nvidia_cuda_nvcc="nvidia.cu13.bin",
+            nvidia_nvvm="nvidia.cu13.nvvm",
+        ),
+    ),
+    pytest.param("tpu", marks=installed(libtpu="libtpu")),
+]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_build_that_is_installed_is_as_its_row_says(platform: str) -> None:
+    found = probe.examined(platform)
+    row = next(row for row in ROWS if row.build_id == found.build_id)
+    assert (found.library, found.sites, found.lacks) == (row.library, row.sites, row.lacks)
+    assert probe.made(platform) == (row.made, row.follows_seed)
+
+
+def test_every_row_is_whole() -> None:
+    assert len({row.build_id for row in ROWS}) == len(ROWS)
+    assert len({(row.library, row.version, row.python) for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        library = known_builds.LIBRARIES[row.library]
+        assert re.fullmatch(r"[0-9a-f]{32}", row.build_id)
+        assert re.fullmatch(r"[0-9a-f]{32}", row.made)
+        assert set(row.sites) == set(library.sites)
+        assert all(number > 0 for number in row.sites.values())
+        assert set(row.lacks) <= {names for fields in library.messages.values() for names in fields}
+        assert re.match(r"CPython \d+\.\d+\.\d+", row.tested)
+        assert bool(re.fullmatch(r"cp3\d+t?", row.python)) == (library is known_builds.JAXLIB)
+
+
+def test_every_release_of_jaxlib_makes_the_same_with_every_python() -> None:
+    releases = {row.version for row in ROWS if row.library == "libjax_common.so"}
+    for release in releases:
+        rows = [row for row in ROWS if (row.library, row.version) == ("libjax_common.so", release)]
+        assert len({(row.made, *row.sites.values()) for row in rows}) == 1
+        assert {row.python for row in rows} >= {"cp312", "cp313", "cp314"}
+
+
+def test_the_table_has_what_is_accepted() -> None:
+    releases = {row.version for row in ROWS if row.library == "libjax_common.so"}
+    numbers = [tuple(int(part) for part in release.split(".")) for release in releases]
+    assert min(numbers) == jaxlib_lines.OLDEST
+    assert max(numbers) < jaxlib_lines.BEFORE
+    assert releases == {row.version for row in ROWS if row.library == "xla_cuda_plugin.so"}
+    assert releases == set(tpu.PLUGIN.versions)
+    plugins = [row.version for row in ROWS if row.library == "libtpu.so"]
+    assert set(tpu.PLUGIN.versions.values()) == {".".join(version.split(".")[:3]) for version in plugins}
+    locks = [COMPILER / f"{name}.lock" for name in ("requirements", "cuda", "tpu")] + [ROOT / "tests" / "newest.lock"]
+    for line in [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]:
+        package, version = line.split("==")
+        rows = [row for row in ROWS if known_builds.LIBRARIES[row.library].package == package]
+        assert not rows or version in {row.version for row in rows}
+
+
+REFUSED = """
+try: compile_for('AVX2')
+except cpu.CannotCompile as error: print(json.dumps([error.key, str(error), error.write]))
+"""
+
+
+def test_a_build_that_is_not_known(tmp_path: Path) -> None:
+    rows = known_builds.TABLE.read_text().splitlines()
+    here = probe.examined("cpu")
+    table = tmp_path / "known_builds.json"
+    table.write_text("\n".join(row for row in rows if here.build_id not in row).replace("},\n]", "}\n]"))
+    key, what, write = run(f"from pathlib import Path\nknown_builds.TABLE = Path({str(table)!r})\n{REFUSED}")
+    version = jaxlib_lines.version()
+    assert key == ""
+    assert what == (f"this build of libjax_common.so, of jaxlib {version}, is not known: build-id {here.build_id}")
+    known, add = write.splitlines()
+    tag = known_builds.python_tag()
+    others = [row.version for row in ROWS if row.python == tag and row.build_id != here.build_id]
+    assert known == f"wheels for x86-64 and {tag} that are known: jaxlib {' or '.join(others)}"
+    assert add == "to add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '[{"library": "libjax_common.so"}]', '{"a": 1}'])
+def test_a_table_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
+    table = tmp_path / "known_builds.json"
+    if content is not None:
+        table.write_text(content)
+    key, what, write = run(f"from pathlib import Path\nknown_builds.TABLE = Path({str(table)!r})\n{REFUSED}")
+    assert key == "isa"
+    assert what.startswith("this machine cannot build for AVX2: known_builds.json cannot be read: ")
+    assert write == "install stagec again"
+
+
+@pytest.mark.parametrize("change", ["cpuid", "hash_seeds"])
+def test_a_build_with_other_sites_than_were_tested(change: str) -> None:
+    """One of the places is as another compiler would have written it."""
+    row = next(row for row in ROWS if row.build_id == probe.examined("cpu").build_id)
+    found = run(
+        "code = machine_code.loaded(cpu._LIBRARY)\n"
+        f"site = {change}.sites(code)[0]\n"
+        f"{change}.sites.cache_clear()\n"
+        "other = machine_code.Change(site, ctypes.string_at(site, 8), b'\\x90' * 8)\n"
+        f"with machine_code.changed([other]):{REFUSED.replace(chr(10), chr(10) + '    ')}"
+    )
+    wanted = row.sites[change]
+    what = f"is not as it was tested: {wanted - 1} sites of {change} in the place of {wanted}"
+    assert found == [
+        "",
+        f"this build of libjax_common.so, of jaxlib {jaxlib_lines.version()}, {what}",
+        "install its wheel again",
+    ]
+
+
+def test_a_library_that_has_a_build_id_is_known_by_it() -> None:
+    """As Debian's libraries have."""
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so" in line)
+    content = Path(libc).read_bytes()
+    note = re.search(rb"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0(.{20})", content, re.DOTALL)
+    assert note is not None
+    with elf.opened(Path(libc)) as file:
+        assert file.build_id == note[1].hex()
+        assert file.section("no such section") == b""
+
+
+MESSAGES = "xla.cpu.CompilationResultProto"
+
+
+@pytest.mark.parametrize(
+    ("messages", "lacks", "refused"),
+    [
+        ({MESSAGES: {"object_files": (8,)}}, [], ""),
+        ({MESSAGES: {"compiled_symbols.no_such": (7, 99)}}, ["compiled_symbols.no_such"], ""),
+        ({MESSAGES: {"no_such.name": (99, 1)}}, ["no_such.name"], ""),
+        ({MESSAGES: {"object_files": (9,)}}, [], f"{MESSAGES} has object_files at (8,), not at (9,)"),
+        (
+            {MESSAGES: {"target_machine_options.cpu": (9, 3)}},
+            [],
+            "has target_machine_options.cpu at (9, 2), not at (9, 3)",
+        ),
+        ({MESSAGES: {"no_such": (8,)}}, [], f"{MESSAGES} has no_such at (), not at (8,)"),
+        ({MESSAGES: {"object_files.no_such": (8, 1)}}, [], "has object_files.no_such at (8,), not at (8, 1)"),
+        ({"xla.ShapeProto": {"tuple_shapes": (4,)}}, [], "xla.ShapeProto has another at layout.physical_shape"),
+        ({"no.such.Message": {"name": (1,)}}, ["name"], ""),
+    ],
+)
+def test_a_library_whose_messages_are_others(
+    monkeypatch: pytest.MonkeyPatch, messages: Any, lacks: list[str], refused: str
+) -> None:
+    """The library is the one that is here; what is expected of it is not."""
+    path = probe.library("cpu")
+    expected = dataclasses.replace(known_builds.JAXLIB, messages=messages)
+    monkeypatch.setattr(known_builds, "LIBRARIES", {path.name: expected})
+    if not refused:
+        assert known_builds.examined(path).lacks == lacks
+        return
+    with pytest.raises(machine_code.CannotChange) as caught:
+        known_builds.examined(path)
+    assert str(caught.value).startswith("libjax_common.so is not as those that are known: ")
+    assert str(caught.value).endswith(refused)
+
+
+def test_a_library_that_stagec_does_not_change(tmp_path: Path) -> None:
+    with pytest.raises(machine_code.CannotChange, match=r"^stagec changes no libno\.so$"):
+        known_builds.examined(tmp_path / "libno.so")
+
+
+# What LLVM makes of Abseil's step from one seed to the next, by its version.
+SIXTEEN_BITS = "0fb702 0553adffff 668902 31c0"
+EIGHT_BITS = "488d8830100000 ba53ad0000 48039030100000 48899030100000 31d1 884b01"
+EXCHANGED = "488b75b8 b953ad0000 48038830100000 488d9030100000 48898830100000 31ca c1e208"
+
+
+@pytest.mark.parametrize(
+    ("code", "changed"),
+    [
+        (SIXTEEN_BITS, SIXTEEN_BITS.replace("0553adffff", "b834120000")),
+        (EIGHT_BITS, EIGHT_BITS.replace("31d1", "b134")),
+        (EXCHANGED, EXCHANGED.replace("31ca", "b234")),
+    ],
+    ids=["16 bits", "8 bits", "8 bits, exchanged"],
+)
+def test_a_seed_becomes_a_constant(tmp_path: Path, code: str, changed: str) -> None:
+    before, after = (b"\x90" * 70 + bytes.fromhex(text.replace(" ", "")) + b"\x90" * 70 for text in (code, changed))
+    memory = bytearray(before)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    library = machine_code.Code(tmp_path / "libtpu.so", start, start, len(memory))
+    (change,) = hash_seeds.changes(library, 0x1234)
+    at = change.address - start
+    assert before[at : at + len(change.before)] == change.before
+    memory[at : at + len(change.after)] = change.after
+    assert bytes(memory) == after

@@ -1,0 +1,205 @@
+"""The builds of jaxlib and its plugins that stagec knows: add one, and try again all that this Python has wheels for.
+
+    python tools/known_builds.py add WHEEL [WHEEL ...]
+    python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
+
+`add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/backends/probe.py), and writes
+its row into compiler/stagec/backends/known_builds.json. A build that is not as those that are known gets no row, and
+you are told what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
+nothing.
+
+A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parent.parent
+sys.path.insert(0, str(ROOT / "compiler"))
+
+from stagec.backends import known_builds, tpu  # noqa: E402  # found through the line above
+from stagec.backends.known_builds import Build  # noqa: E402
+
+PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
+LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
+MANYLINUX = ("manylinux_2_27_x86_64", "manylinux_2_31_x86_64")
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    add = commands.add_parser("add", help="examine and try wheels, and write their rows")
+    add.add_argument("wheels", nargs="+", type=Path)
+    test = commands.add_parser("test", help="try the rows again that this Python has wheels for")
+    test.add_argument("which", nargs="*", help="such as jaxlib or libtpu==0.0.41 (default: all)")
+    test.add_argument(
+        "--for", dest="tag", default=known_builds.python_tag(), help="the tag of wheels (default: of here)"
+    )
+    test.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and look there first")
+    for command, run in ((add, run_add), (test, run_test)):
+        command.add_argument("--under", default="", help="try wheels for another Python: how this one stands in for it")
+        command.set_defaults(run=run)
+    options = parser.parse_args()
+    return int(options.run(options))
+
+
+def run_add(options: argparse.Namespace) -> int:
+    """Add wheels; return the exit status."""
+    failed = 0
+    for wheel in options.wheels:
+        before = known_builds.rows()
+        try:
+            row = described(wheel, options.under)
+            others = [other for other in before if other.build_id != row.build_id]
+            write([*others, row])  # it compiles with what it knows
+            write([*others, tried(wheel, row, options.under)])
+        except Unsuitable as error:
+            write(before)
+            failed += 1
+            print(f"{wheel.name}: {error}", flush=True)
+        else:
+            print(f"{wheel.name}: added", flush=True)
+    return 1 if failed else 0
+
+
+def run_test(options: argparse.Namespace) -> int:
+    """Try the wheels of rows again; return the exit status."""
+    wanted = [row for row in known_builds.rows() if row.python in ("", options.tag)]
+    if options.which:
+        wanted = [row for row in wanted if {package(row), f"{package(row)}=={row.version}"} & {*options.which}]
+    failed = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for row in wanted:
+            try:
+                wheel = fetched(row, options.wheels or Path(scratch))
+                found = dataclasses.replace(tried(wheel, described(wheel, options.under), options.under), tested="")
+                if found != dataclasses.replace(row, tested=""):
+                    raise Unsuitable(f"{found}, in the place of {row}")
+            except Unsuitable as error:
+                failed += 1
+                print(f"{name(row)}: {error}", flush=True)
+            else:
+                print(f"{name(row)}: as known; {len(wanted)} in all", flush=True)
+    print(f"{len(wanted)} builds, {failed} not as known")
+    return 1 if failed else 0
+
+
+class Unsuitable(Exception):
+    """A wheel that gets no row, or is not as its row says."""
+
+
+def described(wheel: Path, any_python: str) -> Build:
+    """Examine a wheel, without trying it."""
+    parts = re.fullmatch(r"(\w+)-([\w.]+)-(\w+)-(\w+)-[\w.]+x86_64\.whl", wheel.name)
+    distribution = parts[1].replace("_", "-") if parts else ""
+    if not parts or distribution not in LIBRARIES:
+        raise Unsuitable(f"it is no wheel for x86-64 of {', '.join(LIBRARIES)}")
+    tag = parts[4] if distribution == "jaxlib" else ""
+    if tag not in ("", known_builds.python_tag()) and not any_python:
+        raise Unsuitable(f"it is for {tag}; this is {known_builds.python_tag()}")
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith("/" + LIBRARIES[distribution]))
+        try:
+            found = known_builds.examined(Path(archive.extract(member, folder)))
+        except known_builds.CannotChange as error:
+            raise Unsuitable(f"{error}") from error
+    return dataclasses.replace(found, version=parts[2], python=tag)
+
+
+def tried(wheel: Path, row: Build, under: str) -> Build:
+    """Compile with a wheel; return its row with what came of it."""
+    platform_name = PLATFORMS[package(row)]
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+        requirements = list(needed(row))
+        pip("install", "--target", folder, "--no-deps", "--only-binary=:all:", *requirements)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT / "compiler"), str(ROOT)])}
+        for tool in Path(folder).glob("nvidia/cu13/bin/*"):
+            tool.chmod(0o755)
+        command = [sys.executable, "-s", "-m", "tests.backends.probe", platform_name]
+        done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise Unsuitable(done.stderr.strip() or f"the process that compiles ended with {done.returncode}")
+    found = Build(**json.loads(done.stdout))
+    python = f"CPython {platform.python_version()}{'t' * known_builds.python_tag().endswith('t')}"
+    return dataclasses.replace(found, version=row.version, python=row.python, tested=python + (under and f", {under}"))
+
+
+def needed(row: Build) -> Iterator[str]:
+    """Yield what must be installed beside a wheel."""
+    yield from ("numpy", "ml_dtypes")
+    if package(row) == "jax-cuda13-pjrt":
+        yield from (f"jaxlib=={row.version}", f"jax-cuda13-plugin=={row.version}")
+        yield from ("nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*")
+    if package(row) == "libtpu":
+        fits = [jaxlib for jaxlib, libtpu in tpu.PLUGIN.versions.items() if f"{row.version}.".startswith(f"{libtpu}.")]
+        if not fits:
+            raise Unsuitable("it goes with no jaxlib: write which one into backends/tpu.py")
+        yield f"jaxlib=={fits[0]}"
+
+
+def fetched(row: Build, folder: Path) -> Path:
+    """Return the wheel of a row, from the folder or from where pip finds it."""
+    pattern = f"{package(row).replace('-', '_')}-{row.version}-*{row.python and f'-{row.python}-'}*x86_64.whl"
+    if not list(folder.glob(pattern)):
+        words = [f"--platform={system}" for system in MANYLINUX]
+        if row.python:
+            major, minor = row.python[2], row.python[3:].rstrip("t")
+            words += [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={row.python}"]
+        pip(
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(folder),
+            *words,
+            f"{package(row)}=={row.version}",
+        )
+    return next(folder.glob(pattern))
+
+
+def pip(*words: str) -> None:
+    """Run pip."""
+    command = [sys.executable, "-m", "pip", "--quiet", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise Unsuitable(done.stderr.strip())
+
+
+def package(row: Build) -> str:
+    """Return the name of a row's wheel."""
+    return known_builds.LIBRARIES[row.library].package
+
+
+def name(row: Build) -> str:
+    """Return what a row is called."""
+    return f"{package(row)} {row.version}{row.python and f' for {row.python}'}"
+
+
+def write(rows: Sequence[Build]) -> None:
+    """Write the table, a row a line, in the order of packages, versions and Pythons."""
+
+    def key(row: Build) -> tuple[int, list[int], int, str]:
+        version = [int(part) for part in row.version.split(".")]
+        return list(PLATFORMS).index(package(row)), version, int("0" + row.python.strip("cpt")), row.python
+
+    lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=True) for row in sorted(rows, key=key)]
+    known_builds.TABLE.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "ascii")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
