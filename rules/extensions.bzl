@@ -41,12 +41,12 @@ _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",
     attrs = {
         "name": attr.string(doc = "Name of the repository.", mandatory = True),
-        "lock": attr.label(doc = "A hash-locked requirements file.", mandatory = True),
+        "lock": attr.label(doc = "A requirements file with hashes.", mandatory = True),
     },
 )
 
 _manifest = tag_class(
-    doc = "A manifest, planned into a repository whose defs.bzl has the macro `aot_manifest`.",
+    doc = "Plans a manifest. `@<name>//:defs.bzl` then has the macro `aot_manifest`, which declares its targets.",
     attrs = {
         "name": attr.string(doc = "Name of the repository.", mandatory = True),
         "manifest": attr.label(doc = "The manifest, a .toml file.", mandatory = True),
@@ -54,16 +54,17 @@ _manifest = tag_class(
 )
 
 _python = tag_class(
-    doc = "The packages that the compiler and the models import, and what compiles for TPUs and NVIDIA devices, which " +
-          "is fetched when an executable for them is built. Only the root module's counts.",
+    doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs and NVIDIA " +
+          "devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = {
         "lock": attr.label(
-            doc = "A hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the " +
-                  "models import. Without it the models can import JAX and NumPy alone.",
+            doc = "A requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that " +
+                  "your models import. Without it, models can import JAX and NumPy.",
         ),
-        "tpu_lock": attr.label(doc = "One with libtpu alone, in the version that goes with another jaxlib."),
+        "tpu_lock": attr.label(doc = "One with libtpu alone, if you use another jaxlib."),
         "cuda_lock": attr.label(
-            doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, likewise.",
+            doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
+                  "another jaxlib.",
         ),
     },
 )

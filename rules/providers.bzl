@@ -29,7 +29,7 @@ StagecToolchainInfo = provider(
         "entry": "File: the compiler's __main__.py.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
-        "tools": "list of FilesToRunProvider: those of them that a worker is started anew for when they change.",
+        "tools": "list of FilesToRunProvider: those of them whose change starts a new worker.",
     },
 )
 
@@ -37,13 +37,13 @@ AotExportInfo = provider(
     doc = "One exported function.",
     fields = {
         "name": "string: <manifest>.<function>.",
-        "exported": "File: the portable artifact, in JAX's own serialization format.",
-        "lowered": "File: what JAX lowers for the devices of the function's targets, where that is another module; None " +
-                   "where all of them are CPUs.",
+        "exported": "File: the exported artifact, in the format of jax.export.",
+        "lowered": "File: the modules that JAX lowers for the devices of the function's targets, if they differ; None if all " +
+                   "targets are CPUs.",
         "plugin": "PythonEnvironmentInfo: what tracing needs besides the toolchain; None for most functions.",
         "description": "File: what it was made from, as JSON.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
-        "spec": "File: the function's slice of the manifest, as JSON.",
+        "spec": "File: the function's spec, as JSON.",
         "sources": "depset of File: what tracing imports and reads.",
         "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",
     },
@@ -56,11 +56,11 @@ AotExecutableInfo = provider(
         "export": "string: the name of its AotExportInfo.",
         "executable": "File: the XLA executable.",
         "description": "File: what it takes, returns and costs, as JSON.",
-        "module": "File: the StableHLO module that it is made of, as a portable artifact.",
+        "module": "File: the StableHLO module that XLA compiled.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "platform": "string: the target's platform: cpu, cuda or tpu.",
-        "plugin": "PythonEnvironmentInfo: what compiles for the platform, besides the toolchain; None for cpu.",
-        "spec": "File: the slice of the manifest that it was compiled by, as JSON.",
+        "plugin": "PythonEnvironmentInfo: the compiler of the platform; None for cpu.",
+        "spec": "File: the executable's spec, as JSON.",
     },
 )
 
@@ -69,7 +69,7 @@ AotGoldenInfo = provider(
     fields = {
         "name": "string: the name of its AotExportInfo.",
         "golden": "File: the arrays, in a safetensors file.",
-        "inputs": "list of File: the .npz file that the inputs are from; empty where they were generated.",
+        "inputs": "list of File: the .npz file with the inputs; empty if they were generated.",
     },
 )
 
@@ -79,7 +79,7 @@ AotBundleInfo = provider(
         "name": "string: the manifest's name.",
         "version": "string: the manifest's version.",
         "bundle": "File: the .aot file.",
-        "exports": "depset of AotExportInfo: the portable artifacts in it.",
+        "exports": "depset of AotExportInfo: the exported artifacts in it.",
         "executables": "depset of AotExecutableInfo: the executables in it.",
         "arrays": "depset of File: the files whose arrays are in it: weights, and golden inputs.",
     },

@@ -11,14 +11,15 @@ stagec_offline_repositories = _stagec_offline_repositories
 def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
-    What compiles for TPUs and NVIDIA devices is fetched when an executable for them is built, and what signs bundles
-    when one is signed, and not before.
+    Bazel downloads the compilers for TPUs and NVIDIA devices when you build the first executable for them, and the
+    packages that sign bundles when you sign one.
 
     Args:
-      lock: label of a hash-locked requirements file with jax, jaxlib, numpy, flatbuffers, pydantic and what the models
-        import. Without it the models can import JAX and NumPy alone.
-      tpu_lock: label of one with libtpu alone, in the version that goes with another jaxlib.
-      cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, likewise.
+      lock: label of a requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that
+        your models import. Without it, models can import JAX and NumPy.
+      tpu_lock: label of one with libtpu alone, if you use another jaxlib.
+      cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
+        use another jaxlib.
     """
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
     python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"))

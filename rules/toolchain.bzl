@@ -24,16 +24,16 @@ def _stagec_toolchain_impl(ctx):
 
 stagec_toolchain = rule(
     implementation = _stagec_toolchain_impl,
-    doc = "Declares what stages functions. Register it with a `toolchain` of type `//rules:toolchain_type`.",
+    doc = "Declares the compiler that builds functions. Register it with a `toolchain` of type `//rules:toolchain_type`.",
     attrs = {
         "environment": attr.label(
-            doc = "The Python environment with jax, jaxlib and what else the compiler and the models import.",
+            doc = "The Python environment with jax, jaxlib, and the other packages that the compiler and the models import.",
             mandatory = True,
             providers = [PythonEnvironmentInfo],
             cfg = "exec",
         ),
         "compiler": attr.label(
-            doc = "The compiler's sources, all of them in `srcs`: a worker is started anew when one changes.",
+            doc = "The compiler's sources, all of them in `srcs`: if one changes, Bazel starts new workers.",
             mandatory = True,
             providers = [PythonSourcesInfo],
             cfg = "exec",

@@ -52,7 +52,7 @@ def load(
     map_weights: whether the arrays of bound arguments are mapped from the file: on CPUs processes then share them, and
         nobody may write into the file as long as one has it open. False reads them into memory of this process's own.
     Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine
-    (docs/loading.md). The digest of what is read is checked before anything parses it; executables are read and handed
+    (docs/troubleshooting.md). The digest of what is read is checked before anything parses it; executables are read and handed
     to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where
     `<manifest>.<function>.debug.mlir` is beside the bundle and no keys are given: nobody signs that file.
     """

@@ -90,8 +90,9 @@ def _aot_bundle_impl(ctx):
 
 aot_bundle = rule(
     implementation = _aot_bundle_impl,
-    doc = "Packs exported functions and executables into `<name>.aot`. The macro of a manifest declares it. It has the " +
-          "output groups of all of them. `profile` has `<name>.profile.json` besides, the seconds that bundling took.",
+    doc = "Packs exported functions and executables into `<name>.aot`. `aot_manifest` declares it. Its output " +
+          "groups are those of all its functions and executables; `profile` also has `<name>.profile.json`, the seconds " +
+          "of bundling.",
     attrs = {
         "version": attr.string(doc = "The manifest's version.", mandatory = True),
         "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),

@@ -108,18 +108,18 @@ def _aot_executable_impl(ctx):
 
 aot_executable = rule(
     implementation = _aot_executable_impl,
-    doc = "Compiles an exported function for one target: `<name>.xla`, described by `<name>.json`; " +
-          "`<name>.stablehlo.mlirbc` is the module that it is made of, for programs without Python. The macro of a " +
-          "manifest declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or StagecCompileTpu. " +
-          "The output group `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and bucket; " +
-          "`hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, the same as HLO before " +
-          "and after XLA optimized it; `profile` is `<name>.profile.json`, the seconds that each phase of compiling took.",
+    doc = "Compiles an exported function for one target and bucket. `<name>.xla` is the executable, `<name>.json` its " +
+          "description, and `<name>.stablehlo.mlirbc` the module that XLA compiled, for programs without Python. " +
+          "`aot_manifest` declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or " +
+          "StagecCompileTpu. Output groups: `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and " +
+          "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
+          "and after XLA optimized it; `profile` is `<name>.profile.json`, the seconds that each phase took.",
     attrs = {
-        "spec": attr.string(doc = "The executable's slice of the plan, as canonical JSON.", mandatory = True),
+        "spec": attr.string(doc = "The executable's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
         "plugin": attr.label(
-            doc = "The Python environment with what compiles for the target's platform, where that is not cpu: " +
-                  "`@stagec_cuda//:environment` or `@stagec_tpu//:environment`.",
+            doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
+                  "`@stagec_tpu//:environment`; none for cpu.",
             providers = [PythonEnvironmentInfo],
             cfg = "exec",
         ),

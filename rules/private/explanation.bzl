@@ -8,8 +8,8 @@ def _aot_explanation_impl(ctx):
 
 aot_explanation = rule(
     implementation = _aot_explanation_impl,
-    doc = "`bazel run <manifest>.explain -- OLD` tells how what an artifact was made from and what would be built now " +
-          "differ. It traces what has changed, and compiles nothing. The macro of a manifest declares it.",
+    doc = "`bazel run <manifest>.explain -- OLD` compares an artifact with what Bazel would build now, and says what " +
+          "differs. It traces functions that have changed, and compiles nothing. `aot_manifest` declares it.",
     executable = True,
     attrs = CURRENT_INPUTS,
     toolchains = [str(TOOLCHAIN_TYPE)],

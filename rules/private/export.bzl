@@ -105,13 +105,14 @@ def _aot_export_impl(ctx):
 
 aot_export = rule(
     implementation = _aot_export_impl,
-    doc = "Traces one function and writes it as `<name>.exported`. The macro of a manifest declares these. The output " +
-          "group `description` is `<name>.exported.json`, what it was made from; `debug` is `<name>.debug.mlir`, its " +
-          "StableHLO with the place in the sources of every operation; `jaxpr` is `<name>.jaxpr.txt`, what JAX traced. " +
-          "For targets that are no CPUs it writes `<name>.lowered` as well, what JAX lowers for their devices where that is " +
-          "another module: executables are made of it.",
+    doc = "Traces one function and writes it as `<name>.exported`. `aot_manifest` declares these. For targets that are not " +
+          "CPUs it also writes `<name>.lowered`: the modules that JAX lowers for their devices, if they differ from the " +
+          "exported one. Executables are made of them. Output groups: `description` is `<name>.exported.json`, what the " +
+          "artifact was made from; `debug` is `<name>.debug.mlir`, its StableHLO with the source location of every " +
+          "operation; `jaxpr` is `<name>.jaxpr.txt`, what JAX traced; `profile` is `<name>.profile.json`, the seconds that " +
+          "each phase took.",
     attrs = {
-        "spec": attr.string(doc = "The function's slice of the plan, as canonical JSON.", mandatory = True),
+        "spec": attr.string(doc = "The function's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "deps": attr.label_list(
             doc = "What the function's module imports: anything that has files (filegroup, python_library, " +
                   "py_library, .py files). The import roots are the repositories' own folders, and those that a " +
@@ -119,9 +120,9 @@ aot_export = rule(
             allow_files = True,
         ),
         "data": attr.label_list(doc = "Files that tracing reads, such as safetensors headers.", allow_files = True),
-        "imports": attr.string_list(doc = "Import roots besides these, relative to the package."),
+        "imports": attr.string_list(doc = "More import roots, relative to the package."),
         "plugin": attr.label(
-            doc = "The Python environment with what JAX lowers kernels with, where the function needs it: " +
+            doc = "The Python environment that JAX needs to lower the function's kernels, if any: " +
                   "`@stagec_cuda//:environment`.",
             providers = [PythonEnvironmentInfo],
             cfg = "exec",

@@ -40,7 +40,7 @@ def _aot_golden_impl(ctx):
 aot_golden = rule(
     implementation = _aot_golden_impl,
     doc = "Runs an exported function with `jax.jit` on CPUs and generated or given inputs: " +
-          "`<export>.golden.safetensors`. The macro of a manifest declares one for each function with `golden`.",
+          "`<export>.golden.safetensors`. `aot_manifest` declares one for each function with `golden`.",
     attrs = {
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
         "inputs": attr.label(
@@ -65,7 +65,7 @@ def _aot_golden_test_impl(ctx):
 aot_golden_test = rule(
     implementation = _aot_golden_test_impl,
     doc = "Runs the executables of a bundle for CPUs, as far as this machine can, with the golden inputs that are in it, " +
-          "and compares the results. The macro of a manifest declares one where a function has `golden`.",
+          "and compares the results. `aot_manifest` declares one where a function has `golden`.",
     test = True,
     attrs = {"bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo])},
     toolchains = [str(TOOLCHAIN_TYPE)],

@@ -61,10 +61,10 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
     \"\"\"Declares every artifact of {path}.
 
     Args:
-      name: the manifest's name, {name}. It is the bundle's name too.
-      deps: what the functions' modules import: python_library, filegroup, py_library or .py files.
+      name: the manifest's name, {name}. The bundle has this name too.
+      deps: what all functions import: python_library, filegroup, py_library or .py files.
       data: files that tracing reads.
-      function_deps: what only some functions import: {{"<function>": [labels]}}.
+      function_deps: what only some functions import: `{{"predict": ["predict.py"]}}`.
       imports: import roots besides the repositories' folders, relative to the package.
       **common: attributes of every target, such as visibility and tags.
     \"\"\"

@@ -51,7 +51,7 @@ def _aot_provenance_impl(ctx):
 aot_provenance = rule(
     implementation = _aot_provenance_impl,
     doc = "Writes `<bundle>.intoto.json`, an in-toto statement with SLSA provenance, and `<bundle>.sbom.json`, a " +
-          "CycloneDX SBOM of the toolchain. docs/provenance.md says what is in them. The macro of a manifest declares it.",
+          "CycloneDX SBOM of the toolchain. docs/provenance.md says what is in them. `aot_manifest` declares it.",
     attrs = {
         "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
         "manifest": attr.label(doc = "The manifest.", mandatory = True, allow_single_file = [".toml"]),

@@ -44,7 +44,7 @@ pytest_test = rule(
             doc = "What they import: python_library, filegroup or files, conftest.py too.",
             allow_files = True,
         ),
-        data = attr.label_list(doc = "Files that they read, pytest's configuration among them.", allow_files = True),
+        data = attr.label_list(doc = "Files that they read, also pytest's configuration.", allow_files = True),
         imports = attr.string_list(doc = "Import roots besides the repository's folder, relative to the package."),
         options = attr.string_list(doc = "Options of pytest."),
         plugins = attr.label_list(

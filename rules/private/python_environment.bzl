@@ -107,7 +107,7 @@ environment(
 python_environment = repository_rule(
     implementation = _python_environment_impl,
     doc = "Installs a locked set of Python packages, byte-compiled, for the first Python 3.11 or newer on PATH " +
-          "(python3 before others), or the one that STAGEC_PYTHON names. `@<name>//:environment` is what rules take.",
+          "(python3 before others), or the one that STAGEC_PYTHON names. Rules take `@<name>//:environment`.",
     attrs = {
         "lock": attr.label(
             doc = "A requirements file in which every package is pinned and hashed.",

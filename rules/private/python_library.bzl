@@ -74,7 +74,7 @@ def _python_library_impl(ctx):
 
 python_library = rule(
     implementation = _python_library_impl,
-    doc = "Python sources that are imported from another folder than their repository's own.",
+    doc = "Python sources, and the folders that programs import them from, if that is not the repository's folder.",
     attrs = {
         "srcs": attr.label_list(doc = "The modules.", allow_files = True),
         "data": attr.label_list(doc = "Files that they read.", allow_files = True),

@@ -38,7 +38,7 @@ def _python_program_impl(ctx):
 
 python_program = rule(
     implementation = _python_program_impl,
-    doc = "A program for `bazel run`; what is built starts without Bazel too.",
+    doc = "A Python program for `bazel run`. The built file also starts without Bazel.",
     executable = True,
     attrs = dict(
         ENVIRONMENT_ATTRS,
@@ -56,8 +56,7 @@ python_program = rule(
             providers = [PythonEnvironmentInfo],
         ),
         run_in_working_directory = attr.bool(
-            doc = "Whether `bazel run` starts it in the folder that the user is in, so that relative paths on the " +
-                  "command line mean what they say.",
+            doc = "Whether `bazel run` starts it in your folder, so that you can write relative paths on the command line.",
         ),
     ),
 )

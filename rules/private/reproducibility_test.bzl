@@ -43,13 +43,13 @@ def _aot_reproducibility_test_impl(ctx):
 aot_reproducibility_test = rule(
     implementation = _aot_reproducibility_test_impl,
     doc = "Builds artifacts twice again, in fresh processes that differ in folder, HOME, time zone, locale, hash seed, " +
-          "cores, umask, user and (with libfaketime) clock, and compares the bytes with those that Bazel built. Of a " +
-          "difference it names the first layer, and shows it. The macro of a manifest declares one, unless the " +
-          "manifest says `reproducible = false`.",
+          "cores, umask, user and (with libfaketime) clock, and compares the bytes with those that Bazel built. It " +
+          "shows the first layer that differs. `aot_manifest` declares one, unless the manifest says " +
+          "`reproducible = false`.",
     test = True,
     attrs = {
         "exports": attr.label_list(
-            doc = "The exported functions, those of the executables among them.",
+            doc = "The exported functions. Those of the executables must be among them.",
             mandatory = True,
             providers = [AotExportInfo],
         ),

@@ -27,9 +27,9 @@ def _aot_signing_impl(ctx):
 
 aot_signing = rule(
     implementation = _aot_signing_impl,
-    doc = "`bazel run <manifest>.sign -- --key KEY.pem` writes `<manifest>.aot.dsse.json` where the user is, or the file " +
-          "that `--output` names: the bundle's statement, signed. To an envelope that is there already it adds one " +
-          "signature. No action sees a key. The macro of a manifest declares it.",
+    doc = "`bazel run <manifest>.sign -- --key KEY.pem` signs the bundle's statement, and writes it to " +
+          "`<manifest>.aot.dsse.json` in your folder, or to the file that `--output` names. If the file exists, it adds " +
+          "one signature. No action sees a key. `aot_manifest` declares it.",
     executable = True,
     attrs = {
         "provenance": attr.label(doc = "The bundle's provenance.", mandatory = True, providers = [AotProvenanceInfo]),

@@ -421,9 +421,9 @@ class TestPadding:
 
 
 def test_the_documentation_has_every_code() -> None:
-    text = (ROOT / "docs" / "loading.md").read_text()
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
     for kind in (stagec.LoadError, stagec.CallError):
-        section = text.partition(f"## `{kind.__name__}`")[2].partition("\n## ")[0]
+        section = text.partition(f": `{kind.__name__}`\n")[2].partition("\n## ")[0]
         documented = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
         listed = re.findall(r'"([a-z-]+)"', (kind.__doc__ or "").partition("Codes:")[2])
         assert documented == listed

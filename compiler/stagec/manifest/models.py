@@ -114,7 +114,7 @@ class Header(_Table):
     enable_x64: Annotated[
         bool,
         Field(
-            description="Trace with 64-bit types, as with JAX's jax_enable_x64; otherwise they become 32-bit types.",
+            description="Trace with 64-bit types, as with JAX's jax_enable_x64. Otherwise JAX makes them 32-bit types.",
             examples=[True],
         ),
     ] = False
@@ -139,7 +139,7 @@ CompilerOptions: TypeAlias = Annotated[
 
 
 class CpuTarget(_Table):
-    """A CPU to compile for, described in full, so that the machine that builds does not matter."""
+    """A CPU to compile for. The description is complete: the machine that builds does not matter."""
 
     platform: Annotated[Literal["cpu"], Field(description="Kind of hardware.", examples=["cpu"])]
     isa: Annotated[
@@ -161,7 +161,7 @@ class CpuTarget(_Table):
 
 
 class TpuTarget(_Table):
-    """TPUs to compile for; no TPU is needed to build."""
+    """TPUs to compile for. You need no TPU to build."""
 
     platform: Annotated[Literal["tpu"], Field(description="Kind of hardware.", examples=["tpu"])]
     topology: Annotated[
@@ -172,7 +172,7 @@ class TpuTarget(_Table):
     chips_per_host: Annotated[
         str,
         StringConstraints(pattern=SHAPE),
-        Field(description="Chips of one host along each axis, where it is not 2x2.", examples=["2x4"]),
+        Field(description="Chips of one host along each axis, if that is not 2x2.", examples=["2x4"]),
     ] = ""
     slices: Annotated[
         int, Field(ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
@@ -181,15 +181,15 @@ class TpuTarget(_Table):
 
 
 class CudaTarget(_Table):
-    """NVIDIA devices to compile for; none is needed to build."""
+    """NVIDIA devices to compile for. You need none to build."""
 
     platform: Annotated[Literal["cuda"], Field(description="Kind of hardware.", examples=["cuda"])]
     device: Annotated[
         str,
         StringConstraints(pattern=DEVICE),
         Field(
-            description="Short name of the device, one that `stagec targets` lists. Or a file that describes another "
-            "one, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
+            description="Short name of the device: `stagec targets` lists them. Or a file that describes another "
+            "device, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
             examples=["h100-sxm", "devices/mine.toml"],
         ),
     ]
@@ -202,9 +202,9 @@ class CudaTarget(_Table):
         str,
         StringConstraints(pattern=AUTOTUNING),
         Field(
-            description="File of results of autotuning on such a device, by its path relative to the manifest's "
-            "folder; `bazel run` of `<manifest>.autotune` writes it on a machine with the device. An empty file has "
-            "none yet.",
+            description="File with results of autotuning on such a device, by its path relative to the manifest's "
+            "folder. Begin with an empty file; `bazel run` of `<manifest>.autotune` writes it on a machine with the "
+            "device.",
             examples=["h200.autotune.textproto"],
         ),
     ] = ""
@@ -216,7 +216,7 @@ Target: TypeAlias = Annotated[CpuTarget | TpuTarget | CudaTarget, Field(discrimi
 
 
 class Mesh(_Table):
-    """An arrangement of devices along named axes, as jax.sharding.Mesh; no device is needed to build for it."""
+    """An arrangement of devices along named axes, as jax.sharding.Mesh. You need no device to build for it."""
 
     axes: Annotated[
         dict[Identifier, Annotated[int, Field(ge=1)]],
@@ -235,14 +235,14 @@ class Variant(_Table):
         dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
         Field(
             min_length=1,
-            description="Static arguments of this variant, with values; those of the function hold too.",
+            description="Static arguments of this variant, with values. Those of the function apply too.",
             examples=[{"power": 2}],
         ),
     ]
 
 
 class Limits(_Table):
-    """What the executables of a function may take on one target; over it, the build fails."""
+    """What the executables of a function may take on one target. If one takes more, the build fails."""
 
     peak_memory: Annotated[
         int | None,
@@ -259,7 +259,8 @@ class Limits(_Table):
         PlainValidator(read_count),
         WithJsonSchema(AMOUNT_SCHEMA),
         Field(
-            description="Operations of one device for a call; a loop's count as often as it turns.", examples=["1.5e12"]
+            description="Operations of one device in a call. An operation in a loop counts as often as the loop runs.",
+            examples=["1.5e12"],
         ),
     ] = None
     bytes_accessed: Annotated[
@@ -267,8 +268,8 @@ class Limits(_Table):
         PlainValidator(read_bytes),
         WithJsonSchema(AMOUNT_SCHEMA),
         Field(
-            description="Bytes of its main memory that one device reads and writes for a call; a loop's count as often "
-            "as it turns.",
+            description="Bytes of its main memory that one device reads and writes in a call. An access in a loop "
+            "counts as often as the loop runs.",
             examples=["40GB"],
         ),
     ] = None
@@ -277,8 +278,8 @@ class Limits(_Table):
         PlainValidator(read_collectives),
         WithJsonSchema(COLLECTIVES_SCHEMA),
         Field(
-            description="How often devices exchange arrays in a call; or a table of numbers by kind, where kinds that "
-            "are not in it have no limit. An exchange in a loop counts as often as the loop turns.",
+            description="How often devices exchange arrays in a call. Or a table with a number for each kind; kinds "
+            "that the table leaves out have no limit. An exchange in a loop counts as often as the loop runs.",
             examples=[4, {"all-reduce": 2, "all-gather": 0}],
         ),
     ] = None
@@ -292,31 +293,31 @@ class Limits(_Table):
         float | None,
         PlainValidator(read_seconds),
         WithJsonSchema({"type": ["integer", "number"], "minimum": 0}),
-        Field(description="Seconds that compiling may take. Over it there is a warning, no error.", examples=[60]),
+        Field(description="Seconds that compiling may take. If it takes longer, stagec warns.", examples=[60]),
     ] = None
     allow_unknown: Annotated[
         bool,
         Field(
-            description="Whether an executable may be built although a figure that has a limit is not known.",
+            description="Build an executable even if stagec cannot find out a number that has a limit.",
             examples=[True],
         ),
     ] = False
 
 
 class Padding(_Table):
-    """How calls of other sizes run in the next larger bucket of a dimension: filled up, and the results cut back."""
+    """How the loader fills a call up to the next larger bucket of a dimension; it cuts the results back."""
 
     fill: Annotated[
         int | float | bool,
         PlainValidator(read_fill),
         WithJsonSchema({"type": ["integer", "number", "boolean"]}),
-        Field(description="What the elements that are filled up hold.", examples=[-1]),
+        Field(description="The value of the added elements.", examples=[-1]),
     ] = 0
     mask: Annotated[
         Identifier,
         Field(
-            description="A keyword argument that tells the function which elements are real, and that the caller may "
-            "leave out: booleans along the dimension, or an integer, the real size.",
+            description="A keyword argument that says which elements are real: booleans along the dimension, or an "
+            "integer, the real size. The caller may leave it out.",
             examples=["valid"],
         ),
     ] = ""
@@ -329,63 +330,61 @@ class Weights(_Table):
         str,
         StringConstraints(pattern=WEIGHTS),
         Field(
-            description="A safetensors file by its path relative to the manifest's folder; a target of Bazel's may "
-            "write it.",
+            description="A safetensors file, by its path relative to the manifest's folder. A Bazel target may write "
+            "it.",
             examples=["weights.safetensors"],
         ),
     ]
     prefix: Annotated[
         str,
         Field(
-            description="What the names of the argument's arrays start with in the file; others are another's.",
+            description="What the names of the argument's arrays start with in the file.",
             examples=["encoder."],
         ),
     ] = ""
 
 
 class Golden(_Table):
-    """Inputs and outputs that are stored with a function, to check its executables with."""
+    """Inputs and outputs that the bundle stores with a function, to check its executables with."""
 
-    seed: Annotated[
-        int, Field(ge=0, lt=2**32, description="Seed of the inputs, where they are generated.", examples=[0])
-    ] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Seed of the generated inputs.", examples=[0])] = 0
     inputs: Annotated[
         str,
         StringConstraints(pattern=INPUTS),
         Field(
             description="A file of inputs instead of generated ones, by its path relative to the manifest's folder: "
-            "an array for each argument that is not bound, called by its path, such as args[0]['w']. A target of "
-            "Bazel's may write it.",
+            "an array for each argument that is not bound, named by its path, such as args[0]['w']. A Bazel target "
+            "may write it.",
             examples=["golden.npz"],
         ),
     ] = ""
     bucket: Annotated[
         dict[Identifier, int],
-        Field(description="The bucket of the inputs. Without it: the smallest.", examples=[{"batch": 8}]),
+        Field(description="The bucket of the inputs. Default: the smallest.", examples=[{"batch": 8}]),
     ] = {}
     rtol: Annotated[
         float | None,
         Field(
             ge=0,
-            description="Relative tolerance. Without it: the square root of the dtype's epsilon; integers are equal.",
+            description="Relative tolerance. Default: the square root of the dtype's epsilon; integers must be equal.",
             examples=[1e-5],
         ),
     ] = None
     atol: Annotated[
         float | None,
-        Field(ge=0, description="Absolute tolerance. Without it: as for rtol.", examples=[1e-6]),
+        Field(ge=0, description="Absolute tolerance. Default: as for rtol.", examples=[1e-6]),
     ] = None
 
 
 class Function(_Table):
-    """A function to build: where it is, what it takes, and what is made of it."""
+    """A function to build: where it is, what it takes, and what stagec makes of it."""
 
     entry: Annotated[
         ModuleOrEntry,
         Field(
             description="The Python function, package.module:attribute. Or a StableHLO module: a .mlir or .mlirbc file "
-            "by its path relative to the manifest's folder, whose function main says what the arguments are; name the "
-            "file in data too.",
+            "by its path relative to the manifest's folder. Its function main says what the arguments are. Name the "
+            "file in data of the macro too.",
             examples=["examples.digits.model:predict", "scale.mlir"],
         ),
     ]
@@ -405,8 +404,8 @@ class Function(_Table):
     avals: Annotated[
         Entry | None,
         Field(
-            description="Instead of args and kwargs: a Python function without parameters that returns the arguments "
-            "as trees of jax.ShapeDtypeStruct. It is called when the function is exported.",
+            description="Instead of args and kwargs: a Python function without parameters that returns the arguments, "
+            "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it.",
             examples=["examples.digits.model:train_step_avals"],
         ),
     ] = None
@@ -415,7 +414,7 @@ class Function(_Table):
         AfterValidator(read_distinct),
         Field(
             min_length=1,
-            description="Platforms of the portable artifact. Without it: those of the targets.",
+            description="Platforms of the exported artifact. Default: those of the targets.",
             examples=[["cpu", "cuda", "tpu"]],
         ),
     ] = None
@@ -424,7 +423,7 @@ class Function(_Table):
         AfterValidator(read_distinct),
         Field(
             description="The targets to compile executables for: names of tables [targets.NAME], short names that "
-            "`stagec targets` lists, and TPU topologies, whose artifacts are called with - for the colon.",
+            "`stagec targets` lists, and TPU topologies. In the names of artifacts, a topology has - for the colon.",
             examples=[["cpu"], ["cpu-avx2", "h100-sxm", "v5e:2x2"]],
         ),
     ] = ()
@@ -438,9 +437,9 @@ class Function(_Table):
     padding: Annotated[
         dict[Identifier, Padding],
         Field(
-            description="Dimensions along which a call of another size is filled up to the next larger bucket. Only "
-            "for functions whose results for real elements do not depend on the others, or that take a mask. Of "
-            "all other dimensions the sizes in buckets are the only ones.",
+            description="Dimensions along which the loader fills a call up to the next larger bucket. Only for "
+            "functions whose results for real elements do not depend on the added ones, or that take a mask. "
+            "Without it, a call must have the sizes of a bucket.",
             examples=[{"length": {"fill": 0, "mask": "valid"}}],
         ),
     ] = {}
@@ -450,9 +449,9 @@ class Function(_Table):
             Annotated[Weights, BeforeValidator(read_weights, json_schema_input_type=str | Weights)],
         ],
         Field(
-            description="Arguments that the bundle has the data of, by the name of the Python parameter or, as in "
-            '"args[0]", by position: a safetensors file, or a table. An array of the argument is called by its path '
-            "in it, such as hidden.w or layers.0.w. A caller leaves the argument out.",
+            description="Arguments whose data is in the bundle, by the name of the Python parameter or by position, "
+            'as in "args[0]": a safetensors file, or a table. The file names each array by its path in the argument, '
+            "such as hidden.w or layers.0.w. A caller leaves the argument out.",
             examples=[{"params": "weights.safetensors"}],
         ),
     ] = {}
@@ -466,7 +465,7 @@ class Function(_Table):
     static: Annotated[
         dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
         Field(
-            description="Keyword arguments that are fixed when the function is traced (static_argnames), with values. "
+            description="Keyword arguments that are fixed when JAX traces the function (static_argnames), with values. "
             "Arrays become tuples.",
             examples=[{"temperature": 1.0}],
         ),
@@ -474,10 +473,9 @@ class Function(_Table):
     variants: Annotated[
         dict[Name, Variant],
         Field(
-            description="Several combinations of static arguments, each by a name of your choice and with a signature "
-            "of its own: the artifacts of variant V of function F are MANIFEST.F-V, MANIFEST.F-V.TARGET and so on, and "
-            "there is no MANIFEST.F. A caller of F passes the static values by keyword, as in JAX, and the variant "
-            "that has them runs.",
+            description="Several combinations of static arguments, each by a name of your choice. The artifacts of "
+            "variant V of function F are MANIFEST.F-V, MANIFEST.F-V.TARGET and so on; there is no MANIFEST.F. A caller "
+            "of F passes the static values by keyword, as in JAX, and the variant that has them runs.",
             examples=[{"square": {"static": {"power": 2}}, "cube": {"static": {"power": 3}}}],
         ),
     ] = {}
@@ -508,7 +506,7 @@ class Function(_Table):
     mesh: Annotated[
         Name | None,
         Field(
-            description="The mesh to lower for; lax.with_sharding_constraint and shard_map use it without being told.",
+            description="The mesh to lower for. lax.with_sharding_constraint and shard_map use it by default.",
             examples=["dp"],
         ),
     ] = None
@@ -541,8 +539,7 @@ class Function(_Table):
         tuple[str, ...],
         AfterValidator(read_distinct),
         Field(
-            description="Targets of custom calls that the module may have although stagec does not know who provides "
-            "them.",
+            description="Custom calls that the module may have although stagec does not know who provides them.",
             examples=[["my_kernel"]],
         ),
     ] = ()
@@ -551,28 +548,29 @@ class Function(_Table):
         AfterValidator(read_distinct),
         Field(
             description="Platforms whose plugin JAX needs to lower the function: cuda, for Pallas kernels of Mosaic "
-            "GPU. It is fetched when the function is exported.",
+            "GPU. Bazel downloads it when it exports the function.",
             examples=[["cuda"]],
         ),
     ] = ()
     limits: Annotated[
         dict[str, Limits],
         Field(
-            description="What the executables may take, by the name of the target as in targets. They change no byte.",
+            description="What the executables may take, by the name of the target as in targets. Limits do not change "
+            "the bytes of an artifact.",
             examples=[{"cpu": {"peak_memory": "2GiB"}}],
         ),
     ] = {}
     golden: Annotated[
         Golden | None,
         Field(
-            description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or a "
-            "file's, and what jax.jit makes of them. <manifest>.golden_test compares the executables for CPUs.",
+            description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or "
+            "from a file, and what jax.jit makes of them. `<manifest>.golden_test` compares the executables for CPUs.",
             examples=[{"seed": 0, "rtol": 1e-5}],
         ),
     ] = None
     vjp_order: Annotated[
         Literal[0, 1, 2],
-        Field(description="How many times the portable artifact can be differentiated (reverse mode).", examples=[1]),
+        Field(description="How many times you can differentiate the exported artifact (reverse mode).", examples=[1]),
     ] = 0
     description: Annotated[
         str, Field(description="Free text for readers; changes no artifact.", examples=["Class scores of images."])

@@ -20,12 +20,12 @@ class LoadError(Refusal):
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
     "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
-    "executable", "compile", "signature", "key", "cryptography". docs/loading.md says what to do about each.
+    "executable", "compile", "signature", "key", "cryptography". docs/troubleshooting.md says what to do about each.
     """
 
 
 class CallError(Refusal):
     """A call is not made because its arguments do not fit.
 
-    Codes: "static", "structure", "dtype", "shape", "deleted", "closed". docs/loading.md says what to do about each.
+    Codes: "static", "structure", "dtype", "shape", "deleted", "closed". docs/troubleshooting.md says what to do about each.
     """

@@ -1,0 +1,102 @@
+"""The pages: generated parts are current, links lead somewhere, manifests are valid, and every command is run."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from stagec.manifest import load_manifest, plan
+from tests.building import COMPILER, ROOT
+from tools.pages.generated import PAGES, Page
+from tools.pages.hooks import OUTSIDE
+
+WRITTEN = sorted([*OUTSIDE, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+TEXTS = {path: (ROOT / path).read_text("utf-8") for path in WRITTEN}
+PROGRAMS = r"    (?:\./bazelw|tools/\w|python3|openssl|\.venv/)"
+RUN_ELSEWHERE = {"./bazelw run //docs:serve": "tests/test_site.py"}
+
+
+def commands(page: str) -> list[str]:
+    return [line.strip() for line in TEXTS[page].splitlines() if re.match(PROGRAMS, line)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
+def test_the_generated_part_is_current(page: Page) -> None:
+    if page.path == "docs/python.md":
+        pytest.importorskip("griffe", reason="tools/pages/site.lock is not installed")
+    assert (ROOT / page.path).read_text("utf-8") == page.current(ROOT), "run: ./bazelw run //docs:generate"
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_links_lead_to_files(page: str) -> None:
+    folder = (ROOT / page).parent
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "``", TEXTS[page], flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)\s:#]+)(?:#[^)\s]*)?\)", prose)
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_every_command_is_run(page: str) -> None:
+    script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    for command in commands(page):
+        if command.startswith(".venv/bin/python -m pytest tests/"):  # a part of the whole run
+            assert [path for path in command.split()[3:] if not (ROOT / path).exists()] == []
+        else:
+            assert command in script or command in RUN_ELSEWHERE, f"{page}: {command}"
+
+
+def test_pages_have_commands() -> None:
+    assert sum(len(commands(page)) for page in WRITTEN) > 20
+
+
+def test_readme_is_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 160
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if "```toml\n" in TEXTS[page] and page.startswith("docs/")])
+def test_manifests_are_valid(page: str, tmp_path: Path) -> None:
+    """A block may leave out the manifest's header and the target cpu; one that has only targets, the functions."""
+    (tmp_path / "h200.autotune.textproto").touch()
+    for number, block in enumerate(re.findall(r"^```toml\n(.*?)^```$", TEXTS[page], re.MULTILINE | re.DOTALL)):
+        written = tomllib.loads(block)
+        text = block
+        if "manifest" not in written:
+            text += '\n[manifest]\nname = "page"\nversion = "1"\n'
+        if "cpu" not in written.get("targets", {}):
+            text += '\n[targets.cpu]\nplatform = "cpu"\nisa = "AVX2"\n'
+        if "functions" not in written:
+            text += '\n[functions.f]\nentry = "m:f"\nargs = ["f32"]\ntargets = ["cpu"]\n'
+        elif any("targets" not in function for function in written["functions"].values()):
+            text = re.sub(r"^(entry = .*)", r'\1\nplatforms = ["cpu"]', text, flags=re.MULTILINE)
+        path = tmp_path / f"block{number}.toml"
+        path.write_text(text)
+        plan(load_manifest(path))
+
+
+def test_every_message_in_the_table_is_one_of_the_code() -> None:
+    section = TEXTS["docs/troubleshooting.md"].partition("\n## Building\n")[2].partition("\n## ")[0]
+    messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert len(messages) > 15
+    sources = [*(COMPILER / "stagec").rglob("*.py"), *(ROOT / "rules").rglob("*.bzl"), *(ROOT / "rules").rglob("*.py")]
+    code = "\n".join(path.read_text("utf-8") for path in sources)
+    assert [message for message in messages if message not in code] == []
+
+
+def test_every_command_has_its_exit_statuses() -> None:
+    """Those that end with another status than 0 and 2 by themselves."""
+    section = TEXTS["docs/troubleshooting.md"].partition("\n## Exit status")[2]
+    returning = re.compile(r"^    return (?:\d if|0 if|1 if|.*STATUS)", re.MULTILINE)
+    found = {
+        path.stem.replace("_", "-")
+        for path in (COMPILER / "stagec" / "cli").glob("*.py")
+        if returning.search(path.read_text("utf-8")) and path.stem != "__init__"
+    }
+    assert len(found) >= 6
+    assert {name for name in found if f"`{name}" not in section} == set()
+
+
+def test_the_site_has_every_page() -> None:
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(OUTSIDE.get(page, os.path.relpath(page, "docs")) for page in WRITTEN)
