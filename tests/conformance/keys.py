@@ -284,14 +284,15 @@ def manifest(name: str, enable_x64: bool, keys: Sequence[Key]) -> str:
 
 
 def as_markdown() -> list[str]:
-    """Return the part of docs/conformance.md that tells of the keys."""
+    """Return the part of docs/conformance.md about the keys."""
     return [
         "## Keys of a manifest",
         "",
-        "For each, an artifact is built by the command from a manifest, and one is written by `jax.export` from the",
-        "same function with the arguments that mean the same. JAX calls the first; stagec calls and compiles the",
-        "second. Results are `jax.jit`'s, bit for bit, those of vector-Jacobian products too. Every field of the two",
-        "artifacts is equal: of the module the bytes or, where names of arguments differ, the text without them.",
+        "For each key, the tests build an artifact from a manifest, and write another one with `jax.export` from",
+        "the same function and the same settings. JAX calls the first; stagec calls and compiles the second. The",
+        "results are those of `jax.jit`, bit for bit, also for vector-Jacobian products. Every field of the two",
+        "artifacts is equal. Of the module, the bytes are equal; if names of arguments differ, the text without",
+        "these names.",
         "",
         "| key | in the manifest | module |",
         "| --- | --- | --- |",

@@ -143,8 +143,8 @@ def as_markdown() -> list[str]:
     return [
         "## Pairs of keys",
         "",
-        "What one key does may depend on another. Any two settings of different keys meet in one of these",
-        f"{len(found)} functions, which are compared as above. No function can have",
+        "The effect of a key may depend on another one. Any two settings of different keys meet in one of these",
+        f"{len(found)} functions; the tests compare them as above. No function can have",
         "",
         *(f"- {one};" for one in impossible),
         "",
