@@ -4,7 +4,7 @@ Running what was built needs numpy and jaxlib:
 
 - `load(path)` opens a bundle, a mapping of functions; `device_put(tree)` keeps state on the device between calls.
   `devices(platform)` lists what it can run on, `make_array_from_single_device_arrays` takes an array in its parts.
-- `Exported.deserialize(bytes)` reads a portable artifact, stagec's or JAX's; its `call` runs it.
+- `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
 Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
@@ -13,7 +13,7 @@ https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/lates
 
 Arrays are numpy's, whole, in pytrees (https://docs.jax.dev/en/latest/pytrees.html) of plain containers or of the
 model's own types: the loader returns those that the process has imported, or that `load(types=...)` gives it as classes
-or as a `PyTreeNode`. Sizes of arrays are in elements, XLA's figures in bytes and operations.
+or as a `PyTreeNode`. Sizes of arrays are in elements, XLA's numbers in bytes and operations.
 
 Errors: `LoadError` and `CallError` with a `code`, `StagecError` for mistakes in manifests and models, `NotExported`,
 `CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until it is used.

@@ -35,26 +35,27 @@ def load(
 ) -> Bundle:
     """Load a bundle (`name.aot`).
 
-    target: which of the bundle's targets to run; None takes, for each function, the most demanding one that runs here.
-    types: the model's own types that results are made of: classes (namedtuples, dataclasses, flax's and equinox's), or
-        a mapping from the name that a type is registered under for serialization to the class or a `PyTreeNode`. A type
-        that is not there becomes a dict of its fields, or a tuple of its children where it is not known by fields.
-        None: those that this process has, because it has imported their module or has registered them with JAX. The
-        loader itself imports neither a module of the model nor JAX.
-    policy: "allow_compile" runs the executables that fit, and where none does compiles the portable artifact at the
-        first call, with jaxlib alone, for the shapes that the executables are for; "executable_only" never compiles.
-    devices: of one platform, as `stagec.devices` lists them. A function of n devices runs on the first n, in this
+    target: which of the bundle's targets to run. None: for each function, the most demanding one that runs here.
+    types: the model's types for results: classes (namedtuples, dataclasses, classes of flax and equinox), or a mapping
+        from the name under which a type is registered for serialization to the class or a `PyTreeNode`. Any other type
+        becomes a dict of its fields, or a tuple of its children if its fields are not known. None: the types that this
+        process has, because it imported their module or registered them with JAX. The loader imports no module of the
+        model, and does not import JAX.
+    policy: "allow_compile" runs the executables that fit. If none fits, it compiles the exported artifact at the first
+        call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
+    devices: of one platform, as `stagec.devices` lists them. A function for n devices runs on the first n, in this
         order. Empty: those of the platform.
-    keys: the public keys that are trusted: paths of PEM files, or their bytes. With any, the bundle must be signed, and
-        that is checked before anything of it is parsed.
+    keys: the public keys that you trust: paths of PEM files, or their bytes. If you give any, the bundle must be
+        signed, and the loader checks this before it parses anything.
     threshold: how many of the keys must have signed.
-    signature: path of the envelope with the signatures; None: `<path>.dsse.json`.
-    map_weights: whether the arrays of bound arguments are mapped from the file: on CPUs processes then share them, and
-        nobody may write into the file as long as one has it open. False reads them into memory of this process's own.
-    Raises LoadError with a code when the file is missing, damaged, of another format, or has nothing for this machine
-    (docs/troubleshooting.md). The digest of what is read is checked before anything parses it; executables are read and handed
-    to XLA at their first call. What XLA raises then, or in a call, has a note with the lines of the model, where
-    `<manifest>.<function>.debug.mlir` is beside the bundle and no keys are given: nobody signs that file.
+    signature: path of the envelope with the signatures. None: `<path>.dsse.json`.
+    map_weights: map the arrays of bound arguments from the file. On CPUs, processes then share them, and nobody may
+        write into the file while one has it open. False: read them into memory.
+    Raises LoadError with a code if the file is missing, damaged, of another format, or has nothing for this machine
+    (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. It reads an executable,
+    and hands it to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
+    lines of the model, if `<manifest>.<function>.debug.mlir` is beside the bundle and you gave no keys: nobody signs
+    that file.
     """
     if keys:
         from stagec.runtime import signatures

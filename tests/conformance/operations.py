@@ -290,8 +290,8 @@ def as_markdown() -> list[str]:
         *(f"- {platforms}: {'; '.join(kinds)}" for platforms, kinds in found.items()),
         "",
         "For an export, JAX lowers some operations in an older form, so that the JAX of last month can read them",
-        "(https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees). No operation in this list has one.",
-        "Pallas kernels have: the artifact has the older form, and executables are made of what `jax.jit` lowers for",
-        "their device.",
+        "(https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees). No operation in this list has",
+        "one. Pallas kernels have: the artifact has the older form, and executables are made of what `jax.jit` lowers",
+        "for their device.",
         "",
     ]

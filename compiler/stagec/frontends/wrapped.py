@@ -250,7 +250,7 @@ class Traced:
     def export(
         self, platforms: Sequence[str] = ("cpu",), disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = ()
     ) -> Exported:
-        """Return the function as a portable artifact for several platforms; dimensions may be symbolic.
+        """Return the function as an exported artifact for several platforms; dimensions may be symbolic.
 
         disabled_checks: those of `jax.export.export`.
         Raises StagecError with every type in the trees that cannot be described, and the line to add for each. To read

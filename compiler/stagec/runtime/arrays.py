@@ -248,9 +248,9 @@ def make_array_from_single_device_arrays(
     As JAX's function of the same name
     (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_single_device_arrays.html).
 
-    sharding: as `Function.input_shardings` tells it, or of another array.
+    sharding: one that `Function.input_shardings` returns, or that of another array.
     arrays: of one dtype, in the order of the sharding's devices.
-    Raises CallError ("shape", "dtype") when a part is another one than the device holds.
+    Raises CallError ("shape", "dtype") if a part does not fit its device.
     """
     shape = tuple(map(int, shape))
     pieces = [_native(np.ascontiguousarray(array)) for array in arrays]
@@ -276,8 +276,8 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
 
     Use it for state that a function donates, so that it stays on the device between calls.
     device: one of `devices(platform)`; None is the first of this process's CPU.
-    tree: numpy arrays in dicts, lists, tuples, namedtuples and None, and in types that are registered with JAX where
-        the process has imported JAX; elsewhere give a dict of an object's fields, which every function takes too.
+    tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
+        that are registered with JAX; otherwise pass a dict of an object's fields, which every function takes too.
     Raises CallError ("dtype") for a leaf that is no array.
     """
     if tree is None or isinstance(tree, Array):

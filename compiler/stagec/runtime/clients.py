@@ -34,8 +34,8 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
     As `jax.devices` does (https://docs.jax.dev/en/latest/_autosummary/jax.devices.html).
 
     platform: "cpu", "cuda" or "tpu".
-    count: how many. The machine's CPU becomes as many devices as are asked for, one if None; an array on one of 4 is
-        copied for a function that runs on one of 2. Of accelerators None is all.
+    count: how many. The machine's CPU becomes as many devices as you ask for; None: one. A function that runs on one of
+        2 CPU devices copies an array that lies on one of 4. Of accelerators, None means all.
     Raises LoadError ("platform", "device-count") when this process has no such devices, or fewer.
     """
     if platform == "cpu":

@@ -63,21 +63,21 @@ class Loaded:
 class Function:
     """A function of a bundle.
 
-    Call it with numpy arrays (or pytrees of them) of the shapes that one of its executables has; where the manifest
-    declares padding, smaller ones do too. Results are numpy arrays; when an argument is a device array (`device_put`),
-    results stay on the device as device arrays, and the device arrays of donated arguments are consumed. An argument of
-    a type of the model's own is an object of that type, a dict of its fields, or, of a type that is not known by
-    fields, a tuple of its children. Arrays of 64 bits are taken where 32 are wanted, unless JAX's `jax_enable_x64` is
-    set. Calls from several threads are safe.
+    Call it with numpy arrays (or pytrees of them) in the shapes of one of its executables; with padding in the
+    manifest, smaller shapes will do. Results are numpy arrays. If an argument is a device array (`device_put`), results
+    stay on the device as device arrays, and the call consumes the device arrays of donated arguments.
 
-    Arguments that the manifest binds to weights are left out; one that is given all the same is used instead.
+    For an argument of one of the model's types, pass an object of that type or a dict of its fields; if the type's
+    fields are not known, a tuple of its children. A 64-bit array may stand for a 32-bit one, unless JAX's
+    `jax_enable_x64` is set. You can call it from several threads.
 
-    Static arguments are passed by keyword, as in JAX; they may be left out where the function was built with one
-    combination of them. `variants[NAME]` is the function of one combination.
+    Leave out the arguments that the manifest binds to weights; if you pass one, the call uses yours. Pass static
+    arguments by keyword, as in JAX; if there is only one combination of them, you may leave them out.
+    `variants[NAME]` is the function of one combination.
 
-    name: as in the manifest; of one variant, `FUNCTION-VARIANT`.
-    static: the static arguments that it was built with; empty where it has variants.
-    variants: the combinations, by name; empty where there is one.
+    name: as in the manifest; for a variant, `FUNCTION-VARIANT`.
+    static: the static arguments that it was built with; empty if it has variants.
+    variants: the combinations, by name; empty if there is only one.
     """
 
     def __init__(self, name: str, loaded: Loaded, artifact: str | None = None) -> None:

@@ -24,9 +24,9 @@ class Bundle(Mapping[str, Function]):
     """The functions of a bundle by name.
 
     name, version: as in the manifest.
-    target: the most demanding target whose executables run here; "" where there is none, and functions are compiled.
+    target: the most demanding target whose executables run here; "" if there is none, and calls compile.
 
-    Made by `stagec.load`. `bundle["predict"](params, x)` calls a function. `close`, or the end of a `with` statement,
+    `stagec.load` makes it. `bundle["predict"](params, x)` calls a function. `close`, or the end of a `with` statement,
     unloads it.
     """
 
@@ -101,14 +101,14 @@ class Bundle(Mapping[str, Function]):
         devices: Sequence[_jax.Device] | None = None,
         **kwargs: Any,
     ) -> Selection:
-        """Return every candidate for a call of `function`, and why it is taken or not. Nothing is loaded.
+        """Return every candidate for a call of `function`, and why the loader takes it or not. It loads nothing.
 
         function: its name, or `FUNCTION-VARIANT`.
-        shapes: the positional arguments, in their trees, with arrays, or avals as in manifests ("f32[8,64]"), for
-            leaves; None: of any shapes.
-        devices: to run on; None: those that the bundle was loaded for.
+        shapes: the positional arguments, as trees of arrays, or of avals as in manifests ("f32[8,64]"). None: of any
+            shapes.
+        devices: to run on. None: those of the bundle.
         kwargs: the keyword arguments, in the same form.
-        Raises KeyError when there is no such function, CallError when structure or dtype of the arguments differ.
+        Raises KeyError if there is no such function, CallError if structure or dtype of the arguments differ.
         """
         if function not in self._signatures and function in self._functions:
             variants = ", ".join(f"{function}-{name}" for name in self._functions[function].variants)
@@ -122,9 +122,9 @@ class Bundle(Mapping[str, Function]):
         return [function.select() for function in self._signatures.values()]
 
     def close(self) -> None:
-        """Unload: let go of the file and of the executables. A call raises CallError ("closed") from then on.
+        """Unload the bundle: close the file, and drop the executables. Later calls raise CallError ("closed").
 
-        Calls that are running in other threads end as if nothing had happened; their results stay valid.
+        Calls that run in other threads end normally, and their results stay valid.
         """
         with self._loaded.lock:
             self._loaded.archive = None

@@ -16,16 +16,18 @@ class Refusal(Exception):
 
 
 class LoadError(Refusal):
-    """A bundle, or an executable in it, is not loaded.
+    """A bundle, or an executable in it, cannot be loaded.
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
     "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
-    "executable", "compile", "signature", "key", "cryptography". docs/troubleshooting.md says what to do about each.
+    "executable", "compile", "signature", "key", "cryptography". docs/troubleshooting.md says what to do about
+    each.
     """
 
 
 class CallError(Refusal):
-    """A call is not made because its arguments do not fit.
+    """A call cannot run, because its arguments do not fit.
 
-    Codes: "static", "structure", "dtype", "shape", "deleted", "closed". docs/troubleshooting.md says what to do about each.
+    Codes: "static", "structure", "dtype", "shape", "deleted", "closed". docs/troubleshooting.md says what to do about
+    each.
     """

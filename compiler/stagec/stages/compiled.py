@@ -75,16 +75,16 @@ class Compiled:
 
     Methods are those of `jax.stages.Compiled` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Compiled).
 
-    executable: bytes that jaxlib's client loads; canonical ones when it was compiled for a named target.
-    description: signature, target and figures.
-    hlo: the optimized program as text; None until it is asked for, of one that was read from bytes.
-    mesh: the mesh over which its arrays are split; None where it is not known.
-    stablehlo: the module that it was compiled from, as a portable artifact, where it was compiled for a manifest.
+    executable: bytes that jaxlib's client loads; canonical ones if it was compiled for a named target.
+    description: calling convention, target, costs and memory.
+    hlo: the optimized program as text; None after `deserialize`, until you ask for it.
+    mesh: the mesh over which its arrays are split; None if it is not known.
+    stablehlo: the module that XLA compiled, in StableHLO's portable form; None unless it was built from a manifest.
 
-    Call it with numpy arrays, in the structure and of the shapes that it was compiled for; results are numpy arrays in
-    plain containers, or in objects of the model's own types where their module is imported. Arrays on several devices
-    are passed and returned whole. A PRNG key is its uint32 words. Arrays of 64 bits are taken where 32 are wanted,
-    unless JAX's `jax_enable_x64` is set. A call raises CallError when an argument does not fit.
+    Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
+    plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several
+    devices as a whole. A PRNG key is its uint32 words. A 64-bit array may stand for a 32-bit one, unless JAX's
+    `jax_enable_x64` is set. A call raises CallError if an argument does not fit.
     """
 
     executable: bytes = field(repr=False)
@@ -193,7 +193,7 @@ class Compiled:
         return dict(self.runtime_executable().cost_analysis())
 
     def memory_analysis(self) -> _jax.CompiledMemoryStats:
-        """Return XLA's figures in bytes: `argument_size_in_bytes`, `temp_size_in_bytes` and others."""
+        """Return XLA's sizes in bytes: `argument_size_in_bytes`, `temp_size_in_bytes` and others."""
         return self.runtime_executable().get_compiled_memory_stats()
 
     def runtime_executable(self) -> _jax.LoadedExecutable:

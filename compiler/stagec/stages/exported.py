@@ -48,7 +48,7 @@ class Exported:
     platforms: "cpu", "cuda", "rocm", "tpu"; with more than one, `main` takes their index as its first argument.
     ordered_effects, unordered_effects: class names of the effects in the module.
     disabled_safety_checks: what was switched off at export: "platform", "shape_assertions", "custom_call:<target>".
-    mlir_module_serialized: the VHLO portable artifact.
+    mlir_module_serialized: the module, in StableHLO's portable form (VHLO).
     calling_convention_version: of the module
         (https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions).
     module_kept_var_idx: sorted indices of the `in_avals` that `main` takes; the others are unused and were dropped.
@@ -152,7 +152,7 @@ class Exported:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on this machine's CPU: numpy arrays in, numpy arrays out.
 
-        Containers are plain ones, or objects of the model's own types where this process has them.
+        Results are in plain containers, or in objects of the model's types if this process has them.
 
         Dimension variables take their sizes from the arguments' shapes. What is compiled for one
         combination of sizes is kept. A PRNG key is given and returned as its uint32 words; for a function of

@@ -193,8 +193,8 @@ class Lowered:
         """Compile, and return what can be called.
 
         compiler_options: as of `jit`; they go before those of the function.
-        target: None is the CPU in front of us. A named target needs a process that was prepared for it
-            (`cpu.pin_process`, as the compile command does).
+        target: None is the CPU of this machine. A named target needs a process that was prepared for it
+            (`prepare_process` of its backend, as the compile command does).
         Raises CannotCompile when XLA refuses the module or an option, or an option cannot have its value.
         """
         from stagec.stages.compiled import compile_lowered
