@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stagec.backends import descriptors, elf
 from stagec.specs import CompilerOption, Scalar
 
 LEVELS: Mapping[str, int] = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39}
@@ -118,6 +117,8 @@ def known_options() -> tuple[str, ...]:
     XLA has them: in the descriptor of xla.DebugOptions, which its library holds. It takes a tenth of a second.
     """
     import jaxlib
+
+    from stagec.backends import descriptors, elf  # planning reads the rest of this module
 
     found: set[str] = set()
     for path in Path(str(jaxlib.__file__)).parent.glob("libjax*.so*"):
