@@ -22,6 +22,11 @@ PythonSourcesInfo = provider(
     },
 )
 
+IsolationInfo = provider(
+    doc = "What the system of this machine lets workers do.",
+    fields = {"works": "bool: whether a worker can isolate its actions."},
+)
+
 StagecToolchainInfo = provider(
     doc = "What export, compile and bundle actions run.",
     fields = {
@@ -30,6 +35,7 @@ StagecToolchainInfo = provider(
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
         "tools": "list of FilesToRunProvider: those of them whose change starts a new worker.",
+        "workers": "bool: whether Bazel may keep workers.",
     },
 )
 

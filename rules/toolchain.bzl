@@ -1,6 +1,6 @@
 """The staging toolchain: the interpreter, its packages and the compiler that the actions run."""
 
-load("//rules:providers.bzl", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
+load("//rules:providers.bzl", "IsolationInfo", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
 TOOLCHAIN_TYPE = Label("//rules:toolchain_type")
@@ -19,6 +19,7 @@ def _stagec_toolchain_impl(ctx):
                 transitive = [ctx.attr.compiler[PythonSourcesInfo].sources],
             ),
             tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment)],
+            workers = ctx.attr.isolation[IsolationInfo].works,
         ),
     )]
 
@@ -38,6 +39,12 @@ stagec_toolchain = rule(
             providers = [PythonSourcesInfo],
             cfg = "exec",
         ),
+        "isolation": attr.label(
+            doc = "Whether workers can isolate their actions here. Where they cannot, Bazel keeps none.",
+            default = Label("@stagec_isolation//:isolation"),
+            providers = [IsolationInfo],
+            cfg = "exec",
+        ),
         "entry": attr.label(
             doc = "The compiler's __main__.py, in the folder of its package.",
             mandatory = True,
@@ -46,6 +53,12 @@ stagec_toolchain = rule(
         ),
     },
 )
+
+_WORKER = {
+    "requires-worker-protocol": "proto",
+    "supports-worker-cancellation": "1",
+    "supports-workers": "1",
+}
 
 def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a process of its own where it keeps none.
@@ -63,9 +76,13 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     start = ctx.actions.args()
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
     environments = [stagec.environment] + ([plugin] if plugin else [])
+    requirements = {"block-network": "1"}
+    if stagec.workers:
+        requirements.update(_WORKER)
     ctx.actions.run(
         mnemonic = mnemonic,
         progress_message = progress_message,
@@ -88,10 +105,5 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
             "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
         },
-        execution_requirements = {
-            "block-network": "1",
-            "requires-worker-protocol": "proto",
-            "supports-worker-cancellation": "1",
-            "supports-workers": "1",
-        },
+        execution_requirements = requirements,
     )

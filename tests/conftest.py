@@ -37,7 +37,7 @@ def has_libtpu() -> bool:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A folder that a model may write to when a worker exports it; pytest's own folders may lie elsewhere than /tmp."""
+    """A folder that a model sees in Bazel's sandbox; pytest's own folders may lie elsewhere than /tmp."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 

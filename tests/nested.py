@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.building import ROOT
@@ -14,32 +15,39 @@ class NestedBazel:
 
     folder: where stagec's sources are copied to, as `stagec`, and where Bazel keeps its files.
     root: the workspace.
+    user: who runs it, by number; None: the user of the tests. The folder is that user's.
     """
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, user: int | None = None) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "bazel-*")
         for name in ("compiler", "rules"):
             shutil.copytree(ROOT / name, folder / "stagec" / name, ignore=ignored)
         for name in ("BUILD", "MODULE.bazel", "WORKSPACE", "bazelw"):
             shutil.copy(ROOT / name, folder / "stagec" / name)
-        self.root = root
-        self._command = [folder / "stagec" / "bazelw", f"--output_user_root={folder / 'bazel'}", "--max_idle_secs=300"]
+        self.root, self.user = root, user
+        start = [f"--output_user_root={folder / 'bazel'}", "--max_idle_secs=300"]
+        self._command = [str(folder / "stagec" / "bazelw"), *start]
         # Of the variables that a test of Bazel's has, those that describe that test are not the nested Bazel's.
         mine = re.compile(r"TEST|RUNFILES|PYTHON|BAZEL_|BUILD_|XML_|JAVA_RUNFILES|RUN_UNDER|GTEST|JAX_")
         self._env = {name: value for name, value in os.environ.items() if not mine.match(name)}
+        if user is not None:
+            self._env.update(HOME=str(folder), USER=str(user))
 
-    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of Bazel."""
-        process = self.start(command, *arguments)
+    def run(self, command: str, *arguments: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run a command of Bazel. before: a command that runs it."""
+        process = self.start(command, *arguments, before=before)
         output, errors = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
-    def start(self, command: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command of Bazel."""
+    def start(self, command: str, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start a command of Bazel. before: a command that runs it."""
         return subprocess.Popen(
-            [*self._command, command, "--color=no", *arguments],
+            [*before, *self._command, command, "--color=no", *arguments],
             cwd=self.root,
             env=self._env,
+            user=self.user,
+            group=self.user,
+            extra_groups=None if self.user is None else (),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

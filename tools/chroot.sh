@@ -23,7 +23,7 @@ quietly() { # runs a command; shows its output only if it fails
 }
 
 in_a_mount_namespace() { # starts the tool again with these arguments, where no mount is left behind however it ends
-  [[ "$(id -u)" == 0 ]] || give_up "chroot needs root; run it with sudo"
+  [[ "$(id -u)" == 0 ]] || give_up "it needs root; run it with sudo"
   if [[ -z "${STAGEC_UNSHARED:-}" ]]; then
     STAGEC_UNSHARED=1 exec unshare --mount --propagation private "$0" "$@"
   fi
@@ -55,4 +55,16 @@ debian() { # debian SUITE FOLDER PACKAGE...: installs that Debian, and mounts wh
   fi
   mkdir -p "$root/etc/ssl/certs"
   cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+}
+
+within() { # within FOLDER COMMAND...: runs it where the folder is all there is
+  # Not by chroot alone: there nobody can have a user namespace, which Bazel's sandbox and stagec's workers need.
+  unshare --mount --propagation private /bin/bash -c '
+    set -e
+    mount --rbind "$0" "$0"
+    cd "$0"
+    mkdir -p host
+    pivot_root . host
+    exec chroot . /bin/bash -c "umount --lazy /host && exec \"\$@\"" bash "$@"
+  ' "$@"
 }

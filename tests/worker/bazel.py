@@ -1,6 +1,8 @@
 """Bazel's side of the worker protocol, for a worker in a process of its own."""
 
+import itertools
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,16 +12,35 @@ from typing import Self
 
 from stagec.backends import wire
 from tests.building import COMPILER, action_environment
+from tests.users import User, needs_isolation
+
+OUTPUTS = ("--debug-output", "--description", "--jaxpr", "--module", "--output", "--profile", "--sbom", "--stablehlo")
+"""Options that name what a command writes."""
 
 
 class Worker:
     """A worker of one command of stagec's, in the execution root `root`: `with Worker("export", root) as worker`."""
 
-    def __init__(self, command: str, root: Path) -> None:
+    def __init__(self, command: str, root: Path, user: User | None = None, before: Sequence[str] = ()) -> None:
+        """Start it. user: who runs it; None: the user of the tests. before: a command that runs it.
+
+        Without such a command, skips the test where the system does not let a worker do its work.
+        """
+        user = user or User(None, sys.executable)
+        if not before:
+            needs_isolation(user)
         words = ["-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), command, "--persistent_worker"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, *words], cwd=root, env=action_environment(), stdin=pipe, stdout=pipe, stderr=pipe
+            [*before, user.python, *words],
+            cwd=root,
+            env=action_environment(),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            user=user.number,
+            group=user.number,
+            extra_groups=None if user.number is None else (),
         )
 
     def __enter__(self) -> Self:
@@ -32,8 +53,9 @@ class Worker:
         self.process.communicate()
 
     def send(self, arguments: Sequence[str], inputs: Sequence[str] = (), **numbers: int) -> None:
-        """Send a request. numbers: of request_id, cancel and verbosity."""
-        self.write(encode(arguments, inputs, **numbers))
+        """Send a request, which declares its outputs as the rules do. numbers: of request_id, cancel and verbosity."""
+        declared = [("--declared", path) for option, path in itertools.pairwise(arguments) if option in OUTPUTS]
+        self.write(encode([*arguments, *itertools.chain(*declared)], inputs, **numbers))
 
     def write(self, data: bytes) -> None:
         """Write bytes to the worker's stdin."""
@@ -46,6 +68,7 @@ class Worker:
         assert self.process.stdout
         message, size = b"", None
         while size is None or len(message) < size:
+            assert select.select([self.process.stdout], [], [], 120)[0], "the worker does not answer"
             more = os.read(self.process.stdout.fileno(), 1 if size is None else size - len(message))
             assert more, "the worker is gone"
             message += more

@@ -3,9 +3,9 @@
 A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
 the work: it returns the exit status, None for 0, and raises StagecError for a user's mistake. Every command imports
 what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
-imports all that can be imported before, and `IN_PLACE` says that it needs no folder of its own. Exit status: 0 when all
-is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff` found a difference,
-`verify` refuses. `verify` has 3 for a bundle that is whole, where it was given no key to check a signature with.
+imports all that can be imported before. Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr),
+1 for anything else: `explain` or `diff` found a difference, `verify` refuses. `verify` has 3 for a bundle that is
+whole, where it was given no key to check a signature with.
 """
 
 import argparse
@@ -45,12 +45,11 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's) and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--persistent_worker" in given:
-        from stagec.worker import server
+    if given[1:2] == ["--worker_template"]:
+        from stagec.worker import template
 
         module = importlib.import_module(f"stagec.cli.{given[0]}")
-        module.preload()
-        return server.serve(lambda words: main([given[0], *words]), getattr(module, "IN_PLACE", False))
+        return template.serve(int(given[2]), module.preload, lambda words: main([given[0], *words]))
     parser = argparse.ArgumentParser(
         prog="stagec",
         description="Builds JAX functions ahead of time.",
@@ -67,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.arguments(subparser)
         if hasattr(module, "preload"):
             subparser.add_argument("--profile", help="write the seconds of each phase to this file, as JSON")
+            subparser.add_argument("--declared", action="append", help="a file that Bazel expects; may be repeated")
         subparser.set_defaults(run=module.run)
     options = parser.parse_args(given)
     try:

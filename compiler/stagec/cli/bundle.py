@@ -7,10 +7,6 @@ import argparse
 from stagec.cli.files import Sums, on_disk, print_json, read, read_text, read_weights, split, write_parts
 from stagec.errors import Problem, StagecError
 
-IN_PLACE = True
-"""A worker's fork runs it in the execution root: it opens the files that its arguments name, and no code of a model's.
-A folder with a link for each of thousands of inputs takes longer to make and to remove than the bundle."""
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", required=True, help="the manifest's name")

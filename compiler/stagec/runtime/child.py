@@ -54,7 +54,7 @@ def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
         try:
             done = subprocess.run(command, stdin=given, stdout=answer, stderr=errors, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
-            raise ValueError(f"reading it took over {seconds} seconds, and was ended") from None
+            raise ValueError(_late(seconds)) from None
         except OSError as error:
             raise ValueError(f"no process to read it in can be started: {error.strerror}") from error
         status, told, said = done.returncode, _content(answer), _content(errors)
@@ -63,9 +63,15 @@ def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
         if "error" in found:
             raise ValueError(found["error"])
         return found["result"]
+    if status == -signal.SIGXCPU:
+        raise ValueError(_late(seconds))
     last = said.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     how = f"with {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     raise ValueError(f"what reads it ended {how}{': ' if last else ''}{last}")
+
+
+def _late(seconds: int) -> str:
+    return f"reading it took over {seconds} seconds, and was ended"
 
 
 def answer(request: dict[str, Any]) -> None:
@@ -78,7 +84,9 @@ def answer(request: dict[str, Any]) -> None:
     }
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        # Over the first number of seconds the process gets SIGXCPU, which says why it ends; over the second, SIGKILL.
+        resource.setrlimit(kind, (least, hard if kind == resource.RLIMIT_CPU else least))
     output = os.dup(1)
     os.dup2(2, 1)  # native code may print
     with open(0, "rb", closefd=False) as file:

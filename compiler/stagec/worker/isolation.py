@@ -1,200 +1,246 @@
-"""What the process of a request sees: its inputs under their paths, in a folder of its own, and no network.
+"""The namespaces of a worker, and of each of its actions.
 
-Bazel starts workers in the execution root, in which all files of the repository can be read. Here a request gets what
-Bazel's sandbox gives an action: a folder with a link for every input. A file that is not declared is not there, for
-`import` and `open` alike. As in the sandbox, absolute paths of the machine can still be read, and written are that
-folder, and what the machine has for temporary files; so what a link leads to stays as it is.
+    worker    a user namespace, in which it may make others; the files of the machine; no network
+    action    a PID namespace, whose end is the end of all that was started in it; the files of a Root
+
+An action has no capability in any of them (confinement.py), so what is mounted stays as it is. It sees no process but
+its own, and has no descriptor but those that it is given.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
+import gc
 import os
-import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
-_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
-_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
-_WRITTEN = ("/tmp", "/var/tmp", "/dev", "/proc")  # as in Bazel's sandbox
-_PREFIX = "stagec-worker-"
-_NEW = 60
-"""Seconds in which a folder may not be locked yet."""
-_PR_SET_PDEATHSIG = 1
+from stagec.worker import confinement, syscalls
+from stagec.worker.root import FOLDER, Root, import_roots, packages
+
+WRITTEN = (FOLDER, "/dev")
+"""Folders that an action may write below; of /dev, to what is there."""
+_KINDS = ("mnt", "ipc")
+"""Namespaces that an action has besides that of processes, under the names of /proc/PID/ns."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_MANY = 1 << 30
+"""More descriptors than a process can have."""
+_READY, _LONGEST = b"ready", 1 << 12
+"""Messages: that all is well, or why not."""
 
 
-@contextlib.contextmanager
-def folder_of(inputs: Sequence[str]) -> Iterator[Path]:
-    """Make a folder that has the inputs, paths relative to the working directory, and nothing else; remove it again.
+class Isolation:
+    """The namespaces of this process, the worker, which is in them from here on."""
 
-    It lies beside the outputs of the build, if there are any: what is made in it can then be renamed.
-    """
-    root, outputs = Path.cwd(), Path("bazel-out").absolute()
-    with (
-        tempfile.TemporaryDirectory(prefix=_PREFIX, dir=outputs if outputs.is_dir() else None) as name,
-        _locked(name) as free,
-    ):
-        assert free
-        folder = Path(name, "root")  # a path may begin with .. where Bazel lays repositories out side by side
-        made: set[str] = set()
-        for path in inputs:  # a bundle has thousands
-            parent = path.rpartition("/")[0]
-            if parent not in made:
-                Path(folder, parent).mkdir(parents=True, exist_ok=True)
-                made.add(parent)
-            Path(f"{folder}/{path}").symlink_to(f"{root}/{path}")
-        folder.mkdir(exist_ok=True)
-        yield folder
+    def __init__(self) -> None:
+        """Leave those of the machine. From here on this is a child of the process that was called.
+
+        Raises OSError where the system does not let this process do so.
+        """
+        new = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWPID
+        with _users_written_by_another():
+            syscalls.unshare(new)
+        # What the machine unmounts is unmounted here; nothing goes the other way.
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
+        _bring_up_loopback()
+        self._root = Root(packages())
+        _go_on_in_a_child()
+        self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        gc.freeze()  # what is there is not looked at again, and stays in memory that all children share
+
+    def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
+        """Start a process of this interpreter that may enter the namespaces of actions.
+
+        words: its arguments; a descriptor of a connection is added to them.
+        in_place: whether it sees the files of the worker, and not those of the Root.
+        Returns the other end of the connection. Raises OSError where the system does not let it.
+        """
+        ours, theirs = socket.socketpair()
+        interpreter = os.path.realpath(sys.executable)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_roots())}
+        if not os.fork():
+            with _ending(theirs):
+                if not in_place:
+                    self._root.enter(syscalls.new_tmpfs())
+                keep_open(theirs.fileno())
+                theirs.set_inheritable(True)
+                confinement.keep_capabilities()
+                theirs.sendall(_READY)
+                # Run anew, its program and libraries are files of the Root. Of those of the machine, an action of their
+                # owner's could change the mode, through /proc/self/exe.
+                os.execve(interpreter, [interpreter, *words, str(theirs.fileno())], environment)
+        theirs.close()
+        _expect(ours.recv(_LONGEST))
+        return ours
+
+    @contextlib.contextmanager
+    def action(self, folder: str, inputs: Sequence[str], files: int | None) -> Iterator[list[int]]:
+        """Make the namespaces of an action. When the block is left, all processes in them are dead.
+
+        inputs: paths relative to `folder`. files: a descriptor of what the action sees as FOLDER, from `new_files`;
+            None: it sees the files of the worker.
+        Yields descriptors of its PID namespace, and where it has files of its own, of the others.
+        Raises OSError where the system does not let it.
+        """
+        descriptors: list[int] = []
+        ours, theirs = socket.socketpair()
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        first = os.fork()
+        if not first:
+            with _ending(theirs):
+                self._be_first(theirs, folder, inputs, files)
+        try:
+            syscalls.setns(self._processes, syscalls.CLONE_NEWPID)
+            theirs.close()
+            message, descriptors, _, _ = socket.recv_fds(ours, _LONGEST, 1 + len(_KINDS))
+            _expect(message)
+            yield descriptors
+        finally:
+            ours.close()
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _be_first(self, connection: socket.socket, folder: str, inputs: Sequence[str], files: int | None) -> None:
+        """Be the first process of a PID namespace, with which all others end: say where it is, and do nothing more."""
+        # The others must not look into it: it has capabilities, and its program is a file of the machine's.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        if files is not None:
+            syscalls.unshare(syscalls.CLONE_NEWIPC)
+            self._root.enter(files, folder, inputs)
+        keep_open(connection.fileno())
+        os.dup2(0, 2)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what others leave behind is nobody's
+        kinds = ("pid", *(() if files is None else _KINDS))
+        socket.send_fds(connection, [_READY], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
+        os.closerange(3, _MANY)
+        while True:
+            signal.pause()
 
 
-def remove_folders_of_the_dead() -> None:
-    """Remove the folders that workers left beside the outputs of the build when they were killed in their work."""
-    for path in Path("bazel-out").absolute().glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another worker removes it
-            if time.time() - path.stat().st_mtime > _NEW:
-                with _locked(path) as free:
-                    if free:
-                        shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def _locked(folder: str | Path) -> Iterator[bool]:
-    """Lock a folder while its worker, or a child, lives: False where another has it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def problem() -> str | None:
+    """Isolate an action that does nothing, and return what the system does not let; None where it does."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        isolation = Isolation()
+        isolation.start(["-c", "pass"], in_place=False)
+        with new_files() as files, isolation.action("/", (), files):
+            return None
+    except OSError as error:
+        return said(error)
+
+
+def _go_on_in_a_child() -> None:
+    """Return in a child, the first of its PID namespace. This process ends with it, and it with this process."""
+    child = os.fork()
+    if child:
+        with _ending():
+            os.closerange(0, 2)  # what the child says and hears is not for this one
+            os.closerange(3, _MANY)
+            _, how = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(how) & 0xFF)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _expect(message: bytes) -> None:
+    if message != _READY:
+        raise OSError(0, message.decode() or "a process died")
+
+
+@contextlib.contextmanager
+def new_files() -> Iterator[int]:
+    """Make a folder in memory for an action, and yield a descriptor of it."""
+    descriptor = syscalls.new_tmpfs()
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def enter(folder: Path, inputs: Sequence[str]) -> None:
-    """Make the folder the working directory of this process.
-
-    It ends with its parent; where the system lets us, it reaches no network and writes to no input; the latter not in a
-    chroot whose / is no mount.
-    """
-    root = Path.cwd()
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError):  # some systems allow the first step and not the others
-        _leave_namespaces()
-        _only_loopback()
-        _only_written(folder.parent, root, {Path(path).parts[0] for path in inputs})
-    os.chdir(folder)
+def enter(namespaces: Sequence[int]) -> None:
+    """Have this process be in namespaces of an action."""
+    for descriptor in namespaces:
+        syscalls.setns(descriptor)
 
 
-def undeclared(folder: Path, root: Path) -> set[str]:
-    """Return a set that grows: the files of `root` that this process wants to open or import from `folder`, in vain."""
-    found: set[str] = set()
-
-    def look(path: Path) -> None:
-        if path.is_relative_to(folder) and not os.path.lexists(path):
-            relative = path.relative_to(folder)
-            if (root / relative).is_file():
-                found.add(str(relative))
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and not os.path.lexists(arguments[0]):
-            look(Path(os.path.normpath(Path.cwd() / arguments[0])))
-        elif event == "import":
-            for entry in sys.path:
-                if entry.startswith(str(folder)):
-                    module = Path(entry, *arguments[0].split("."))
-                    look(module.with_suffix(".py"))
-                    look(module / "__init__.py")
-
-    sys.addaudithook(hook)
-    return found
+def said(error: OSError) -> str:
+    """Return what an error says was not possible."""
+    return ": ".join(part for part in (error.filename, error.strerror) if part)
 
 
-def end(child: int) -> None:
-    """Kill a child and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    os.kill(child, signal.SIGKILL)
-
-
-def hand_over(folder: Path, arguments: Sequence[str]) -> None:
-    """Move the files that were made, and that the arguments name, to the same paths below the working directory."""
-    for word in arguments:
-        if not os.path.lexists(f"{folder}/{word}"):  # most words are no file's name
-            continue
-        made = folder / word
-        if made.is_relative_to(folder) and made.is_file() and not made.is_symlink():
-            Path(word).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(made, word)
-
-
-def _leave_namespaces() -> None:
-    """Leave the network and the mounts of the machine for some of our own. Raises OSError where the system forbids it.
-
-    It lets root, and others in a namespace in which they may do what root may; then the user has its number there too.
-    """
-    user, group = os.geteuid(), os.getegid()
+@contextlib.contextmanager
+def _ending(connection: socket.socket | None = None) -> Iterator[None]:
+    """End this process, a fork, whatever happens in the block; say over the connection what the system did not let."""
+    status = 1
     try:
-        _call("unshare", _CLONE_NEWNET | _CLONE_NEWNS)
-    except OSError:
-        _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWNS)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        yield
+        status = 0
+    except OSError as error:
+        if connection:
+            connection.sendall(said(error).encode())
+    finally:
+        os._exit(status)
 
 
-def _only_loopback() -> None:
-    """Bring up the one device of the new network: "lo" is there, and down."""
+def keep_open(descriptor: int) -> None:
+    """Close all descriptors but this one and stderr, which stdout becomes too; stdin is empty."""
+    # Of the Root, if this process sees that: of the machine's device, root could change the mode.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, _MANY)
+
+
+@contextlib.contextmanager
+def _users_written_by_another() -> Iterator[None]:
+    """Let the users and groups of the user namespace that the block makes be those of this one.
+
+    All of them, where this process may say so, and else its own. Another process writes it down: that is a matter of
+    this namespace.
+    """
+    go, goes = os.pipe()
+    writer = os.fork()
+    if not writer:
+        with _ending():
+            os.close(goes)
+            if os.read(go, 1):
+                _write_users(f"/proc/{os.getppid()}")
+    try:
+        yield
+        os.write(goes, b"1")
+    finally:
+        os.close(goes)
+        os.close(go)
+        _, status = os.waitpid(writer, 0)
+    if status:
+        raise PermissionError(1, "uid_map: Operation not permitted")
+
+
+def _write_users(process: str) -> None:
+    for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
+        with open(f"/proc/self/{kind}_map", encoding="ascii") as file:
+            known = [line.split() for line in file]
+        try:
+            _write(f"{process}/{kind}_map", "".join(f"{first} {first} {count}\n" for first, _, count in known))
+        except PermissionError:
+            if kind == "gid":
+                _write(f"{process}/setgroups", "deny")
+            _write(f"{process}/{kind}_map", f"{own} {own} 1")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _bring_up_loopback() -> None:
+    """Bring up the one device of a new network: "lo" is there, and down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sH14x", b"lo", 0)
         (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
-
-
-def _only_written(folder: Path, root: Path, entries: set[str]) -> None:
-    """Make all mounts read-only but `folder`, those of the system, and what is temporary and no part of the build.
-
-    entries: of `root`, each of which may be a link to where inputs are: those may be in a folder for temporary files.
-    """
-    _call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    _set_read_only(Path("/"), True)
-    try:
-        for path in filter(Path.is_dir, map(Path, _WRITTEN)):
-            with contextlib.suppress(OSError):  # it was read-only before
-                _bind(path, False)
-        for path in {root, *(Path(os.path.realpath(root / entry)) for entry in entries)}:
-            if path.is_dir():
-                _bind(path, True)
-    finally:
-        _bind(folder, False)
-
-
-def _bind(path: Path, read_only: bool) -> None:
-    """Make a mount of its own of a path."""
-    _call("mount", os.fsencode(path), os.fsencode(path), None, _MS_BIND | _MS_REC, None)
-    _set_read_only(path, read_only)
-
-
-def _set_read_only(path: Path, read_only: bool) -> None:
-    """Let nothing be written below the mount at a path, or let it. As mount_setattr(2), of Linux 5.12."""
-    attributes = struct.pack("4Q", *((_MOUNT_ATTR_RDONLY, 0) if read_only else (0, _MOUNT_ATTR_RDONLY)), 0, 0)
-    _call("syscall", _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, len(attributes))
-
-
-def _call(name: str, *arguments: int | bytes | None) -> None:
-    """Call a function of libc's. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments):
-        raise OSError(ctypes.get_errno(), name)

@@ -6,7 +6,6 @@ The messages are those of src/main/protobuf/worker_protocol.proto of Bazel; each
 from __future__ import annotations
 
 import os
-import select
 from dataclasses import dataclass
 
 from stagec.backends import wire
@@ -61,18 +60,21 @@ class Requests:
                 return None
         return request
 
-    def ended_before(self, done: int) -> bool:
-        """Wait for the descriptor `done`: False. True when Bazel cancels the request, or is gone, before."""
-        while True:
-            if request := self._take():  # it may have come together with the one before
-                if request.cancel:
-                    return True
-                raise ValueError("a second request before the first was answered")
-            ready, _, _ = select.select([done, self._descriptor], [], [])
-            if done in ready:
-                return False
-            if not self._receive():
-                return True
+    def fileno(self) -> int:
+        """Return the descriptor, for select."""
+        return self._descriptor
+
+    def cancelled(self, more: bool) -> bool:
+        """Return whether Bazel cancels the request that was last, or is gone. more: whether there is something to read.
+
+        Raises ValueError for another request: it comes when this one is answered.
+        """
+        if more and not self._receive():
+            return True
+        request = self._take()
+        if request and not request.cancel:
+            raise ValueError("a second request before the first was answered")
+        return bool(request)
 
     def _receive(self) -> bool:
         received = os.read(self._descriptor, 1 << 16)

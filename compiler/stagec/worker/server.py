@@ -1,132 +1,103 @@
-"""Answer Bazel's requests, each in a forked process that sees the inputs of its request and nothing else of the build.
+"""Answer Bazel's requests, each with a process of its own that sees the inputs of its request and nothing else.
 
-Only a command that runs no code of a model's, and opens the files that it is told to, works in the execution root.
-The worker itself imports packages and the compiler, never a model, and starts no XLA client: a fork after that would
-wait for threads that it does not have. So a request starts with what a new process has after its imports, and what it
-does is gone when it has ended. The sources of the compiler and the digest of the packages are in the key by which
-Bazel keeps workers (rules/toolchain.bzl): when they change, another worker is started.
+    Bazel --requests--> worker --"fork into these namespaces"--> template --fork--> action
+          <-responses--        <--------"it has ended"---------
+
+This process, the worker, imports neither packages nor models. It alone speaks with Bazel, makes the namespaces of an
+action, and takes from them what the action was asked for when all that was started in them is dead. So the worst that a
+model can do is to fail, or to make another artifact of itself. The sources of the compiler and the digest of the
+packages are in the key by which Bazel keeps workers (rules/toolchain.bzl): when they change, another worker is started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import gc
+import itertools
 import os
-import signal
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Sequence
 
-from stagec.worker import isolation
+from stagec.worker import isolation, outputs
+from stagec.worker.action import Action
 from stagec.worker.protocol import Request, Requests, Response
 
-_COMPILER = Path(__file__).absolute().parent.parent
+_COMPILER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_IN_PLACE = ("bundle",)
+"""Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
+their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
+_CANNOT = """stagec: a worker cannot isolate its actions on this system ({})
+  run bazel shutdown: the next build sees it, and runs each action in a sandbox of Bazel's
+"""
 
 
-def serve(run: Callable[[Sequence[str]], int], in_place: bool = False) -> int:
-    """Answer the requests on stdin on stdout until stdin is closed; return the exit status.
-
-    run: what a process does for the arguments of a request; it returns an exit status. Bazel shows what it prints.
-    in_place: whether it does it in the execution root, and not in a folder that has the inputs of the request alone.
-    """
+def serve(command: str) -> int:
+    """Be a worker of a command: answer requests on stdin on stdout until stdin is closed; return the exit status."""
     requests, responses = Requests(os.dup(0)), os.dup(1)
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # stdout is for responses alone
-    sys.path[:] = [str(Path(entry).absolute()) for entry in sys.path]  # children have another working directory
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        raise RuntimeError("what was imported started threads: forks would wait for them")
-    isolation.remove_folders_of_the_dead()
-    gc.collect()
-    gc.freeze()  # what is imported is not looked at again, and stays in memory that all children share
+    sys.path[:] = [os.path.abspath(entry) for entry in sys.path]  # children have another working directory
+    try:
+        worker: _Worker | None = _Worker(command)
+    except OSError as error:
+        worker, problem = None, _CANNOT.format(isolation.said(error))
     while request := requests.next():
         if request.cancel:  # it came too late
             continue
-        answer = _answer(request, requests, run, in_place).encode()
+        response = worker.answer(request, requests) if worker else Response(1, problem, request.request_id)
+        answer = response.encode()
         while answer:
             answer = answer[os.write(responses, answer) :]
+    if worker:
+        worker.end()
     return 0
 
 
-def _answer(request: Request, requests: Requests, run: Callable[[Sequence[str]], int], in_place: bool) -> Response:
-    """Have a child do the work; its last word is its exit status, on a pipe that is closed when it dies."""
-    started = time.monotonic()
-    # The compiler is imported from where the worker found it: links to its sources would be many, and read by nobody.
-    here, compiler = Path.cwd(), f"{_COMPILER}/"
-    inputs = [path for path in request.inputs if not f"{here}/{path}".startswith(compiler)]
-    own = contextlib.nullcontext(here) if in_place else isolation.folder_of(inputs)
-    with own as folder, tempfile.TemporaryFile() as printed:
-        last_word, said = os.pipe()
-        child = os.fork()
-        if not child:
-            _work(request, run, folder, inputs, printed.fileno(), said)
-        os.close(said)
-        try:
-            cancelled = requests.ended_before(last_word)
-            status = "" if cancelled else os.read(last_word, 16).decode()
-        finally:
-            os.close(last_word)
-            isolation.end(child)
-            _, how, usage = os.wait4(child, 0)
-        printed.seek(0)
-        output = printed.read().decode("utf-8", "replace")
-        seconds, memory = time.monotonic() - started, f"{usage.ru_maxrss / 1024:,.0f} MiB"
+class _Worker:
+    def __init__(self, command: str) -> None:
+        self._in_place = command in _IN_PLACE
+        flags = sys.orig_argv[1 : -len(sys.argv)]
+        words = [*flags, os.path.realpath(sys.argv[0]), command, "--worker_template"]
+        self._isolation = isolation.Isolation()
+        self._template = self._isolation.start(words, self._in_place)
+
+    def answer(self, request: Request, requests: Requests) -> Response:
+        """Have an action done, and hand over what it made."""
+        started, here = time.monotonic(), os.getcwd()
+        # The compiler is seen where it is: to show its sources as inputs as well takes long, and nobody reads them.
+        inputs = [path for path in request.inputs if not f"{here}/{path}".startswith(f"{_COMPILER}/")]
+        declared = _declared(request.arguments)
+        with contextlib.nullcontext() if self._in_place else isolation.new_files() as files:
+            try:
+                outputs.check(declared, request.inputs)
+                before = outputs.states(here, inputs)
+                written = outputs.make_folders(declared) if files is None else isolation.WRITTEN
+                with self._isolation.action(here, inputs, files) as namespaces:
+                    action = Action(self._template, request.arguments, written, namespaces)
+                    cancelled = action.is_cancelled(requests)
+                ended = action.end(here)
+                if ended.status == 0 and not cancelled:
+                    outputs.check_unchanged(here, before)
+                    if files is not None:
+                        outputs.hand_over(files, here, declared)
+            except outputs.NotHandedOver as error:
+                return Response(1, f"stagec: {error}\n", request.request_id)
+        seconds, memory = time.monotonic() - started, f"{ended.memory / (1 << 20):,.0f} MiB"
         if request.verbosity > 0:
             print(f"{' '.join(request.arguments)}: {seconds:.2f} s, {memory}", file=sys.stderr, flush=True)
         if cancelled:
             return Response(0, request_id=request.request_id, was_cancelled=True)
-        if not status:
-            output += f"stagec: {_death(how)} after {seconds:.1f} s; it had used {memory} of memory\n"
-            return Response(1, output, request.request_id)
-        if status == "0" and not in_place:
-            isolation.hand_over(folder, request.arguments)
-        return Response(int(status), output, request.request_id)
+        if ended.status is None:
+            death = f"stagec: {ended.death()} after {seconds:.1f} s; it had used {memory} of memory\n"
+            return Response(1, ended.output + death, request.request_id)
+        return Response(ended.status, ended.output, request.request_id)
+
+    def end(self) -> None:
+        """End the template, and wait for its end."""
+        self._template.close()
+        os.wait()
 
 
-def _work(
-    request: Request,
-    run: Callable[[Sequence[str]], int],
-    folder: Path,
-    inputs: Sequence[str],
-    printed: int,
-    said: int,
-) -> NoReturn:
-    """Do the work of a request in this process, print into one descriptor and say the exit status on the other."""
-    status = 1
-    try:
-        for descriptor in (1, 2):
-            os.dup2(printed, descriptor)
-        missed = isolation.undeclared(folder, Path.cwd())
-        isolation.enter(folder, inputs)
-        faulthandler.enable()  # where it died is worth knowing
-        status = run(request.arguments)
-        for path in sorted(missed) if status else ():
-            print(f"{path} is no input of this action\n  name it in deps, or in data where it is read", file=sys.stderr)
-    except SystemExit as error:  # argparse
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 - it is told, and 1 is the status
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.write(said, str(status).encode())
-        finally:  # whatever the model did to stdout: this process is no worker
-            os._exit(0)
-
-
-def _death(how: int) -> str:
-    """Say how a child ended before its work did."""
-    if not os.WIFSIGNALED(how):
-        return f"the process of this action ended with exit({os.WEXITSTATUS(how)}) in the middle of its work"
-    number = os.WTERMSIG(how)
-    why = signal.strsignal(number) or "unknown"
-    if number == signal.SIGKILL:
-        why += ", most likely because the machine has no memory left"
-    return f"the process of this action died of {signal.Signals(number).name} ({why})"
+def _declared(arguments: Sequence[str]) -> list[str]:
+    """Return the outputs that Bazel expects: rules/toolchain.bzl names them in the arguments."""
+    return [path for option, path in itertools.pairwise(arguments) if option == "--declared"]

@@ -1,0 +1,196 @@
+"""What takes a process's means away, for good, and those of all that it starts: capabilities, system calls, writing.
+
+Namespaces say what a process sees; this says what it may ask the kernel for. None of it takes a privilege.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import resource
+import struct
+from collections.abc import Iterable, Sequence
+
+from stagec.worker import syscalls
+
+_PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _PR_SET_NO_NEW_PRIVS = 24, 28, 38
+_PR_CAP_AMBIENT, _RAISE, _CLEAR_ALL = 47, 2, 4
+_CAP_SETPCAP, _CAP_SYS_CHROOT, _CAP_SYS_ADMIN = 8, 18, 21
+_NO_ROOT, _NOTHING_EVER = 0b1, 0b11100011
+"""Securebits (capabilities(7)): root is nobody special; and no capability is kept or inherited, and this stays so."""
+
+
+def keep_capabilities() -> None:
+    """Let the program that this process is about to run have what it takes to enter namespaces, and to `renounce`."""
+    syscalls.prctl(_PR_SET_SECUREBITS, _NO_ROOT)
+    kept = (_CAP_SETPCAP, _CAP_SYS_CHROOT, _CAP_SYS_ADMIN)
+    syscalls.set_capabilities(sum(1 << one for one in kept))
+    for one in kept:
+        syscalls.prctl(_PR_CAP_AMBIENT, _RAISE, one)
+
+
+def renounce() -> None:
+    """Let neither this process nor any that it starts get a capability from a program. It keeps those that it has."""
+    syscalls.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL)
+    syscalls.prctl(_PR_SET_SECUREBITS, _NOTHING_EVER)
+    with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+        last = int(file.read())
+    for capability in range(last + 1):
+        syscalls.prctl(_PR_CAPBSET_DROP, capability)
+    syscalls.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def confine(written: Iterable[str]) -> None:
+    """Leave this process no capability, no system call that could undo its isolation, and few places to write to.
+
+    `renounce` comes before, in this process or in one that it comes from.
+    written: folders below which it may write, where the kernel has Landlock; else the mounts alone say so.
+    """
+    # A crash starts a program of the machine's, as root, that reads what this process has in memory. 1 stands for none;
+    # with 0 it is started all the same (core(5)).
+    if resource.getrlimit(resource.RLIMIT_CORE)[1]:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    syscalls.set_capabilities(0)
+    _write_below(written)
+    _filter_system_calls()
+
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_RULESET_VERSION, _RULE_PATH_BENEATH = 1, 1
+_RIGHTS = {
+    3: 0b0111_1111_1111_0010,  # to write, remove, make, rename and truncate files
+    5: 0b1111_1111_1111_0010,  # and to ask devices for anything but reading and writing
+}
+"""Rights that are taken away (linux/landlock.h), by the version of Landlock since which it can; before 3, too few."""
+_SCOPES = {6: 0b11}
+"""The same for connections to abstract sockets of others, and signals to them."""
+
+
+def _write_below(folders: Iterable[str]) -> None:
+    try:
+        version = syscalls.call("syscall", _LANDLOCK_CREATE_RULESET, None, 0, _RULESET_VERSION)
+    except OSError:  # the kernel has none
+        return
+    rights = max((bits for since, bits in _RIGHTS.items() if version >= since), default=0)
+    scopes = max((bits for since, bits in _SCOPES.items() if version >= since), default=0)
+    if not rights:
+        return
+    attributes = struct.pack("3Q", rights, 0, scopes)
+    rules = syscalls.call("syscall", _LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    for folder in folders:
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", rights, descriptor)
+        syscalls.call("syscall", _LANDLOCK_ADD_RULE, rules, _RULE_PATH_BENEATH, rule, 0)
+        os.close(descriptor)
+    syscalls.call("syscall", _LANDLOCK_RESTRICT_SELF, rules, 0)
+    os.close(rules)
+
+
+REFUSED = {
+    "ptrace": 101,
+    "syslog": 103,
+    "uselib": 134,
+    "modify_ldt": 154,
+    "pivot_root": 155,
+    "chroot": 161,
+    "acct": 163,
+    "mount": 165,
+    "umount2": 166,
+    "swapon": 167,
+    "swapoff": 168,
+    "reboot": 169,
+    "init_module": 175,
+    "delete_module": 176,
+    "quotactl": 179,
+    "kexec_load": 246,
+    "add_key": 248,
+    "request_key": 249,
+    "keyctl": 250,
+    "unshare": 272,
+    "perf_event_open": 298,
+    "fanotify_init": 300,
+    "name_to_handle_at": 303,
+    "open_by_handle_at": 304,
+    "setns": 308,
+    "process_vm_readv": 310,
+    "process_vm_writev": 311,
+    "kcmp": 312,
+    "finit_module": 313,
+    "kexec_file_load": 320,
+    "bpf": 321,
+    "userfaultfd": 323,
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "pidfd_getfd": 438,
+    "process_madvise": 440,
+    "mount_setattr": 442,
+    "quotactl_fd": 443,
+    "open_tree_attr": 467,
+}
+"""System calls of x86-64 (asm/unistd_64.h) that fail: those that make or enter namespaces, mount, look into processes
+or leave keys behind, and large parts of the kernel that no compiler needs."""
+_SOCKET, _CLONE, _CLONE3 = 41, 56, 435
+_CLONE_NEW = 0x7E020080
+"""All flags of clone(2) that make namespaces."""
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+
+_SECCOMP, _SET_MODE_FILTER, _SPEC_ALLOW = 317, 1, 4
+_ALLOW, _ERRNO = 0x7FFF0000, 0x50000
+_AUDIT_ARCH_X86_64, _X32 = 0xC000003E, 0x40000000
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 32
+"""Where in struct seccomp_data (linux/seccomp.h)."""
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_Line = tuple[int, int, int, int]
+"""An instruction of classic BPF (linux/filter.h): code, how many to skip if a test is true, and if not; a value."""
+
+
+def _filter_system_calls() -> None:
+    if os.uname().machine != "x86_64":  # other numbers; what compiles for CPUs, GPUs and TPUs runs on x86-64 alone
+        return
+    code = ctypes.create_string_buffer(program(), len(program()))
+    filter_ = struct.pack("HxxxxxxQ", len(program()) // 8, ctypes.addressof(code))
+    # Without the flag, older kernels slow such a process down, against a leak within a process (seccomp(2)).
+    syscalls.call("syscall", _SECCOMP, _SET_MODE_FILTER, _SPEC_ALLOW, filter_)
+
+
+@functools.cache
+def program() -> bytes:
+    """Return the filter of system calls, as instructions of classic BPF: what it does not name passes."""
+    lines = _fails_unless(_ARCHITECTURE, _EQUAL, [_AUDIT_ARCH_X86_64], _EPERM)
+    lines += _fails_if(_NUMBER, _AT_LEAST, [_X32], _EPERM)
+    lines += _fails_if(_NUMBER, _EQUAL, sorted(REFUSED.values()), _EPERM)
+    lines += _fails_if(_NUMBER, _EQUAL, [_CLONE3], _ENOSYS)  # its flags are in memory; C libraries take clone then
+    lines += _only_if(_NUMBER, _CLONE, _fails_if(_FIRST_ARGUMENT, _ANY_BIT, [_CLONE_NEW], _EPERM))
+    families = [_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK]
+    socket = _fails_unless(_FIRST_ARGUMENT, _EQUAL, families, _EAFNOSUPPORT)
+    routes = _fails_unless(_THIRD_ARGUMENT, _EQUAL, [_NETLINK_ROUTE], _EAFNOSUPPORT)
+    lines += _only_if(_NUMBER, _SOCKET, [*socket, *_only_if(_FIRST_ARGUMENT, _AF_NETLINK, routes)])
+    lines.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _fails_if(offset: int, test: int, values: Sequence[int], error: int) -> list[_Line]:
+    """The call fails with this error if the test of the word at `offset` is true for one of the values."""
+    last = len(values) - 1
+    tests = [(test, last - at, int(at == last), value) for at, value in enumerate(values)]
+    return [(_LOAD, 0, 0, offset), *tests, (_RETURN, 0, 0, _ERRNO | error)]
+
+
+def _fails_unless(offset: int, test: int, values: Sequence[int], error: int) -> list[_Line]:
+    """The call fails with this error if the test is true for none of the values."""
+    tests = [(test, len(values) - at, 0, value) for at, value in enumerate(values)]
+    return [(_LOAD, 0, 0, offset), *tests, (_RETURN, 0, 0, _ERRNO | error)]
+
+
+def _only_if(offset: int, value: int, lines: Sequence[_Line]) -> list[_Line]:
+    """The lines are passed over if the word at `offset` is another one."""
+    return [(_LOAD, 0, 0, offset), (_EQUAL, 0, len(lines), value), *lines]

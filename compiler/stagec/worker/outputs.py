@@ -1,0 +1,89 @@
+"""What goes out of an action: the files that it was asked for, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+from stagec.worker import syscalls
+from stagec.worker.root import FOLDER, WORKING
+
+
+class NotHandedOver(Exception):
+    """What is at an output's path is no output; the message says what."""
+
+
+def check(outputs: Sequence[str], inputs: Sequence[str]) -> None:
+    """Raise NotHandedOver for an output that no action may write, whatever asks for it."""
+    for path in outputs:
+        if path != os.path.normpath(path) or path.startswith(("/", "../")):
+            raise NotHandedOver(f"{path}: an output is a path below the working directory")
+        if path in inputs:
+            raise NotHandedOver(f"{path} is an input of this action: it cannot be an output")
+
+
+def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
+    """Copy the outputs that are there to the same paths below `folder`.
+
+    files: a descriptor of what the action saw as FOLDER; its processes are dead.
+    Raises NotHandedOver for one that is no plain file that the action wrote: a link may lead anywhere.
+    """
+    for path in outputs:
+        try:
+            source = syscalls.open_beneath(files, f"{WORKING.removeprefix(f'{FOLDER}/')}/{path}")
+        except FileNotFoundError:  # Bazel says that it is missing
+            continue
+        except OSError as error:
+            raise NotHandedOver(f"{path} cannot be taken from the action: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(source).st_mode):
+                raise NotHandedOver(f"{path} cannot be taken from the action: it is no plain file")
+            _copy(source, f"{folder}/{path}")
+        finally:
+            os.close(source)
+
+
+def _copy(source: int, target: str) -> None:
+    folder, name = os.path.split(target)
+    os.makedirs(folder, exist_ok=True)
+    temporary = f"{folder}/.{name}.part"  # one action alone writes an output
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        while os.sendfile(descriptor, source, None, 1 << 30):
+            pass
+        os.fchmod(descriptor, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def states(folder: str, paths: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return what changes when a file does, for those of `paths`, relative to `folder`, that are there."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in paths:  # of a large model they are many
+        try:
+            now = os.stat(f"{folder}/{path}")
+        except OSError:
+            continue
+        found[path] = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    return found
+
+
+def check_unchanged(folder: str, before: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise NotHandedOver where one of the files of `states` has changed since: what was made is of neither."""
+    now = states(folder, list(before))
+    changed = [path for path, state in before.items() if now.get(path) != state]
+    if changed:
+        raise NotHandedOver(f"{', '.join(changed)} changed while this action read it: build again")
+
+
+def make_folders(outputs: Sequence[str]) -> list[str]:
+    """Make the folders of outputs, and return them."""
+    found = sorted({os.path.dirname(path) for path in outputs})
+    for path in found:
+        os.makedirs(path or ".", exist_ok=True)
+    return found

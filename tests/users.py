@@ -1,0 +1,117 @@
+"""Who tests are run as, root and an ordinary user, and what the system lets them do."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.building import COMPILER
+
+USERS = ("root", "ordinary user")
+_ORDINARY = 54321
+_NOT_NEEDED = shutil.ignore_patterns("site-packages", "test", "idlelib", "*.a")
+
+
+@dataclass(frozen=True)
+class User:
+    """Who runs something. number: None for the user of the tests. python: an interpreter that the user can run."""
+
+    number: int | None
+    python: str
+
+    def can(self, *command: str | Path) -> bool:
+        """Whether a command of this user's succeeds. Raises OSError where it cannot be started."""
+        groups = None if self.number is None else ()
+        done = subprocess.run(command, user=self.number, group=self.number, extra_groups=groups, cwd="/")
+        return done.returncode == 0
+
+
+@functools.cache
+def isolation_problem(user: User | None = None, compiler: Path = COMPILER) -> str | None:
+    """Return what the system does not let a worker do, None where it lets it.
+
+    user: who runs it; None: the user of the tests. compiler: stagec's sources, which the user can read.
+    """
+    user = user or User(None, sys.executable)
+    check = "import json; from stagec.worker import isolation; print(json.dumps(isolation.problem()))"
+    done = subprocess.run(
+        [user.python, "-B", "-c", check],
+        user=user.number,
+        group=user.number,
+        extra_groups=None if user.number is None else (),
+        env={"PYTHONPATH": str(compiler), "PYTHONSAFEPATH": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    problem: str | None = json.loads(done.stdout)
+    return problem
+
+
+def needs_isolation(user: User | None = None, compiler: Path = COMPILER) -> None:
+    """Skip the test where the system does not let a worker isolate its actions. Arguments: of `isolation_problem`."""
+    if user and not user.can("test", "-r", compiler / "stagec" / "__main__.py"):
+        pytest.skip("this user cannot read the tests' own files")
+    problem = isolation_problem(user, compiler)
+    if problem is not None:
+        pytest.skip(f"this system does not let a worker isolate its actions: {problem}")
+
+
+@contextmanager
+def as_user(name: str) -> Iterator[User]:
+    """Be ready to run something as one of USERS. Skips the test where it cannot be that user."""
+    root = os.geteuid() == 0
+    if name == "root" and not root:
+        pytest.skip("the tests are not run as root")
+    if name == "root" or not root:
+        yield User(None, sys.executable)
+        return
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        user = User(_ORDINARY, sys.executable)
+        try:
+            user.can("/bin/true")
+        except OSError as error:  # a sandbox knows one user
+            pytest.skip(f"this process cannot run anything as another user: {error}")
+        if not _runs_python(user):  # it may be root's own
+            user = User(_ORDINARY, _interpreter(Path(folder, "python")))
+            if not _runs_python(user):
+                pytest.skip("another user cannot run this Python")
+        yield user
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Make a folder with the files of another, for users who cannot go there. Do not change files in it."""
+    shutil.copytree(source, target, symlinks=True, copy_function=_link)
+
+
+def _runs_python(user: User) -> bool:
+    try:
+        return user.can(user.python, "-c", "")
+    except OSError:
+        return False
+
+
+def _interpreter(folder: Path) -> str:
+    """The interpreter of the tests and its library, in another folder; returns its path."""
+    for name in ("bin", "lib"):
+        source = Path(sys.base_prefix, name)
+        shutil.copytree(source, folder / name, symlinks=True, ignore=_NOT_NEEDED, copy_function=_link)
+    return str(folder / "bin" / Path(sys.executable).resolve().name)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)

@@ -1,0 +1,583 @@
+"""What a model that wants to do harm can do in a worker, as root and as an ordinary user. It may be native code."""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.building import COMPILER, write_specs
+from tests.users import USERS, User, as_user, isolation_problem, needs_isolation
+from tests.worker.bazel import Worker
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+[functions.evil]
+entry = "models.evil:f"
+args = ["f32[4]"]
+platforms = ["cpu"]
+[functions.good]
+entry = "models.good:f"
+args = ["f32[4]"]
+platforms = ["cpu"]
+"""
+# What a model has at hand: `do` does something and keeps what came of it, `call` makes a system call.
+TOOLS = """
+import contextlib, ctypes, json, mmap, os, signal, socket, stat, struct, subprocess, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+told = {}
+def do(name, action):
+    try:
+        told[name] = action()
+    except BaseException as error:
+        told[name] = type(error).__name__ + ": " + str(error)
+def call(*arguments):
+    result = libc.syscall(*arguments)
+    return -ctypes.get_errno() if result < 0 else result
+def f(x):
+    print("told " + json.dumps(told))
+    return x
+"""
+
+
+class Attacked:
+    """A worker, and the repository that it works for. user: who runs it."""
+
+    def __init__(self, folder: Path, user: User) -> None:
+        self.root = folder / "root"
+        (self.root / "models").mkdir(parents=True)
+        (self.root / "bazel-out").mkdir()
+        (self.root / "models" / "m.toml").write_text(MANIFEST)
+        (self.root / "models" / "good.py").write_text("def f(x):\n    return x + 1\n")
+        (self.root / "models" / "evil.py").write_text(TOOLS)
+        (self.root / "models" / "data.txt").write_text("data")
+        write_specs("models/m.toml", self.root, self.root / "bazel-out")
+        if user.number is not None:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, user.number, user.number)
+        self.worker = Worker("export", self.root, user)
+
+    def good(self) -> tuple[int, str]:
+        """Export a function of somebody else's."""
+        return self.worker.ask(_export("good"), ["models/good.py", "bazel-out/m.good.spec"])
+
+    def evil(self, source: str, *more: str) -> tuple[int, str]:
+        """Export one of a model that does this when it is imported. more: arguments of the action."""
+        (self.root / "models" / "evil.py").write_text(TOOLS + source)
+        inputs = ["models/evil.py", "models/data.txt", "bazel-out/m.evil.spec"]
+        return self.worker.ask([*_export("evil"), *more], inputs)
+
+    def told(self, source: str) -> dict[str, Any]:
+        """What a model keeps in `told`; the action is successful."""
+        status, output = self.evil(source)
+        assert status == 0, output
+        told: dict[str, Any] = json.loads(output.splitlines()[-1].removeprefix("told "))
+        return told
+
+    def files(self) -> Mapping[Path, bytes]:
+        """All files of the repository but for outputs."""
+        return {
+            path: path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file() and path.suffix not in (".exported", ".json") and path.name != "evil.py"
+        }
+
+
+def _export(name: str) -> list[str]:
+    stem = f"bazel-out/m.{name}"
+    words = ["--output", f"{stem}.exported", "--description", f"{stem}.exported.json"]
+    return [*words, "--spec", f"{stem}.spec", "--import-root", "."]
+
+
+def landlock() -> int:
+    """The version of Landlock that the kernel has; -1 for none."""
+    version: int = ctypes.CDLL(None).syscall(444, None, 0, 1)
+    return version
+
+
+@pytest.fixture(scope="module", params=USERS)
+def attacked(request: pytest.FixtureRequest) -> Iterator[Attacked]:
+    with as_user(request.param) as user, tempfile.TemporaryDirectory(dir="/tmp") as name:
+        attacked = Attacked(Path(name), user)
+        with attacked.worker:
+            assert attacked.good() == (0, "")
+            yield attacked
+
+
+ANSWERS = """
+pipes = [fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
+worker, action = os.getppid(), os.getpid()
+if not os.fork():
+    os.setsid()
+    os.chdir("/")
+    if os.fork():
+        os._exit(0)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(action, 0)
+            time.sleep(0.02)
+    time.sleep(0.2)  # what it said before would be the action's own word
+    with contextlib.suppress(OSError):
+        if worker:
+            os.kill(worker, signal.SIGSTOP)
+    for fd in pipes:
+        with contextlib.suppress(OSError):
+            os.write(fd, bytes([4, 8, 0, 18, 0]))  # success
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_it_does_not_answer_for_the_worker(attacked: Attacked) -> None:
+    exported = attacked.root / "bazel-out" / "m.good.exported"
+    wanted = exported.read_bytes()
+    exported.unlink()
+    assert attacked.evil(ANSWERS)[0] == 0
+    time.sleep(0.5)
+    assert Path(f"/proc/{attacked.worker.process.pid}/stat").read_text().split()[2] == "S"
+    assert attacked.good() == (0, "")
+    assert exported.read_bytes() == wanted
+
+
+def test_it_has_no_descriptor_but_its_own(attacked: Attacked) -> None:
+    told = attacked.told("""
+for fd in os.listdir("/proc/self/fd"):
+    do(fd, lambda: [os.readlink(f"/proc/self/fd/{fd}"), os.fstat(int(fd)).st_ino])
+""")
+    process = attacked.worker.process
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    ours = {os.fstat(one.fileno()).st_ino for one in (process.stdin, process.stdout, process.stderr)}
+    there = {fd: found for fd, found in told.items() if isinstance(found, list)}  # but for the folder that was listed
+    assert ours.isdisjoint(inode for _, inode in there.values())
+    assert there["0"][0] == "/dev/null"
+    assert there["1"] == there["2"]
+    assert [found[0].partition(":")[0] for fd, found in there.items() if int(fd) > 2] == ["pipe"]  # its last word
+
+
+def test_it_has_no_privilege(attacked: Attacked) -> None:
+    told = attacked.told("""
+status = lambda text: dict(line.split(":\\t") for line in text.splitlines() if ":\\t" in line)
+do("own", lambda: status(open("/proc/self/status").read()))
+do("program's", lambda: status(subprocess.check_output(["cat", "/proc/self/status"], text=True)))
+do("core", lambda: __import__("resource").getrlimit(4))
+do("become", lambda: os.setresuid(1, 1, 1))
+""")
+    for process in ("own", "program's"):
+        capabilities = {name: value for name, value in told[process].items() if name.startswith("Cap")}
+        assert set(capabilities) == {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
+        assert {int(value, 16) for value in capabilities.values()} == {0}
+        assert (told[process]["NoNewPrivs"], told[process]["Seccomp"]) == ("1", "2")
+    assert told["core"] == [1, 1]
+    assert told["become"].startswith(("PermissionError", "OSError: [Errno 22]"))  # an ordinary user knows no other
+
+
+def test_it_sees_no_process_but_its_own(attacked: Attacked) -> None:
+    told = attacked.told(f"""
+do("parent", os.getppid)
+do("self", os.getpid)
+do("processes", lambda: sorted(int(name) for name in os.listdir("/proc") if name.isdigit()))
+for name in ("root", "cwd", "exe", "fd/0", "mem", "environ", "ns/mnt"):
+    do(name, lambda: os.open("/proc/1/" + name, os.O_RDONLY))
+do("worker", lambda: os.kill({attacked.worker.process.pid}, 9))
+do("first", lambda: os.kill(1, 9))
+do("all", lambda: os.kill(-1, 19))
+""")
+    first = {name: told.pop(name) for name in ("root", "cwd", "exe", "fd/0", "mem", "environ", "ns/mnt")}
+    assert {name: text.split(":")[0] for name, text in first.items()} == dict.fromkeys(first, "PermissionError")
+    assert told.pop("worker").startswith("ProcessLookupError")
+    assert told.pop("all").startswith(("ProcessLookupError", "PermissionError"))  # there is nobody else
+    first_is_killed = told.pop("first")  # the kernel takes no such signal from within, and Landlock says so
+    assert (first_is_killed is None) == (landlock() < 6)
+    assert told == {"parent": 0, "self": 2, "processes": [1, 2]}
+    assert attacked.good() == (0, "")
+
+
+# Numbers of x86-64.
+CALLS = {
+    "ptrace": (101, 0, 0, 0, 0),
+    "modify_ldt": (154, 0, 0, 0),
+    "pivot_root": (155, b".", b"."),
+    "chroot": (161, b"/"),
+    "acct": (163, None),
+    "mount": (165, b"none", b"/", None, 1 << 5, None),
+    "umount2": (166, b"/proc", 2),
+    "reboot": (169, 0, 0, 0, None),
+    "init_module": (175, None, 0, b""),
+    "quotactl": (179, 0, None, 0, None),
+    "kexec_load": (246, 0, 0, None, 0),
+    "add_key": (248, b"user", b"k", b"v", 1, -3),
+    "keyctl": (250, 0, -3, 1),
+    "unshare": (272, 1 << 17),
+    "perf_event_open": (298, None, 0, -1, -1, 0),
+    "open_by_handle_at": (304, 0, None, 0),
+    "setns": (308, 0, 0),
+    "process_vm_readv": (310, 1, None, 0, None, 0, 0),
+    "process_vm_writev": (311, 1, None, 0, None, 0, 0),
+    "kcmp": (312, 1, 2, 0, 0, 0),
+    "kexec_file_load": (320, -1, -1, 0, None, 0),
+    "bpf": (321, 0, None, 0),
+    "userfaultfd": (323, 0),
+    "io_uring_setup": (425, 1, None),
+    "open_tree": (428, -100, b"/", 1),
+    "move_mount": (429, -100, b"/", -100, b"/proc", 0),
+    "fsopen": (430, b"tmpfs", 0),
+    "fsmount": (432, 0, 0, 0),
+    "pidfd_getfd": (438, 0, 0, 0),
+    "mount_setattr": (442, -100, b"/", 0, bytes(32), 32),
+    "quotactl_fd": (443, 0, 0, 0, None),
+    "clone for a user namespace": (56, 17 | 1 << 28, None, None, None, 0),
+    "clone for a time namespace": (56, 17 | 1 << 7, None, None, None, 0),
+    "getpid of x32": (0x40000000 | 39,),
+}
+FAMILIES = {"vsock": (40, 1, 0), "packet": (17, 3, 0), "alg": (38, 5, 0), "uevent": (16, 3, 15), "audit": (16, 3, 9)}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the filter of system calls is for x86-64")
+def test_it_cannot_ask_the_kernel_for_what_undoes_isolation(attacked: Attacked) -> None:
+    told = attacked.told(f"""
+for name, arguments in {CALLS!r}.items():
+    do(name, lambda: call(*arguments) or os._exit(0))  # in a child of clone, and where a call is not refused
+do("clone3", lambda: call(435, struct.pack("11Q", *[0] * 11), 88))
+for name, (family, kind, protocol) in {FAMILIES!r}.items():
+    do(name, lambda: call(41, family, kind, protocol))
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes.fromhex("b814000000 cd80 c3"))  # mov eax, 20; int 0x80; ret: getpid of a 32-bit program
+do("getpid of i386", ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code))))
+""")
+    assert {name: told[name] for name in CALLS} == dict.fromkeys(CALLS, -1)
+    assert {name: told[name] for name in FAMILIES} == dict.fromkeys(FAMILIES, -97)
+    assert (told["clone3"], told["getpid of i386"]) == (-38, -1)
+
+
+def test_it_writes_to_nothing_of_the_machine(attacked: Attacked) -> None:
+    """What is tried changes nothing where it is possible, but for files that are made."""
+    packages = next(entry for entry in sys.path if entry.endswith("site-packages"))
+    code = Path(COMPILER, "stagec", "version.py").resolve().parent
+    there = [
+        *("models/data.txt", "models/evil.py", "bazel-out/m.evil.spec", f"{code}/version.py", "/etc/passwd"),
+        *("/proc/self/oom_score_adj", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/exe"),
+        *("/sys/devices/system/cpu/cpu0/uevent", "/sys/devices/system/cpu/online"),
+    ]
+    kept = [*there[:5], "/proc/self/exe", "/dev/null", "/usr/bin", packages, str(code)]
+    made = [Path(folder, "planted") for folder in (packages, code, "/usr", "/etc", "/dev", "/var", "/")]
+    before = attacked.files()
+    try:
+        told = attacked.told(f"""
+for path in filter(os.path.exists, {there!r}):
+    do(path, lambda: open(path, "ab").close())
+for path in {list(map(str, made))!r}:
+    do(path, lambda: open(path, "xb").close())
+for path in {kept!r}:
+    now = os.stat(path)
+    do("mode of " + path, lambda: os.chmod(path, stat.S_IMODE(now.st_mode)))
+    do("mode of opened " + path, lambda: os.fchmod(os.open(path, os.O_RDONLY), stat.S_IMODE(now.st_mode)))
+    do("time of " + path, lambda: os.utime(path, ns=(now.st_atime_ns, now.st_mtime_ns)))
+    do("owner of " + path, lambda: os.chown(path, os.getuid(), os.getgid()))
+    do("attribute of " + path, lambda: os.setxattr(path, "user.planted", b""))
+do("mode of stdin", lambda: os.fchmod(0, stat.S_IMODE(os.fstat(0).st_mode)))
+""")
+        assert {name: text for name, text in told.items() if not isinstance(text, str)} == {}
+        assert {name: text for name, text in told.items() if not text.startswith(("OSError", "PermissionError"))} == {}
+        assert [path for path in made if path.exists()] == []
+        assert attacked.files() == before
+    finally:
+        for path in filter(Path.exists, made):
+            path.unlink()
+
+
+def test_it_sees_nothing_of_the_users(attacked: Attacked) -> None:
+    told = attacked.told(f"""
+for path in ("/", "/etc", "/dev", "/var", "/action", "."):
+    do(path, lambda: sorted(os.listdir(path)))
+do("repository", lambda: os.listdir({str(attacked.root)!r}))
+do("models", lambda: sorted(os.listdir("models")))
+do("shadow", lambda: open("/etc/shadow").read())
+""")
+    assert set(told["/"]) >= {"action", "dev", "etc", "proc", "sys", "tmp", "usr", "var"}
+    assert "run" not in told["/"]
+    assert set(told["/dev"]) <= {"fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"}
+    assert (told["/var"], told["/action"], told["."]) == (["tmp"], ["shm", "tmp", "work"], ["bazel-out", "models"])
+    assert told["models"] == ["data.txt", "evil.py"]
+    assert told["repository"].startswith("FileNotFoundError")
+    assert told["shadow"].startswith("FileNotFoundError")
+
+
+def test_it_reaches_nobody(attacked: Attacked) -> None:
+    folder = attacked.root.parent
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o777)
+        unix.listen()
+        with socket.socket(socket.AF_UNIX) as abstract:
+            abstract.bind(f"\0{folder}")
+            abstract.listen()
+            told = attacked.told(f"""
+do("tcp", lambda: socket.create_connection(("127.0.0.1", {tcp.getsockname()[1]}), 5))
+do("unix", lambda: socket.socket(socket.AF_UNIX).connect("{folder}/socket"))
+do("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0{folder}"))
+do("internet", lambda: socket.create_connection(("192.0.2.1", 80), 5))
+do("devices", lambda: [name for _, name in socket.if_nameindex()])
+def itself():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        return True
+do("itself", itself)
+""")
+    assert told["tcp"].startswith("ConnectionRefusedError")  # of an address of its own, to which nothing listens
+    assert told["unix"].startswith("FileNotFoundError")
+    assert told["abstract"].startswith("ConnectionRefusedError")
+    assert told["internet"].startswith("OSError: [Errno 101]")
+    assert "lo" in told["devices"]
+    assert told["itself"] is True
+
+
+STAYS = """
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.execvp("sleep", ["sleep", "77777"])
+    os._exit(0)
+os.wait()
+open("/tmp/left", "w").close()
+open("/dev/shm/left", "w").close()
+do("segment", lambda: libc.shmget(0x57A6EC, 4096, 0o1600))
+do("queue", lambda: libc.mq_open(b"/left", os.O_CREAT | os.O_RDWR, 0o600, None))
+"""
+LEFT = """
+do("files", lambda: [folder for folder in ("/tmp", "/dev/shm", "/var/tmp") if os.path.exists(folder + "/left")])
+do("segment", lambda: libc.shmget(0x57A6EC, 4096, 0o600))
+do("queue", lambda: libc.mq_open(b"/left", os.O_RDWR))
+"""
+
+
+def processes(command: bytes) -> list[Path]:
+    """Those whose command line has this in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if command in path.read_bytes():
+                found.append(path)
+    return found
+
+
+def test_it_leaves_nothing(attacked: Attacked) -> None:
+    told = attacked.told(STAYS)
+    assert told["segment"] >= 0
+    assert processes(b"sleep\x0077777") == []
+    assert attacked.told(LEFT) == {"files": [], "segment": -1, "queue": -1}
+
+
+def test_undeclared_files_stay_where_they_are(attacked: Attacked) -> None:
+    before = attacked.files()
+    status, _ = attacked.evil(
+        """
+os.rename("bazel-out", "other")  # with the mounts of the inputs in it
+os.mkdir("bazel-out")
+open("bazel-out/m.evil.spec", "w").write(open("other/m.evil.spec").read().replace("evil", "good"))
+os.makedirs("planted")
+open("planted/here", "w").close()
+open("bazel-out/m.good.exported", "w").write("evil")
+""",
+        *("--import-root", "planted/here"),
+    )
+    assert status == 0
+    assert attacked.files() == before
+    assert not (attacked.root / "planted").exists()
+    assert (attacked.root / "bazel-out" / "m.good.exported").read_bytes() != b"evil"
+
+
+OTHER_FILES = {
+    "a link to a file": "os.symlink('/etc/passwd', path)",
+    "a link to a folder": "os.rename('bazel-out', 'x'); os.symlink('/usr', 'bazel-out')",
+    "a pipe": "os.mkfifo(path)",
+    "a folder": "os.mkdir(path)",
+    "a socket": "socket.socket(socket.AF_UNIX).bind(path)",
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_FILES)
+def test_an_output_is_a_plain_file(attacked: Attacked, kind: str) -> None:
+    output = attacked.root / "bazel-out" / "m.evil.exported"
+    output.unlink(missing_ok=True)
+    ends = f"""
+path = "bazel-out/m.evil.exported"
+def at_the_end():
+    if os.path.lexists(path):
+        os.unlink(path)
+    {OTHER_FILES[kind]}
+real = os._exit
+def leave(status):
+    at_the_end()
+    real(status)
+os._exit = leave
+"""
+    status, said = attacked.evil(ends)
+    assert (status, said.splitlines()[-1].partition(" cannot be taken from the action: ")[0]) == (
+        1,
+        "stagec: bazel-out/m.evil.exported",
+    )
+    assert not output.exists()
+
+
+def test_an_input_is_no_output(attacked: Attacked) -> None:
+    said = "is an input of this action: it cannot be an output"
+    before = attacked.files()
+    assert attacked.evil("", "--debug-output", "models/data.txt") == (1, f"stagec: models/data.txt {said}\n")
+    status, told = attacked.evil("", "--debug-output", "../out")
+    assert (status, told) == (1, "stagec: ../out: an output is a path below the working directory\n")
+    assert attacked.files() == before
+
+
+@pytest.mark.parametrize(
+    "word", ['{"status": 0', "[]", '{"status": "0", "missed": 7}', '{"status": 1e999}', "\\xff" * 99999]
+)
+def test_its_last_word_is_not_believed(attacked: Attacked, word: str) -> None:
+    speaks = f"""
+(word,) = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.exists("/proc/self/fd/" + fd)]
+os.write(word, b'{word}'[:60000])
+os._exit(0)
+"""
+    status, said = attacked.evil(speaks)
+    assert status == 1
+    assert "the process of this action ended with exit(0) in the middle of its work" in said
+    assert attacked.good() == (0, "")
+
+
+def test_its_last_word_is_not_believed_when_it_dies(attacked: Attacked) -> None:
+    speaks = """
+(word,) = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.exists("/proc/self/fd/" + fd)]
+os.write(word, b'{"status": 0, "missed": []}')
+os.kill(os.getpid(), 11)
+"""
+    status, said = attacked.evil(speaks)
+    assert status == 1
+    assert "the process of this action died of SIGSEGV" in said
+
+
+def test_names_that_it_looks_for_are_not_looked_at(attacked: Attacked) -> None:
+    status, said = attacked.evil("""
+for path in ("../../root/.ssh/id", "/data/weights.npz", "models/good.py", "models/nothing.py"):
+    with contextlib.suppress(OSError):
+        open(path)
+raise ValueError("the end")
+""")
+    hints = [line for line in said.splitlines() if line.endswith(" is no input of this action")]
+    assert status == 2
+    assert [hint.split(" ")[0] for hint in hints] == ["/data/weights.npz", "models/good.py"]
+
+
+LAYERS = """
+import ctypes, json, os, struct, sys
+sys.path[:0] = [sys.argv[1]]
+from stagec.worker import confinement, isolation, syscalls
+def tried(action):
+    try:
+        action()
+    except OSError as error:
+        return error.errno
+def remount():
+    syscalls.change_mount("/", off=syscalls.MOUNT_ATTR_RDONLY, below=True)
+def in_a_namespace_below():
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+    remount()
+def in_an_action(take):
+    ours, theirs = os.pipe()
+    with isolation.new_files() as files, whole.action("/", (), files) as (processes, *others):
+        syscalls.setns(processes, syscalls.CLONE_NEWPID)
+        child = os.fork()
+        if not child:
+            isolation.enter(others)
+            take()
+            told = [tried(remount), tried(in_a_namespace_below), tried(lambda: open("/usr/planted", "w"))]
+            told += [tried(lambda: open("/action/planted", "w")), tried(lambda: os.listdir("/proc/1/root"))]
+            os.write(theirs, json.dumps(told).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+    return json.loads(os.read(ours, 1000))
+whole = isolation.Isolation()
+whole.start(["-c", "import os, sys; os.read(int(sys.argv[1]), 1)"], in_place=False)
+print(json.dumps(in_an_action(lambda: syscalls.set_capabilities(0))))
+"""
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_it_is_isolated_wherever_the_system_lets_it(name: str) -> None:
+    """The other tests are skipped where `isolation_problem` finds one: it finds none where unshare(1) finds none."""
+    namespaces = ("--user", "--map-root-user", "--mount", "--net", "--ipc", "--pid", "--fork", "--mount-proc")
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (5, 12) or not shutil.which("unshare"):
+        pytest.skip("no mount_setattr, or no unshare")
+    with as_user(name) as user:
+        if not user.can("unshare", *namespaces, "true"):
+            pytest.skip("this system does not let this user have namespaces")
+        assert isolation_problem(user) is None
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_namespaces_alone_keep_it(name: str) -> None:
+    """Without the filter of system calls, and without Landlock."""
+    with as_user(name) as user:
+        needs_isolation(user)
+        command = [user.python, "-B", "-c", LAYERS, str(COMPILER)]
+        done = subprocess.run(command, user=user.number, group=user.number, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, 1, 30, None, 13]
+
+
+LANDLOCK = """
+import json, os, sys
+sys.path[:0] = [sys.argv[1]]
+from stagec.worker import confinement, syscalls
+def tried(action):
+    try:
+        action()
+    except OSError as error:
+        return error.errno
+syscalls.prctl(38, 1)
+confinement._write_below([sys.argv[2]])
+told = [tried(lambda: open(path + "/planted", "w").close()) for path in sys.argv[2:]]
+told += [tried(lambda: os.truncate(sys.argv[3] + "/there", 0)), tried(lambda: os.kill(os.getppid(), 0))]
+print(json.dumps(told))
+"""
+
+
+def test_landlock_alone_keeps_it(tmp_path: Path) -> None:
+    if landlock() < 3:
+        pytest.skip("this kernel has no Landlock, or an early one")
+    for name in ("inside", "outside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "outside" / "there").write_text("there")
+    command = [sys.executable, "-B", "-c", LANDLOCK, COMPILER, tmp_path / "inside", tmp_path / "outside"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    inside, outside, truncated, signalled = json.loads(done.stdout)
+    assert (inside, outside, truncated) == (None, 13, 13)
+    assert signalled == (1 if landlock() >= 6 else None)
+
+
+def test_a_system_that_does_not_let_it_is_told(tmp_path: Path) -> None:
+    unshare = shutil.which("unshare")
+    forbids = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$0" "$@"'
+    before = [str(unshare), "--user", "--map-root-user", "sh", "-c", forbids]
+    if not unshare or subprocess.run([*before, "true"], capture_output=True).returncode:
+        pytest.skip("this system has no user namespaces at all")
+    with Worker("export", tmp_path, before=before) as worker:
+        for _ in range(2):
+            status, said = worker.ask(["--output", "x"])
+            assert status == 1
+            assert said.splitlines() == [
+                "stagec: a worker cannot isolate its actions on this system (unshare: No space left on device)",
+                "  run bazel shutdown: the next build sees it, and runs each action in a sandbox of Bazel's",
+            ]
