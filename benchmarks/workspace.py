@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import models
-from stagec.backends.x86 import ISA
-from stagec.runtime import host
+from stagec.backends.cpu.x86 import ISA
+from stagec.pjrt import host
 from tests.nested import NestedBazel
 
 _WORKSPACE = """workspace(name = "benchmark")

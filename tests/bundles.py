@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stagec.runtime.archive import INDEX, encode, encode_index, members_table
+from stagec.bundle.archive import INDEX, encode, encode_index, members_table
 
 
 def edited(bundle: Path, out: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from stagec.bundle.archive import encode
 from stagec.bundle.writing import Member, gather
-from stagec.runtime.archive import encode
-from stagec.specs import function_spec
+from stagec.core.specs import function_spec
 from tests.building import checked
 
 PACKAGES = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.runtime.archive import Archive
+from stagec.bundle.archive import Archive
 from tests.nested import NestedBazel
 from tests.users import USERS, User, as_user, link_tree, needs_isolation
 

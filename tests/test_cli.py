@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from stagec import comparison, explanation, inspection
 from stagec.backends import plugins
+from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.cli import COMMANDS
-from stagec.errors import StagecError
-from stagec.runtime import child
-from stagec.runtime.archive import INDEX, encode_index, members_table
+from stagec.core import child
+from stagec.core.errors import StagecError
+from stagec.core.trees import Tree
+from stagec.reports import comparison, explanation, inspection
 from stagec.stages.exported import Exported
-from stagec.trees import Tree
 from tests.building import ROOT, checked, stagec
 from tests.bundles import edited, only
 

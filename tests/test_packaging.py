@@ -14,8 +14,8 @@ import pytest
 
 import stagec
 from stagec.cli import COMMANDS
-from stagec.runtime.jaxlib_lines import version as jaxlib_version
-from stagec.version import VERSION
+from stagec.core.version import VERSION
+from stagec.pjrt.compatibility import version as jaxlib_version
 from tests.building import COMPILER, ROOT, build
 from tests.bundles import without_executables
 

@@ -99,7 +99,8 @@ def compile_all(folder: Path, setting: Setting) -> None:
     """Compile every program as `setting` says, and store the executables and their custom calls."""
     import jax
 
-    from stagec.backends import cores, cpuid, hash_seeds, machine_code, x86
+    from stagec.backends import hash_seeds, machine_code
+    from stagec.backends.cpu import cores, cpuid, x86
 
     if setting.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -145,7 +146,7 @@ def measure(folders: dict[str, Path], rounds: int) -> None:
     import jax
     from jaxlib import _jax
 
-    from stagec.runtime.custom_calls import register_custom_calls
+    from stagec.pjrt.custom_calls import register_custom_calls
 
     device = jax.devices()[0]
     base, *others = SETTINGS

@@ -29,8 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.backends import known_builds, tpu  # noqa: E402  # found through the line above
+from stagec.backends import known_builds
 from stagec.backends.known_builds import Build  # noqa: E402
+from stagec.backends.tpu import compiler as tpu  # noqa: E402  # found through the line above
 
 PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
 LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
@@ -148,7 +149,7 @@ def needed(row: Build) -> Iterator[str]:
     if package(row) == "libtpu":
         fits = [jaxlib for jaxlib, libtpu in tpu.PLUGIN.versions.items() if f"{row.version}.".startswith(f"{libtpu}.")]
         if not fits:
-            raise Unsuitable("it goes with no jaxlib: write which one into backends/tpu.py")
+            raise Unsuitable("it goes with no jaxlib: write which one into backends/tpu/compiler.py")
         yield f"jaxlib=={fits[0]}"
 
 

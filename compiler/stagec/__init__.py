@@ -23,23 +23,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stagec.version import VERSION
+from stagec.core.version import VERSION
 
 if TYPE_CHECKING:
     from stagec.backends.compilation import CannotCompile
-    from stagec.errors import StagecError
+    from stagec.core.errors import StagecError
+    from stagec.core.refusal import CallError, LoadError
+    from stagec.core.trees import PyTreeNode
     from stagec.frontends.wrapped import Traced, Wrapped, jit
-    from stagec.runtime.arrays import device_put, make_array_from_single_device_arrays
-    from stagec.runtime.clients import devices
-    from stagec.runtime.function import Function
-    from stagec.runtime.loader import Bundle
-    from stagec.runtime.refusal import CallError, LoadError
-    from stagec.serving import load
+    from stagec.loader.bundle import Bundle
+    from stagec.loader.function import Function
+    from stagec.loader.serving import load
+    from stagec.pjrt.arrays import device_put, make_array_from_single_device_arrays
+    from stagec.pjrt.clients import devices
     from stagec.stages.compiled import Compiled
     from stagec.stages.exported import Exported, NotExported
     from stagec.stages.lowered import CannotLower, Lowered
     from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
-    from stagec.trees import PyTreeNode
 
 __version__ = VERSION
 
@@ -71,19 +71,19 @@ __all__ = [
 
 _MODULES = {
     "backends.compilation": ("CannotCompile",),
-    "errors": ("StagecError",),
+    "core.errors": ("StagecError",),
     "frontends.wrapped": ("Traced", "Wrapped", "jit"),
-    "runtime.arrays": ("device_put", "make_array_from_single_device_arrays"),
-    "runtime.clients": ("devices",),
-    "runtime.function": ("Function",),
-    "runtime.loader": ("Bundle",),
-    "runtime.refusal": ("CallError", "LoadError"),
-    "serving": ("load",),
+    "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
+    "pjrt.clients": ("devices",),
+    "loader.function": ("Function",),
+    "loader.bundle": ("Bundle",),
+    "core.refusal": ("CallError", "LoadError"),
+    "loader.serving": ("load",),
     "stages.compiled": ("Compiled",),
     "stages.exported": ("Exported", "NotExported"),
     "stages.lowered": ("CannotLower", "Lowered"),
     "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
-    "trees": ("PyTreeNode",),
+    "core.trees": ("PyTreeNode",),
 }
 
 
@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Any:
             try:
                 return getattr(importlib.import_module(f"stagec.{module}"), name)
             except ModuleNotFoundError as error:
-                from stagec.errors import missing_package
+                from stagec.core.errors import missing_package
 
                 sentence = missing_package(error, f"stagec.{name}")
                 if sentence is None:

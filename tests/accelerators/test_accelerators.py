@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec import components
 from stagec.backends import plugins
-from stagec.runtime import accelerators
+from stagec.core import components
+from stagec.pjrt import accelerators
 from tests.building import COMPILER, ROOT, build, checked
 from tests.building import stagec as explain
 
@@ -119,7 +119,7 @@ def test_what_a_machine_without_accelerators_says(bundle: Path) -> None:
 
 PLUGIN = """
 import pathlib, sys
-from stagec.runtime import accelerators
+from stagec.pjrt import accelerators
 import stagec
 accelerators._DEVICES = pathlib.Path(sys.argv[1])
 try:

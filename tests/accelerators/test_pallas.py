@@ -10,8 +10,8 @@ import pytest
 from jaxlib.mlir import ir
 
 from stagec.backends import plugins
+from stagec.core.specs import FunctionSpec, to_json
 from stagec.hardware import catalog
-from stagec.specs import FunctionSpec, to_json
 from stagec.stages import mlir
 from tests.building import COMPILER, ROOT
 
@@ -48,7 +48,7 @@ OURS = """
 import json, sys
 from stagec.frontends import jax as frontend
 from stagec.hardware import catalog
-from stagec.specs import function_spec
+from stagec.core.specs import function_spec
 from stagec.stages import by_device
 from stagec.stages.exported import Exported
 target = catalog.target(sys.argv[1])

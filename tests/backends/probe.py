@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.backends import cuda, known_builds, machine_code, plugins, tpu
+from stagec.backends import known_builds, machine_code, plugins
+from stagec.backends.cuda import compiler as cuda
+from stagec.backends.tpu import compiler as tpu
 from stagec.hardware import catalog
 
 # XLA:CPU hoists the loop, and gives the kernel its arguments in the order of a hash table. It makes the shift, which is
@@ -116,8 +118,9 @@ PROGRAMS = {
 _COMPILE = """
 import functools, hashlib, json, sys
 given = json.loads(sys.argv[1])
-from stagec import specs
-from stagec.backends import compilation, cuda, hash_seeds
+from stagec.core import specs
+from stagec.backends import compilation, hash_seeds
+from stagec.backends.cuda.compiler import compiler as cuda
 if given["seed"] is not None:
     hash_seeds.changes = functools.partial(hash_seeds.changes, seed=given["seed"])
     cuda._UNORDERED.clear()  # the order is to be seen
@@ -134,8 +137,8 @@ print(hashlib.sha256(made.executable).hexdigest()[:32])
 """
 _RUN = """
 import numpy as np
-from stagec.runtime import clients, jaxlib_lines
-from stagec.runtime.executable import Executable
+from stagec.pjrt import clients, compatibility as jaxlib_lines
+from stagec.pjrt.executable import Executable
 jaxlib_lines.hlo_print_options()
 values = [np.full(4, x, np.float32) for x in (1, 2, 3, 4)]
 values += [np.arange(5, dtype=np.float32), np.arange(8000000).astype(np.uint8)]

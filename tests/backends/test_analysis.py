@@ -2,10 +2,10 @@
 
 import pytest
 
-from stagec.backends import hlo
 from stagec.backends.analysis import Buffer, analyze, buffers, roofline
 from stagec.backends.compilation import Hardware, cost
-from stagec.backends.links import Links, Switch
+from stagec.costs import hlo
+from stagec.costs.links import Links, Switch
 
 PROGRAM = """
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8,4]{1,0}, f32[4]{0})->(f32[8,4]{1,0}, f32[4]{0})}

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from stagec.backends import cpu
+from stagec.backends.cpu import compiler as cpu
 from stagec.manifest.models import Isa
 from tests.building import stagec
 

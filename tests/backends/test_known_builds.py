@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stagec.backends import elf, hash_seeds, known_builds, machine_code, tpu
-from stagec.runtime import jaxlib_lines
+from stagec.backends import elf, hash_seeds, known_builds, machine_code
+from stagec.backends.tpu import compiler as tpu
+from stagec.pjrt import compatibility
 from tests.backends import probe
 from tests.backends.deviceless import installed
 from tests.backends.test_machine_code import run
@@ -64,8 +65,8 @@ def test_every_release_of_jaxlib_makes_the_same_with_every_python() -> None:
 def test_the_table_has_what_is_accepted() -> None:
     releases = {row.version for row in ROWS if row.library == "libjax_common.so"}
     numbers = [tuple(int(part) for part in release.split(".")) for release in releases]
-    assert min(numbers) == jaxlib_lines.OLDEST
-    assert max(numbers) < jaxlib_lines.BEFORE
+    assert min(numbers) == compatibility.OLDEST
+    assert max(numbers) < compatibility.BEFORE
     assert releases == {row.version for row in ROWS if row.library == "xla_cuda_plugin.so"}
     assert releases == set(tpu.PLUGIN.versions)
     plugins = [row.version for row in ROWS if row.library == "libtpu.so"]
@@ -89,7 +90,7 @@ def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     table = tmp_path / "known_builds.json"
     table.write_text("\n".join(row for row in rows if here.build_id not in row).replace("},\n]", "}\n]"))
     key, what, write = run(f"from pathlib import Path\nknown_builds.TABLE = Path({str(table)!r})\n{REFUSED}")
-    version = jaxlib_lines.version()
+    version = compatibility.version()
     assert key == ""
     assert what == (f"this build of libjax_common.so, of jaxlib {version}, is not known: build-id {here.build_id}")
     known, add = write.splitlines()
@@ -125,7 +126,7 @@ def test_a_build_with_other_sites_than_were_tested(change: str) -> None:
     what = f"is not as it was tested: {wanted - 1} sites of {change} in the place of {wanted}"
     assert found == [
         "",
-        f"this build of libjax_common.so, of jaxlib {jaxlib_lines.version()}, {what}",
+        f"this build of libjax_common.so, of jaxlib {compatibility.version()}, {what}",
         "install its wheel again",
     ]
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from stagec import autotuning
-from stagec.backends import local_cuda
 from stagec.backends.compilation import CannotCompile
+from stagec.backends.cuda import local_cuda
+from stagec.core.specs import CudaTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
-from stagec.specs import CudaTarget
+from stagec.reports import autotuning
 from tests.backends.test_cuda import results, with_plugin
 from tests.building import checked, stagec
 

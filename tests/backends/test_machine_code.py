@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from stagec.backends import machine_code, x86
+from stagec.backends import machine_code
+from stagec.backends.cpu import x86
 
 PRELUDE = """
 import ctypes, json, mmap, os, sys
 os.environ["NPROC"] = "2"
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
-from stagec.backends import cpu, cpuid, hash_seeds, known_builds, machine_code, x86
-from stagec.specs import CpuTarget
+from stagec.backends.cpu.compiler import compiler as cpu, cpuid, x86
+from stagec.backends import hash_seeds, known_builds, machine_code
+from stagec.core.specs import CpuTarget
 from stagec.stages import mlir
 
 TEXT = '''func.func @main(%x: tensor<64xui8>) -> tensor<64xui8> {
@@ -98,7 +100,7 @@ def test_another_thread_asks_for_this_machine_afterwards(what: str) -> None:
         "import threading\n"
         "import numpy as np, stagec\n"
         "from stagec.runtime import clients\n"
-        "from stagec.runtime.executable import Executable\n"
+        "from stagec.pjrt.executable import Executable\n"
         "def load(made): return Executable.load(made, *[[((64,), np.dtype(np.uint8))]] * 2, [], clients.devices())\n"
         "lowered = stagec.jit(lambda x: x << 3).lower(np.zeros(64, np.uint8))\n"
         "compiled = lowered.compile()\n"

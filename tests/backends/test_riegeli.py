@@ -2,7 +2,8 @@
 
 import pytest
 
-from stagec.backends import riegeli, wire
+from stagec.backends.cuda import riegeli
+from stagec.core import wire
 
 RECORDS = [b"one", b"", b"three " * 20, b"four"]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stagec.backends import plugins, tpu
+from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
-from stagec.runtime import jaxlib_lines
+from stagec.backends.tpu import compiler as tpu
+from stagec.pjrt import compatibility
 from tests.backends.deviceless import CUSTOM_CALL, compile_again, installed, layer, run
 
 with_libtpu = installed(libtpu="libtpu")
@@ -137,7 +138,8 @@ def test_how_many_chips_a_host_has_is_part_of_the_target(tmp_path: Path) -> None
 
 _ORDERS = """
 import json, sys
-from stagec.backends import plugins, tpu, tpu_mesh
+from stagec.backends import plugins
+from stagec.backends.tpu.compiler import compiler as tpu, mesh as tpu_mesh
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import parse_topology
 tpu.prepare_process(catalog.target("v5e:2x2"))
@@ -177,7 +179,8 @@ def test_a_mesh_lies_on_a_topology_as_jax_lays_it(tmp_path: Path) -> None:
 
 _JAX_ORDERS = """
 import dataclasses, json, sys
-from stagec.backends import plugins, tpu
+from stagec.backends import plugins
+from stagec.backends.tpu.compiler import compiler as tpu
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import parse_topology
 tpu.prepare_process(catalog.target("v5e:2x2"))
@@ -280,7 +283,7 @@ def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
 
 
 def _plugin(package: str, distribution: str, version: str) -> plugins.Plugin:
-    return plugins.Plugin("tpu", package, "__init__.py", distribution, {jaxlib_lines.version(): version})
+    return plugins.Plugin("tpu", package, "__init__.py", distribution, {compatibility.version(): version})
 
 
 def test_a_plugin_that_is_not_installed() -> None:
@@ -294,7 +297,7 @@ def test_a_plugin_for_another_jaxlib() -> None:
     found = importlib.metadata.version("numpy")
     with pytest.raises(CannotCompile) as caught:
         plugins.load(_plugin("numpy", "numpy", "0.0.1"))
-    assert str(caught.value) == f"numpy {found} is not for jaxlib {jaxlib_lines.version()}"
+    assert str(caught.value) == f"numpy {found} is not for jaxlib {compatibility.version()}"
     assert caught.value.write == "lock numpy==0.0.1.*"
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
 from stagec.stages.exported import Exported
 
 Change: TypeAlias = Callable[[bytes], bytes]

@@ -36,8 +36,8 @@ def _on_disk(data: bytes, suffix: str = "") -> Iterator[str]:
 
 def whole_bundle(data: bytes) -> str:
     """Whatever byte was changed, reading all of it refuses."""
-    from stagec.runtime.archive import Archive
-    from stagec.runtime.refusal import LoadError
+    from stagec.bundle.archive import Archive
+    from stagec.core.refusal import LoadError
 
     try:
         Archive("x", data).check_all()
@@ -52,12 +52,12 @@ def repacked_bundle(data: bytes) -> str:
     All that it hands out has the digests of its index, its descriptions are read or refused, and it is encoded again as
     the same bytes. It is inspected, and what is stripped of it is a bundle.
     """
-    from stagec import inspection
+    from stagec.bundle import index
+    from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
     from stagec.bundle.stripping import strip
-    from stagec.errors import StagecError
-    from stagec.runtime import index
-    from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
-    from stagec.runtime.refusal import LoadError
+    from stagec.core.errors import StagecError
+    from stagec.core.refusal import LoadError
+    from stagec.reports import inspection
 
     try:
         archive = Archive("x", data)
@@ -81,9 +81,10 @@ def repacked_bundle(data: bytes) -> str:
 
 def explained_bundle(data: bytes) -> str:
     """What `explain-load` tells of such a bundle, and `diff` of it and itself."""
-    from stagec import comparison, serving
-    from stagec.errors import StagecError
-    from stagec.runtime.refusal import LoadError
+    from stagec.core.errors import StagecError
+    from stagec.core.refusal import LoadError
+    from stagec.loader import serving
+    from stagec.reports import comparison
 
     with _on_disk(data, ".aot") as path:
         try:
@@ -100,8 +101,8 @@ def explained_bundle(data: bytes) -> str:
 
 def description(data: bytes) -> str:
     """It has no digest inside. What is read of a changed one is a whole value: written and read again, an equal one."""
-    from stagec.inspection import as_text
-    from stagec.runtime.description import Description
+    from stagec.bundle.description import Description
+    from stagec.reports.inspection import as_text
 
     try:
         found = Description.from_json(data)
@@ -115,7 +116,7 @@ def description(data: bytes) -> str:
 
 def export(data: bytes) -> str:
     """What `inspect` tells of a portable artifact; written and read again, it is the same one."""
-    from stagec import inspection
+    from stagec.reports import inspection
     from stagec.stages.exported import Exported
 
     try:
@@ -139,7 +140,7 @@ def export(data: bytes) -> str:
 
 def located(data: bytes) -> str:
     """What `locate` tells of a module with source locations."""
-    from stagec.runtime import locations
+    from stagec.pjrt import locations
 
     try:
         locations.located(data, "INVALID_ARGUMENT: at %tanh.5 = f32[3]{0} tanh(%x)")
@@ -158,8 +159,8 @@ def envelope(data: bytes) -> str:
     """Whatever was changed, the key signed the statement that it signed before, or none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from stagec.runtime.refusal import LoadError
-    from stagec.runtime.signatures import Envelope, Statement, signed_by
+    from stagec.bundle.attestation import Envelope, Statement, signed_by
+    from stagec.core.refusal import LoadError
 
     try:
         found = Envelope.from_json(data)
@@ -175,8 +176,8 @@ def envelope(data: bytes) -> str:
 
 def statement(data: bytes) -> str:
     """It is refused, or has subjects with digests."""
-    from stagec.runtime.refusal import LoadError
-    from stagec.runtime.signatures import Statement
+    from stagec.bundle.attestation import Statement
+    from stagec.core.refusal import LoadError
 
     try:
         found = Statement.read(data, "x")
@@ -188,8 +189,8 @@ def statement(data: bytes) -> str:
 
 def weights(data: bytes) -> str:
     """A safetensors file is refused, or has arrays of the bytes that they say."""
-    from stagec.avals import num_bytes
     from stagec.bundle import safetensors
+    from stagec.core.avals import num_bytes
 
     with _on_disk(data) as path:
         try:
@@ -202,7 +203,7 @@ def weights(data: bytes) -> str:
 
 def manifest(data: bytes) -> str:
     """A manifest is planned, or all that is wrong with it is told."""
-    from stagec.errors import StagecError
+    from stagec.core.errors import StagecError
     from stagec.manifest import load_manifest, plan
 
     with _on_disk(data) as path:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stagec.runtime import archive
-from stagec.runtime.archive import Archive, encode, encode_index, members_table
-from stagec.runtime.refusal import LoadError
+from stagec.bundle import archive
+from stagec.bundle.archive import Archive, encode, encode_index, members_table
+from stagec.core.refusal import LoadError
 
 DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
 

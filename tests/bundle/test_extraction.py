@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
 from tests.building import checked, stagec
 
 

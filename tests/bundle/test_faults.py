@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from stagec.bundle.archive import Archive
 from stagec.cli.files import write_whole
-from stagec.errors import StagecError
-from stagec.runtime.archive import Archive
+from stagec.core.errors import StagecError
 from tests.building import COMPILER, stagec
 
 WRITER = """

@@ -21,12 +21,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import Phase, given, seed, settings
 
-from stagec.avals import Aval
 from stagec.bundle import provenance
+from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
 from stagec.bundle.provenance import Environment, Wheel
 from stagec.bundle.safetensors import Tensor, parts
 from stagec.bundle.signing import sign
-from stagec.runtime.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.core.avals import Aval
 from stagec.stages.exported import Exported
 from tests.building import ROOT
 from tests.bundle import mutations, readers

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from stagec.runtime import golden
-from stagec.runtime.archive import INDEX, Archive, members_table
+from stagec.bundle.archive import INDEX, Archive, members_table
+from stagec.loader import golden
 from tests.building import COMPILER, build, checked
 from tests.building import stagec as command
 from tests.bundles import edited
@@ -208,7 +208,7 @@ CUT_OFF = """
 import os, sys
 from stagec.bundle.safetensors import read
 from stagec.bundle.stripping import strip
-from stagec.runtime.archive import Archive, pieces
+from stagec.bundle.archive import Archive, pieces
 
 bundle, weights = sys.argv[1:]
 members = strip(Archive(bundle))

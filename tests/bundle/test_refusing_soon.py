@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from stagec.bundle import safetensors
-from stagec.runtime import index, strict_json
-from stagec.runtime.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
-from stagec.runtime.description import Description
-from stagec.runtime.refusal import LoadError
-from stagec.runtime.signatures import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, read_keys, signed_by
+from stagec.bundle import index, safetensors
+from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.attestation import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, read_keys, signed_by
+from stagec.bundle.description import Description
+from stagec.core import strict_json
+from stagec.core.refusal import LoadError
 from tests.signed import write_keys
 
 SECONDS, SECONDS_A_BYTE = 1.0, 1.5e-6

@@ -15,10 +15,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from stagec.bundle import archive
+from stagec.bundle.archive import Archive
+from stagec.bundle.attestation import PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.verification import verify
-from stagec.runtime import archive, strict_json
-from stagec.runtime.archive import Archive
-from stagec.runtime.signatures import PAYLOAD_TYPE, Envelope, pae
+from stagec.core import strict_json
 from tests.building import COMPILER, ROOT, checked, stagec
 from tests.signed import write_bundle_of, write_keys, write_provenance
 

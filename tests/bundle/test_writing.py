@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from stagec.bundle.archive import Archive, encode, encode_index
 from stagec.bundle.expiry import readable_until
+from stagec.bundle.sources import OnDisk
 from stagec.bundle.writing import Inconsistent, Member, gather
-from stagec.runtime import jaxlib_lines
-from stagec.runtime.archive import Archive, encode, encode_index
-from stagec.runtime.refusal import LoadError
-from stagec.runtime.sources import OnDisk
-from stagec.specs import FunctionSpec, function_spec
-from stagec.version import VERSION
+from stagec.core.refusal import LoadError
+from stagec.core.specs import FunctionSpec, function_spec
+from stagec.core.version import VERSION
+from stagec.pjrt import compatibility
 from tests.building import COMPILER, checked, stagec
 
 FUNCTIONS = ("loop", "mlp")
@@ -62,7 +62,7 @@ def test_the_index(zoo: Path, tmp_path: Path) -> None:
             "bucket": {"batch": size},
             "nr_devices": 1,
             "custom_calls": {},
-            "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
+            "versions": {"jaxlib": compatibility.version(), "stagec": VERSION},
             "executable": f"mlp.cpu.batch{size}.xla",
             "description": f"mlp.cpu.batch{size}.json",
             "stablehlo": f"mlp.cpu.batch{size}.stablehlo.mlirbc",

@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 
-from stagec.backends import cpu
-from stagec.specs import CpuTarget
+from stagec.backends.cpu import compiler as cpu
+from stagec.core.specs import CpuTarget
 from tests.building import COMPILER, ROOT
 
 TARGET = CpuTarget("avx2", "AVX2", 2, {})

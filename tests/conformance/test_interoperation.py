@@ -15,8 +15,8 @@ import pytest
 from jax._src.export import _export as jax_export
 
 import stagec
-from stagec.avals import DTYPES, Aval
-from stagec.dimensions import evaluate
+from stagec.core.avals import DTYPES, Aval
+from stagec.core.dimensions import evaluate
 from stagec.stages.lowered import lower_exported
 from stagec.stages.mlir import to_bytecode
 from tests.building import ROOT, checked, write_specs

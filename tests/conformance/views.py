@@ -15,9 +15,9 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from stagec.core.trees import Tree
 from stagec.stages import mlir
 from stagec.stages.shardings import Mesh
-from stagec.trees import Tree
 
 Bits = list[tuple[str, tuple[int, ...], bytes]]
 

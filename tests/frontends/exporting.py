@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stagec.specs import FunctionSpec, to_json
+from stagec.core.specs import FunctionSpec, to_json
 from tests.building import stagec
 
 

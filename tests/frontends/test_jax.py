@@ -9,8 +9,8 @@ import jax
 import jax.export
 import pytest
 
+from stagec.core.specs import to_json
 from stagec.frontends import user_code
-from stagec.specs import to_json
 from stagec.stages.exported import Exported
 from tests.building import stagec
 from tests.frontends.exporting import export, spec

@@ -14,9 +14,9 @@ import pytest
 
 import stagec
 from stagec.backends import plugins
+from stagec.core.specs import TargetSpec, to_json
 from stagec.frontends import kernels
 from stagec.hardware import catalog
-from stagec.specs import TargetSpec, to_json
 from stagec.stages import by_device
 from stagec.stages.exported import Exported
 from tests.accelerators import kernels as model

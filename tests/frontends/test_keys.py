@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jax._src.export import _export as jax_export
 
-from stagec.runtime import custom_calls
-from stagec.specs import to_json
+from stagec.core.specs import to_json
+from stagec.core.trees import Fields
+from stagec.pjrt import custom_calls
 from stagec.stages.exported import Exported
-from stagec.trees import Fields
 from tests.building import ROOT, stagec
 from tests.frontends import exporting
 

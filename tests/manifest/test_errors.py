@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 @pytest.mark.parametrize(

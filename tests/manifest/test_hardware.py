@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import pytest
 
-from stagec.errors import StagecError
+from stagec.core.errors import StagecError
+from stagec.core.specs import CpuTarget, CudaTarget, TpuTarget, to_json
 from stagec.hardware import catalog, cuda_devices
 from stagec.hardware.cuda_devices import Device
 from stagec.hardware.tpu_topologies import Generation, parse_topology, topologies
 from stagec.manifest.models import NAME, Isa
-from stagec.specs import CpuTarget, CudaTarget, TpuTarget, to_json
 from tests.building import COMPILER, checked
 
 FILES = sorted((COMPILER / "stagec" / "targets").iterdir())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stagec.errors import StagecError
+from stagec.core.errors import StagecError
+from stagec.core.specs import Limits
 from stagec.manifest import load_manifest, plan
-from stagec.specs import Limits
 
 HEAD = """
 [manifest]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.errors import StagecError, nearest, show
+from stagec.core.errors import StagecError, nearest, show
+from stagec.core.specs import CudaTarget as CudaSpec
 from stagec.manifest import load_manifest, target_files
 from stagec.manifest.load import REFUSED
 from stagec.manifest.models import (
@@ -24,7 +25,6 @@ from stagec.manifest.models import (
     TpuTarget,
     Variant,
 )
-from stagec.specs import CudaTarget as CudaSpec
 
 MODELS = (Document, Header, CpuTarget, CudaTarget, TpuTarget, Mesh, Function, Variant, Limits)
 

@@ -12,10 +12,10 @@ from textwrap import dedent
 
 import pytest
 
-from stagec.errors import StagecError
+from stagec.core.errors import StagecError
+from stagec.core.specs import Limits, executable_spec, function_spec, to_json
 from stagec.hardware import catalog
 from stagec.manifest import Plan, describe, load_manifest, plan
-from stagec.specs import Limits, executable_spec, function_spec, to_json
 
 COMPILER = Path(__file__).absolute().parents[2] / "compiler"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.reproducibility import first_difference
+from stagec.reports.reproducibility import first_difference
 from tests.building import checked, stagec
 from tests.reproducibility.conftest import MODEL
 

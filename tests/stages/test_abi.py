@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stagec.backends import hlo
-from stagec.runtime.description import Description
+from stagec.bundle.description import Description
+from stagec.costs import hlo
 from stagec.stages import mlir
 
 

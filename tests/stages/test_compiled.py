@@ -15,9 +15,9 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import stagec
-from stagec.avals import parse_aval
-from stagec.runtime.description import DeviceAssignment
-from stagec.specs import CpuTarget
+from stagec.bundle.description import DeviceAssignment
+from stagec.core.avals import parse_aval
+from stagec.core.specs import CpuTarget
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import ArgInfo, CannotLower, Lowered, lower_exported
@@ -207,7 +207,7 @@ def test_a_named_target_needs_a_prepared_process() -> None:
     with pytest.raises(stagec.CannotCompile) as error:
         lower(model, PARAMS, X).compile(target=target)
     assert str(error.value) == (
-        "this process is not prepared to compile for server: call prepare_process(target) of stagec.backends.cpu "
+        "this process is not prepared to compile for server: call prepare_process(target) of stagec.backends.cpu.compiler "
         "before jaxlib is first used, or compile for this machine (target=None)"
     )
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from stagec.avals import parse_aval
-from stagec.runtime.clients import devices
-from stagec.runtime.refusal import CallError
-from stagec.serving import compile_exported
+from stagec.core.avals import parse_aval
+from stagec.core.refusal import CallError
+from stagec.loader.serving import compile_exported
+from stagec.pjrt.clients import devices
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import CALLING_CONVENTIONS, CannotLower, SizesDoNotFit, lower_exported
 

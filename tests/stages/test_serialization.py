@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from stagec.avals import Aval
+from stagec.core.avals import Aval
 from stagec.stages.exported import Exported, NotExported
 
 FIELDS = (

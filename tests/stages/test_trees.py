@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.trees import LEAF, Tree, TreeMismatch
+from stagec.core.trees import LEAF, Tree, TreeMismatch
 
 values = st.recursive(
     st.integers() | st.none(),

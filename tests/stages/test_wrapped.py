@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.avals import parse_aval
+from stagec.core.avals import parse_aval
 from stagec.frontends.wrapped import Traced, Wrapped
 from stagec.stages.lowered import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec

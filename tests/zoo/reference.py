@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from stagec.backends import cpu
-from stagec.specs import CpuTarget
+from stagec.backends.cpu import compiler as cpu
+from stagec.core.specs import CpuTarget
 from tests.zoo import effects, nodes, zoo
 from tests.zoo.flat import flat
 from tests.zoo.inputs import cases

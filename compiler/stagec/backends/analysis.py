@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from stagec.backends import costs, hlo
 from stagec.backends.compilation import CompiledModule, Hardware
+from stagec.costs import hlo, totals
 
 UNKNOWN: Literal["unknown"] = "unknown"
 Figure: TypeAlias = int | float | Literal["unknown"]
@@ -49,7 +49,7 @@ def analyze(
         figure: Figure = memory_analysis.get(xlas, UNKNOWN) if any(memory_analysis.values()) else UNKNOWN
         figures[name] = UNKNOWN if name in _NEVER_NOTHING and not figure else figure
     places, links = tuple(map(tuple, coords)), hardware.links
-    cost = costs.count(program, devices, lambda found: links.seconds(found, devices, places) if links else None)
+    cost = totals.count(program, devices, lambda found: links.seconds(found, devices, places) if links else None)
     figures["flops"], figures["bytes_accessed"] = _figure(cost.flops), _figure(cost.bytes)
     figures["collectives"] = {
         kind: {name: _figure(value) for name, value in moved.items()} for kind, moved in cost.collectives.items()

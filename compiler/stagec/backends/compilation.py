@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stagec.backends import options
-from stagec.backends.links import Links
-from stagec.errors import StagecError
-from stagec.specs import CompilerOption
+from stagec.core.errors import StagecError
+from stagec.core.specs import CompilerOption
+from stagec.costs.links import Links
 
 if TYPE_CHECKING:
     from jaxlib import _jax, xla_client
@@ -111,7 +111,7 @@ class Backend(Protocol):
 
 def backend(platform: str) -> Backend:
     """Return the compiler of a platform: "cpu", "cuda" or "tpu". jaxlib is not imported yet."""
-    return cast(Backend, importlib.import_module(f"stagec.backends.{platform}"))
+    return cast(Backend, importlib.import_module(f"stagec.backends.{platform}.compiler"))
 
 
 def checked(compiler_options: Mapping[str, Any]) -> dict[str, CompilerOption]:

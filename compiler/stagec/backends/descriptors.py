@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stagec.backends import elf, wire
+from stagec.backends import elf
+from stagec.core import wire
 
 SECTION = "protodesc_cold"
 """Name of the section."""

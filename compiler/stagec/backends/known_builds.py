@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.backends import cores, cpuid, descriptors, elf, hash_seeds
+from stagec.backends import descriptors, elf, hash_seeds
+from stagec.backends.cpu import cores, cpuid
 from stagec.backends.machine_code import CannotChange, Code, mapped
 
 TABLE = Path(__file__).with_suffix(".json")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from stagec.backends import hash_seeds, known_builds, machine_code
 from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal, set_options
 from stagec.backends.options import suggestion
-from stagec.runtime import compiling, jaxlib_lines
-from stagec.specs import CompilerOption
+from stagec.core.specs import CompilerOption
+from stagec.pjrt import compatibility, turns
 
 if TYPE_CHECKING:
     from jaxlib import _jax
@@ -69,7 +69,7 @@ class Plugin:
 
     def wanted(self) -> str:
         """Return the version of the wheel that fits this jaxlib, or a prefix of it; "" when it is not known."""
-        jaxlib = jaxlib_lines.version()
+        jaxlib = compatibility.version()
         return self.versions.get(jaxlib, "") if self.versions else jaxlib
 
     def _missing(self) -> CannotCompile:
@@ -105,13 +105,13 @@ def load(plugin: Plugin) -> Any:
 
     Raises CannotCompile when it is missing, is not for this jaxlib or does not run here.
     """
-    unsuitable = jaxlib_lines.refusal()
+    unsuitable = compatibility.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
     path, found, wanted = plugin.path(), plugin.version(), plugin.wanted()
     # XLA's plugin interface lets other versions in, and promises nothing about what they make.
     if not wanted or not f"{found}.".startswith(f"{wanted}."):
-        what = f"{plugin.distribution} {found} is not for jaxlib {jaxlib_lines.version()}"
+        what = f"{plugin.distribution} {found} is not for jaxlib {compatibility.version()}"
         write = f"lock {plugin.distribution}=={wanted}{'.*' if plugin.versions else ''}" if wanted else ""
         raise CannotCompile(what, "platform", write)
     if machine.machine() != "x86_64":
@@ -176,7 +176,7 @@ def compile_for(
     options.executable_build_options.use_shardy_partitioner = True
     set_options(options, compiler_options)
     try:
-        with compiling.for_another_machine(), _changed(plugin):
+        with turns.for_another_machine(), _changed(plugin):
             client = devices[0].client
             compile_ = client.compile_and_load if load else client.compile
             return compile_(module, _jax.DeviceList(tuple(devices)), options)

@@ -1,1 +1,1 @@
-"""Bundles: exported artifacts and executables of a manifest in one file. `stagec.runtime` reads what this writes."""
+"""Bundles: exported artifacts and executables of a manifest in one file. It writes and reads the format, on the standard library alone."""

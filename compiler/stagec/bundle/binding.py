@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stagec.avals import Aval, parse_aval
 from stagec.bundle.safetensors import Tensor
-from stagec.errors import Problem, StagecError
-from stagec.specs import FunctionSpec
-from stagec.trees import Tree
+from stagec.core.avals import Aval, parse_aval
+from stagec.core.errors import Problem, StagecError
+from stagec.core.specs import FunctionSpec
+from stagec.core.trees import Tree
 
 _LISTED = 20
 """How many arrays a message lists."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 
-from stagec.runtime.index import UNKNOWN
+from stagec.bundle.index import UNKNOWN
 
 RELEASED: Mapping[str, str] = {
     "0.10.1": "2026-05-18",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stagec.errors import Problem, StagecError, nearest
-from stagec.runtime.archive import INDEX, Archive
+from stagec.bundle.archive import INDEX, Archive
+from stagec.core.errors import Problem, StagecError, nearest
 
 
 def select(archive: Archive, wanted: Sequence[str]) -> dict[str, Iterable[bytes]]:
     """Return the pieces of members by name: those `wanted`, or all and the index where that is empty.
 
-    All were checked, and are again while they are read. Their names are paths below a folder (`runtime.archive`).
+    All were checked, and are again while they are read. Their names are paths below a folder (`bundle.archive`).
     Raises StagecError for a member that is not there, LoadError for one that is damaged.
     """
     members = [INDEX, *archive.index["members"]]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.runtime.archive import Archive
-from stagec.runtime.signatures import BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
-from stagec.version import VERSION
+from stagec.bundle.archive import Archive
+from stagec.bundle.attestation import BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
+from stagec.core.version import VERSION
 
 BUILDER = "urn:stagec:builder:bazel"
 

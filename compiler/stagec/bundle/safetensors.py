@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.avals import Aval, num_bytes
-from stagec.reading import RegularFile
-from stagec.runtime import shapes, strict_json
-from stagec.runtime.archive import Content, content
-from stagec.runtime.sources import Part
+from stagec.bundle.archive import Content, content
+from stagec.bundle.sources import Part
+from stagec.core import json_shapes, strict_json
+from stagec.core.avals import Aval, num_bytes
+from stagec.core.reading import RegularFile
 
 LARGEST_HEADER = 100_000_000
 """Bytes of a header: the format's own limit."""
@@ -35,14 +35,14 @@ _DTYPES = {
     "F8_E8M0": "f8_e8m0fnu",
 }
 _LENGTH = 8
-_ENTRY = shapes.record(
+_ENTRY = json_shapes.record(
     {
-        "dtype": shapes.constant(*_DTYPES),
-        "shape": shapes.array(shapes.count),
-        "data_offsets": shapes.array(shapes.count),
+        "dtype": json_shapes.constant(*_DTYPES),
+        "shape": json_shapes.array(json_shapes.count),
+        "data_offsets": json_shapes.array(json_shapes.count),
     }
 )
-_HEADER = shapes.record({}, {"__metadata__": shapes.table(shapes.text)}, rest=_ENTRY)
+_HEADER = json_shapes.record({}, {"__metadata__": json_shapes.table(json_shapes.text)}, rest=_ENTRY)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from stagec.bundle.archive import Archive
+from stagec.bundle.attestation import bundle_name
 from stagec.bundle.provenance import Environment, all_wheels, package_url
-from stagec.runtime.archive import Archive
-from stagec.runtime.signatures import bundle_name
-from stagec.version import VERSION
+from stagec.core.version import VERSION
 
 
 def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:

@@ -1,12 +1,12 @@
-"""Sign a bundle's statement. `stagec.runtime.signatures` has the format, and checks."""
+"""Sign a bundle's statement. `stagec.bundle.attestation` has the format, and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stagec.errors import Problem, StagecError
-from stagec.runtime.signatures import MOST_SIGNATURES, PAYLOAD_TYPE, PEM, Envelope, keyid, pae
+from stagec.bundle.attestation import MOST_SIGNATURES, PAYLOAD_TYPE, PEM, Envelope, keyid, pae
+from stagec.core.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from stagec.runtime.archive import INDEX, Archive, Content, Stored, encode_index
+from stagec.bundle.archive import INDEX, Archive, Content, Stored, encode_index
 
 _NAMES = ("exported", "executable", "description", "stablehlo")
 """Keys of the index's functions and executables that name members."""

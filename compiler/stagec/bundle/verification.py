@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stagec.errors import Problem, StagecError
-from stagec.runtime import signatures
-from stagec.runtime.archive import Archive
-from stagec.runtime.refusal import LoadError
-from stagec.runtime.signatures import Vouching
+from stagec.bundle import attestation
+from stagec.bundle.archive import Archive
+from stagec.bundle.attestation import Vouching
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
 
 VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
 """Verdicts: signed by enough of the keys; not damaged, and nobody was asked who made it; neither."""
@@ -33,7 +33,7 @@ def verify(path: str, keys: Sequence[str], threshold: int = 1, signature: str | 
     report = {"kind": "verification", "bundle": path, "verdict": VERIFIED if keys else INTACT, "checks": checks}
     vouching = None
     try:
-        vouching = Vouching(keys, threshold, signature or f"{path}{signatures.SUFFIX}") if keys else None
+        vouching = Vouching(keys, threshold, signature or f"{path}{attestation.SUFFIX}") if keys else None
         for check, told in _checks(path, vouching):
             checks.append({"check": check, "ok": True, "told": told})
     except LoadError as error:

@@ -1,4 +1,4 @@
-"""Write a bundle: what is in it and its index. `stagec.runtime.archive` has the container."""
+"""Write a bundle: what is in it and its index. `stagec.bundle.archive` has the container."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec import components
-from stagec.avals import tolerance
+from stagec.bundle import index
+from stagec.bundle.archive import FORMAT, INDEX, Content, content, digest, encode_index, members_table
 from stagec.bundle.binding import Bindings
+from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.safetensors import Tensor
-from stagec.runtime import index, shapes, strict_json
-from stagec.runtime.archive import FORMAT, INDEX, Content, content, digest, encode_index, members_table
-from stagec.runtime.description import LARGEST, Description
-from stagec.specs import FunctionSpec
-from stagec.version import VERSION
+from stagec.core import components, json_shapes, strict_json
+from stagec.core.avals import tolerance
+from stagec.core.specs import FunctionSpec
+from stagec.core.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ def _golden(
     return rows
 
 
-_DESCRIPTION = shapes.record(
+_DESCRIPTION = json_shapes.record(
     {
         **index.INTERFACE,
-        "exported_sha256": shapes.sha256,
-        "components": shapes.table(shapes.record({"value": shapes.text, "sha256": shapes.sha256})),
-        "bound": shapes.table(shapes.text),
+        "exported_sha256": json_shapes.sha256,
+        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.sha256})),
+        "bound": json_shapes.table(json_shapes.text),
     },
-    rest=shapes.anything,
+    rest=json_shapes.anything,
 )
 
 

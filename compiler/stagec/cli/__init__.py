@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stagec.errors import StagecError, missing_package, printable
+from stagec.core.errors import StagecError, missing_package, printable
 
 COMMANDS = (
     "autotune",
@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _profiled(options: argparse.Namespace, command: str) -> int | None:
-    from stagec import phases
     from stagec.cli.files import write_whole
+    from stagec.core import phases
 
     phases.start()
     status: int | None = options.run(options)

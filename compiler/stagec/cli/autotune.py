@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import autotuning
+    from stagec.reports import autotuning
 
     files = autotuning.autotune(options.manifest, options.import_root or ["."])
     for file, text in files.items():

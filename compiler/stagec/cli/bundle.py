@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import Sums, on_disk, print_json, read, read_text, read_weights, split, write_parts
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,11 @@ def preload() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import phases, specs
+    from stagec.core import phases, specs
 
     with phases.phase("import"):
+        from stagec.bundle.archive import pieces
         from stagec.bundle.writing import Member, gather
-        from stagec.runtime.archive import pieces
 
     given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
     exports = {name: on_disk(path) for name, path, *_ in given}

@@ -7,10 +7,10 @@ import dataclasses
 import sys
 import time
 
-from stagec import phases
 from stagec.cli.files import read, read_text, write_whole
-from stagec.errors import StagecError
-from stagec.specs import ExecutableSpec, executable_spec
+from stagec.core import phases
+from stagec.core.errors import StagecError
+from stagec.core.specs import ExecutableSpec, executable_spec
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def preload() -> None:
     import stagec.stages.compiled
     import stagec.stages.limits
     import stagec.stages.serialization  # noqa: F401
-    from stagec.backends import cpu
+    from stagec.backends.cpu import compiler as cpu
 
     cpu.find_code()
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from stagec.cli.files import print_json, write_whole
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +14,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.backends import local_cuda, nvidia
     from stagec.backends.compilation import CannotCompile
+    from stagec.backends.cuda import local_cuda, nvidia
 
     try:
         figures = nvidia.figures(local_cuda.describe_device())

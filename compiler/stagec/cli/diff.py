@@ -13,7 +13,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec import comparison
+    from stagec.reports import comparison
 
     report = comparison.compare(options.first, options.second)
     if options.json:

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec import explanation
+    from stagec.reports import explanation
 
     # What a plugin's executables are made from is its version too; but tracing would import it, and tell that.
     packages = list(sys.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import print_json, print_text
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec import serving
-    from stagec.runtime.refusal import LoadError
-    from stagec.runtime.selection import Policy
+    from stagec.core.refusal import LoadError
+    from stagec.loader import serving
+    from stagec.loader.selection import Policy
 
     policy: Policy = "executable_only" if options.executable_only else "allow_compile"
     try:

@@ -22,14 +22,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preload() -> None:
-    for name in ("frontends.jax", "frontends.constants", "explanation", "stages.by_device", "stages.serialization"):
+    for name in (
+        "frontends.jax",
+        "frontends.constants",
+        "reports.explanation",
+        "stages.by_device",
+        "stages.serialization",
+    ):
         importlib.import_module(f"stagec.{name}")
     # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
     importlib.metadata.entry_points(group="jax_plugins")
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import phases, specs
+    from stagec.core import phases, specs
 
     spec = specs.function_spec(read_text(options.spec))
     with phases.phase("import"):
@@ -62,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
         write_whole(options.lowered, lowered_for)
     if options.description:
         with phases.phase("import"):
-            from stagec import explanation
+            from stagec.reports import explanation
 
         description = explanation.describe_export(spec, serialized, frontend.versions(spec), bound, large)
         write_whole(options.description, description.encode())

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec import reading
-from stagec.errors import Problem, StagecError, printable
+from stagec.core import reading
+from stagec.core.errors import Problem, StagecError, printable
 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
-    from stagec.runtime.sources import OnDisk
+    from stagec.bundle.sources import OnDisk
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -101,7 +101,7 @@ def read(path: str, most: int = reading.LARGEST) -> bytes:
 
 def on_disk(path: str) -> OnDisk:
     """Return the content of a file that is to be a bundle's member. Raises StagecError, naming it."""
-    from stagec.runtime.sources import OnDisk
+    from stagec.bundle.sources import OnDisk
 
     try:
         return OnDisk(path)

@@ -31,9 +31,9 @@ def preload() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import specs
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
+    from stagec.core import specs
     from stagec.frontends import golden
 
     spec = specs.function_spec(read_text(options.spec))

@@ -12,7 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import inspection
+    from stagec.reports import inspection
 
     report = inspection.inspect(options.file)
     if options.json:

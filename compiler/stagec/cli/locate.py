@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagec.cli.files import print_json, print_text
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec.runtime import locations
+    from stagec.pjrt import locations
 
     try:
         found = locations.find(Path(options.file), options.text)

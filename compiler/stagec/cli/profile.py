@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec import profiles
+    from stagec.reports import profiles
 
     found = profiles.read(options.paths)
     if options.svg:

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec.reproducibility import Executable, Export, reproduce
+    from stagec.reports.reproducibility import Executable, Export, reproduce
 
     exports, executables = [], []
     lowered = {name: Path(file).absolute() for name, file in (split(text, 2) for text in options.lowered)}

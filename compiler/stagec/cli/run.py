@@ -8,7 +8,7 @@ import io
 from typing import Any
 
 from stagec.cli.files import print_json, print_text, read_arrays, write_whole
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int | None:
     import numpy as np
 
-    from stagec.runtime import trials
-    from stagec.runtime.refusal import Refusal
-    from stagec.serving import load
+    from stagec.core.refusal import Refusal
+    from stagec.loader import trials
+    from stagec.loader.serving import load
 
     if options.golden:
         return _compare(options)
@@ -68,9 +68,9 @@ def run(options: argparse.Namespace) -> int | None:
 
 def _compare(options: argparse.Namespace) -> int:
     """Compare with golden outputs; the status is 1 where one differs."""
-    from stagec.runtime import golden
-    from stagec.runtime.archive import Archive
-    from stagec.runtime.refusal import Refusal
+    from stagec.bundle.archive import Archive
+    from stagec.core.refusal import Refusal
+    from stagec.loader import golden
 
     try:
         checks = list(golden.check(Archive(options.bundle), options.function))

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from stagec.cli.files import print_json, read, write_whole
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
@@ -28,11 +28,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.bundle import signing
-    from stagec.runtime import signatures
-    from stagec.runtime.archive import Archive
-    from stagec.runtime.refusal import LoadError
-    from stagec.runtime.signatures import Envelope, Statement
+    from stagec.bundle import attestation, signing
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.attestation import Envelope, Statement
+    from stagec.core.refusal import LoadError
 
     def passphrase() -> bytes:
         try:
@@ -41,8 +40,8 @@ def run(options: argparse.Namespace) -> None:
             what = "it is encrypted, and nobody is there to be asked for its passphrase"
             raise StagecError(Problem(options.key, "", what, f"set the variable {PASSPHRASE}")) from error
 
-    key = signing.private_key(options.key, read(options.key, signatures.LARGEST_KEY), passphrase)
-    output = options.output or f"{options.bundle}{signatures.SUFFIX}"
+    key = signing.private_key(options.key, read(options.key, attestation.LARGEST_KEY), passphrase)
+    output = options.output or f"{options.bundle}{attestation.SUFFIX}"
     statement = read(options.statement)
     try:
         # Who signs says that this is the bundle: it is looked at before.

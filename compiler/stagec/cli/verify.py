@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import print_json, print_text
-from stagec.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.errors import StagecError, nearest
-from stagec.specs import FunctionSpec
+from stagec.core.errors import StagecError, nearest
+from stagec.core.specs import FunctionSpec
 from stagec.stages.exported import Exported
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.export
 
-from stagec.errors import Problem
+from stagec.core.errors import Problem
+from stagec.core.specs import FunctionSpec
 from stagec.frontends import user_code
-from stagec.specs import FunctionSpec
 
 _CALLBACKS = frozenset({"buffer_callback", "debug_callback", "debug_print", "io_callback", "pure_callback"})
 """Primitives that call back into Python."""

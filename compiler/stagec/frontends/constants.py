@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
-from stagec.avals import DTYPES, Aval, num_bytes
-from stagec.errors import Problem
+from stagec.core.avals import DTYPES, Aval, num_bytes
+from stagec.core.errors import Problem
+from stagec.core.specs import FunctionSpec
 from stagec.frontends import stablehlo, user_code
-from stagec.specs import FunctionSpec
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
 

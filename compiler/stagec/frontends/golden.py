@@ -10,16 +10,16 @@ import jax
 import jax.export
 import numpy as np
 
-from stagec.avals import DTYPES, Aval, evaluate_shape, physical
 from stagec.bundle.safetensors import Tensor
-from stagec.errors import StagecError, nearest
+from stagec.core.avals import DTYPES, Aval, evaluate_shape, physical
+from stagec.core.errors import StagecError, nearest
+from stagec.core.specs import FunctionSpec
+from stagec.core.trees import argument_path
 from stagec.frontends import jax as frontend
 from stagec.frontends import user_code
-from stagec.runtime import trials
-from stagec.runtime.arrays import dtype_of
-from stagec.specs import FunctionSpec
+from stagec.loader import trials
+from stagec.pjrt.arrays import dtype_of
 from stagec.stages.exported import Exported
-from stagec.trees import argument_path
 
 
 def make(

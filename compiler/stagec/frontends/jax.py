@@ -19,15 +19,15 @@ import jax.export
 import jax.monitoring
 from jax._src import effects
 
-from stagec import partitions, phases
-from stagec.avals import DTYPES, Aval, parse_aval
 from stagec.bundle import safetensors
-from stagec.errors import Problem, StagecError
+from stagec.core import partitions, phases
+from stagec.core.avals import DTYPES, Aval, parse_aval
+from stagec.core.errors import Problem, StagecError
+from stagec.core.specs import FunctionSpec
+from stagec.core.version import VERSION
 from stagec.frontends import callbacks, exporting, kernels, pytrees, source_locations, user_code
-from stagec.runtime import custom_calls
-from stagec.specs import FunctionSpec
+from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
-from stagec.version import VERSION
 
 _SAFETENSORS = "safetensors:"
 _PHASES = {

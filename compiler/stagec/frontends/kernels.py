@@ -21,8 +21,8 @@ import jax.extend.backend
 from jax._src import config
 from jax._src.interpreters import mlir
 
-from stagec.errors import StagecError
-from stagec.specs import FunctionSpec
+from stagec.core.errors import StagecError
+from stagec.core.specs import FunctionSpec
 
 _MOSAIC_GPU = b"mosaic_gpu_v2"
 _KERNELS = (b"tpu_custom_call", _MOSAIC_GPU, b"__gpu$xla.gpu.triton")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stagec.dimensions import names_in
-from stagec.errors import Problem, StagecError
-from stagec.specs import FunctionSpec
+from stagec.core.dimensions import names_in
+from stagec.core.errors import Problem, StagecError
+from stagec.core.specs import FunctionSpec
+from stagec.core.trees import argument_path
 from stagec.stages.exported import Exported
-from stagec.trees import argument_path
 
 
 def check(spec: FunctionSpec, serialized: bytes) -> None:

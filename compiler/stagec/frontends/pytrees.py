@@ -17,9 +17,9 @@ import jax
 import jax.export
 import jax.tree_util
 
-from stagec.errors import Problem, StagecError
-from stagec.runtime.node_types import name_of, serializer
-from stagec.trees import LEAF, Fields, Tree
+from stagec.core.errors import Problem, StagecError
+from stagec.core.node_types import name_of, serializer
+from stagec.core.trees import LEAF, Fields, Tree
 
 _NATIVE = (tuple, list, dict, type(None))
 

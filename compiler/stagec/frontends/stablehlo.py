@@ -15,13 +15,13 @@ from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
-from stagec.avals import Aval
-from stagec.runtime import custom_calls, jaxlib_lines
-from stagec.specs import FunctionSpec
+from stagec.core.avals import Aval
+from stagec.core.specs import FunctionSpec
+from stagec.core.trees import LEAF, Tree
+from stagec.core.version import VERSION
+from stagec.pjrt import compatibility, custom_calls
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
-from stagec.trees import LEAF, Tree
-from stagec.version import VERSION
 
 _CALLING_CONVENTION = 10
 """The version of the calling convention that modules are given, which is the pinned JAX's."""
@@ -109,7 +109,7 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
     """Return what a portable artifact was made with: name -> version."""
-    return {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, "python": platform.python_version()}
+    return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
 
 
 def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.Module:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagec import phases
-from stagec.errors import Problem, StagecError
+from stagec.core import phases
+from stagec.core.errors import Problem, StagecError
 
 T = TypeVar("T")
 

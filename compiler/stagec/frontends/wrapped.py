@@ -18,9 +18,9 @@ import jax.export
 import numpy as np
 from jax._src import core
 
+from stagec.core.specs import CompilerOption
 from stagec.frontends import callbacks, exporting, kernels
 from stagec.frontends.pytrees import check, to_tree
-from stagec.specs import CompilerOption
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import ArgInfo, Lowered, lower_exported

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.errors import Problem, StagecError, show
+from stagec.core.errors import Problem, StagecError, show
+from stagec.core.specs import CpuTarget, CudaTarget, TargetSpec, TpuTarget
 from stagec.hardware import cuda_devices
 from stagec.hardware.cuda_devices import REMARKS, Device, read
 from stagec.hardware.tpu_topologies import TOPOLOGY, Generation, parse_topology, topologies
-from stagec.specs import CpuTarget, CudaTarget, TargetSpec, TpuTarget
 
 FILES = ("cpu.toml", "nvidia.toml", "tpu.toml")
 PARALLELISM = 8

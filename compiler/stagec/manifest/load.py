@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stagec import reading
-from stagec.errors import Problem, StagecError, nearest, show
+from stagec.core import reading
+from stagec.core.errors import Problem, StagecError, nearest, show
+from stagec.core.specs import TargetSpec
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import TOPOLOGY
 from stagec.manifest import toml
@@ -47,7 +48,6 @@ from stagec.manifest.models import (
 )
 from stagec.manifest.targets import resolve
 from stagec.manifest.values import abbreviate, no_file
-from stagec.specs import TargetSpec
 
 _TARGETS: Mapping[str, type[BaseModel]] = {"cpu": CpuTarget, "cuda": CudaTarget, "tpu": TpuTarget}
 _TABLES: Mapping[str, tuple[type[BaseModel], ...]] = {

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from stagec.avals import Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
-from stagec.dimensions import DimensionError, constraint_holds, names_in
-from stagec.errors import Problem, StagecError, nearest, show
+from stagec.core.avals import Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
+from stagec.core.dimensions import DimensionError, constraint_holds, names_in
+from stagec.core.errors import Problem, StagecError, nearest, show
+from stagec.core.partitions import Partition, parse
+from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, TpuTarget, to_json
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function
 from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
-from stagec.partitions import Partition, parse
-from stagec.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, TpuTarget, to_json
 
 MOST_EXECUTABLES = 10_000
 """Executables of a manifest, which are planned in seconds: beyond what one bundle is for."""

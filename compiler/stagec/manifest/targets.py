@@ -7,19 +7,19 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stagec import reading
 from stagec.backends import options as compiler_options
-from stagec.errors import Problem, StagecError
+from stagec.core import reading
+from stagec.core.errors import Problem, StagecError
+from stagec.core.specs import CpuTarget as CpuSpec
+from stagec.core.specs import CudaTarget as CudaSpec
+from stagec.core.specs import TargetSpec
+from stagec.core.specs import TpuTarget as TpuSpec
 from stagec.hardware import autotuning, catalog
 from stagec.hardware.cuda_devices import Device, num_devices, read
 from stagec.hardware.tpu_topologies import parse_topology
 from stagec.manifest import toml
 from stagec.manifest.models import CpuTarget, CudaTarget, Document, Target, TpuTarget
 from stagec.manifest.values import file_pattern
-from stagec.specs import CpuTarget as CpuSpec
-from stagec.specs import CudaTarget as CudaSpec
-from stagec.specs import TargetSpec
-from stagec.specs import TpuTarget as TpuSpec
 
 
 def resolve(document: Document, file: str, folder: Path) -> tuple[dict[str, TargetSpec], list[Problem]]:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic_core import PydanticCustomError
 
-from stagec.avals import DTYPES, AvalError, parse_aval
-from stagec.dimensions import DimensionError, canonical_constraint
-from stagec.errors import nearest, show
-from stagec.partitions import PartitionError, parse, write
-from stagec.specs import COLLECTIVES
+from stagec.core.avals import DTYPES, AvalError, parse_aval
+from stagec.core.dimensions import DimensionError, canonical_constraint
+from stagec.core.errors import nearest, show
+from stagec.core.partitions import PartitionError, parse, write
+from stagec.core.specs import COLLECTIVES
 
 SAFETENSORS = "safetensors:"
 """What a leaf starts with that stands for the arrays of a safetensors file."""

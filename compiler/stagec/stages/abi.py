@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from stagec.avals import Aval
-from stagec.backends import hlo
+from stagec.core.avals import Aval
+from stagec.core.trees import argument_path
+from stagec.costs import hlo
 from stagec.stages.shardings import NamedSharding
-from stagec.trees import argument_path
 
 if TYPE_CHECKING:
     from stagec.stages.lowered import Lowered

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stagec.runtime import archive, index, shapes
-from stagec.runtime.refusal import LoadError
-from stagec.specs import TargetSpec
+from stagec.bundle import archive, index
+from stagec.core import json_shapes
+from stagec.core.refusal import LoadError
+from stagec.core.specs import TargetSpec
 from stagec.stages.exported import NotExported
 
-_INDEX = shapes.record(
+_INDEX = json_shapes.record(
     {
-        "format": shapes.count,
-        "kind": shapes.constant("lowered"),
-        "devices": shapes.table(shapes.text),
+        "format": json_shapes.count,
+        "kind": json_shapes.constant("lowered"),
+        "devices": json_shapes.table(json_shapes.text),
         "members": index.MEMBERS,
     }
 )

@@ -18,20 +18,25 @@ from typing import Any
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
-from stagec import components, phases
-from stagec.avals import Aval
-from stagec.backends import analysis, compilation, cpu, x86
+from stagec.backends import analysis, compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
+from stagec.backends.cpu import compiler as cpu
+from stagec.backends.cpu import x86
 from stagec.backends.options import told
-from stagec.errors import Problem, StagecError
-from stagec.runtime import archive, arrays, clients, compiling, host, index, jaxlib_lines, locations, shapes
-from stagec.runtime.custom_calls import TOOLCHAIN, provider, register_custom_calls
-from stagec.runtime.description import Description, DeviceAssignment, Target
-from stagec.runtime.executable import Executable
-from stagec.runtime.refusal import CallError, LoadError
-from stagec.runtime.shardings import Sharding as OnDevices
-from stagec.runtime.signature import Signature
-from stagec.specs import CompilerOption, ExecutableSpec, Scalar, TargetSpec
+from stagec.bundle import archive, index
+from stagec.bundle.description import Description, DeviceAssignment, Target
+from stagec.core import components, json_shapes, phases
+from stagec.core.avals import Aval
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import CallError, LoadError
+from stagec.core.specs import CompilerOption, ExecutableSpec, Scalar, TargetSpec
+from stagec.core.trees import Tree, argument_path
+from stagec.core.version import VERSION
+from stagec.pjrt import arrays, clients, compatibility, host, locations, turns
+from stagec.pjrt.calling_convention import Signature
+from stagec.pjrt.custom_calls import TOOLCHAIN, provider, register_custom_calls
+from stagec.pjrt.executable import Executable
+from stagec.pjrt.shardings import Sharding as OnDevices
 from stagec.stages import abi, by_device, limits, mlir
 from stagec.stages.exported import Exported, NotExported
 from stagec.stages.lowered import CannotLower, Lowered, args_info, donate_argnums, lower_exported, out_info
@@ -46,23 +51,21 @@ from stagec.stages.shardings import (
     SingleDeviceSharding,
     named_sharding,
 )
-from stagec.trees import Tree, argument_path
-from stagec.version import VERSION
 
 _EXECUTABLE, _DESCRIPTION = "executable.xla", "description.json"
-_AXES = shapes.record(
+_AXES = json_shapes.record(
     {
-        "axis_sizes": shapes.array(shapes.count),
-        "axis_names": shapes.array(shapes.text),
-        "axis_types": shapes.array(shapes.constant(*AXIS_TYPES)),
+        "axis_sizes": json_shapes.array(json_shapes.count),
+        "axis_names": json_shapes.array(json_shapes.text),
+        "axis_types": json_shapes.array(json_shapes.constant(*AXIS_TYPES)),
     },
-    rest=shapes.anything,
+    rest=json_shapes.anything,
 )
-_INDEX = shapes.record(
+_INDEX = json_shapes.record(
     {
-        "format": shapes.count,
-        "kind": shapes.constant("compiled"),
-        "mesh": shapes.either("a mesh, or nothing,", _AXES, shapes.constant(None)),
+        "format": json_shapes.count,
+        "kind": json_shapes.constant("compiled"),
+        "mesh": json_shapes.either("a mesh, or nothing,", _AXES, json_shapes.constant(None)),
         "members": index.MEMBERS,
     }
 )
@@ -280,7 +283,7 @@ class Compiled:
             mesh = _read_mesh(axes) if axes else None
         except (ValueError, KeyError, TypeError) as error:
             raise LoadError("format", f"{name}: {error}") from error
-        made_with, here = description.versions["jaxlib"], jaxlib_lines.version()
+        made_with, here = description.versions["jaxlib"], compatibility.version()
         if made_with != here:
             raise LoadError("jaxlib-version", f"{name}: it was compiled with jaxlib {made_with}, here is {here}")
         missing = host.missing_cpu_flags(description.target.requires)
@@ -291,7 +294,7 @@ class Compiled:
 
 def compile_lowered(lowered: Lowered, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
     """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
-    refusal = jaxlib_lines.refusal()
+    refusal = compatibility.refusal()
     if refusal:
         raise CannotCompile(refusal)
     options = compilation.checked(options)
@@ -409,7 +412,7 @@ def load_lowered(lowered: Lowered, options: Mapping[str, CompilerOption], device
         build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
         settings.device_assignment = clients.assignment([device.id for device in devices])
         try:
-            with compiling.for_this_machine():
+            with turns.for_this_machine():
                 loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
         except _jax.JaxRuntimeError as error:
             raise compilation.refusal(str(error), options) from error
@@ -452,7 +455,7 @@ def _describe(
         cost_analysis=module.cost_analysis,
         memory_analysis=module.memory_analysis,
         analysis=analysis.of_module(module, hardware),
-        versions={"jaxlib": jaxlib_lines.version(), "stagec": VERSION},
+        versions={"jaxlib": compatibility.version(), "stagec": VERSION},
         abi=abi.of_module(lowered, module.hlo),
         exported_sha256="",
         stablehlo_sha256="",
@@ -558,7 +561,7 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
             "donated": lowered.donated,
             "kept_var_idx": lowered.kept_var_idx,
             "shardings": {path: _told(sharding) for path, sharding in zip(paths, shardings, strict=True) if sharding},
-            "versions": {"jaxlib": jaxlib_lines.version(), "stagec": VERSION, **(hardware.versions or {})},
+            "versions": {"jaxlib": compatibility.version(), "stagec": VERSION, **(hardware.versions or {})},
         },
         exported.mlir_module_serialized,
         backend.environment(spec.target),

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxlib import xla_client
 
-from stagec.avals import Aval
-from stagec.dimensions import DimensionError, solve
-from stagec.runtime.node_types import NodeTypes
-from stagec.runtime.refusal import CallError
+from stagec.core.avals import Aval
+from stagec.core.dimensions import DimensionError, solve
+from stagec.core.node_types import NodeTypes
+from stagec.core.refusal import CallError
+from stagec.core.trees import Tree, TreeMismatch, argument_path
 from stagec.stages import mlir
 from stagec.stages.shardings import NamedSharding, named_sharding
-from stagec.trees import Tree, TreeMismatch, argument_path
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled

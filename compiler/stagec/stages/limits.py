@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stagec.avals import DTYPES, Aval
 from stagec.backends.analysis import UNKNOWN, buffers
 from stagec.backends.compilation import DoesNotFit, Hardware
-from stagec.errors import Problem
-from stagec.runtime.description import Description
-from stagec.specs import ExecutableSpec
+from stagec.bundle.description import Description
+from stagec.core.avals import DTYPES, Aval
+from stagec.core.errors import Problem
+from stagec.core.specs import ExecutableSpec
+from stagec.core.trees import argument_path
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
 from stagec.stages.lowered import Lowered
-from stagec.trees import argument_path
 
 _LARGEST = 8
 """How many arrays a message lists."""

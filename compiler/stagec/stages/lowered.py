@@ -14,15 +14,15 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from stagec.avals import Aval, evaluate_shape, physical
-from stagec.runtime import clients, jaxlib_lines
-from stagec.runtime.arrays import dtype_of
-from stagec.specs import CompilerOption, TargetSpec
+from stagec.core.avals import Aval, evaluate_shape, physical
+from stagec.core.specs import CompilerOption, TargetSpec
+from stagec.core.trees import Tree
+from stagec.pjrt import clients, compatibility
+from stagec.pjrt.arrays import dtype_of
 from stagec.stages import mlir
 from stagec.stages.branches import inline_known_branches
 from stagec.stages.exported import Exported, OneSharding
 from stagec.stages.shardings import Format, GSPMDSharding
-from stagec.trees import Tree
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
@@ -178,7 +178,7 @@ class Lowered:
         module = self.compiler_ir(dialect)
         if dialect != "hlo":
             return str(module.operation.get_asm(enable_debug_info=debug_info))
-        options = jaxlib_lines.hlo_print_options()
+        options = compatibility.hlo_print_options()
         options.print_metadata = debug_info
         return str(module.as_hlo_module().to_string(options))
 

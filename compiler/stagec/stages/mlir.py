@@ -13,8 +13,8 @@ from jaxlib.mlir.dialects import (
     stablehlo,
 )
 
-from stagec.runtime import dialects
-from stagec.runtime.custom_calls import provider
+from stagec.pjrt import dialects
+from stagec.pjrt.custom_calls import provider
 
 make_context = dialects.make_context
 
@@ -82,7 +82,7 @@ def custom_calls(module: ir.Module) -> set[str]:
 
 
 def inventory(artifact: bytes) -> dict[str, str]:
-    """Return each custom call of a portable artifact with its class (stagec/runtime/custom_calls.py), sorted."""
+    """Return each custom call of a portable artifact with its class (stagec/pjrt/custom_calls.py), sorted."""
     with make_context() as context:
         return {name: provider(name) for name in sorted(custom_calls(read_artifact(context, artifact)))}
 

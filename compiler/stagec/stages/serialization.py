@@ -14,10 +14,10 @@ import flatbuffers
 from flatbuffers import number_types as types
 from jaxlib import xla_client
 
-from stagec.avals import Aval, parse_aval
+from stagec.core.avals import Aval, parse_aval
+from stagec.core.trees import LEAF, Tree
 from stagec.stages.exported import Exported, NotExported, OneSharding
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, PartitionSpec
-from stagec.trees import LEAF, Tree
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from jaxlib import xla_client
 
-from stagec import partitions
+from stagec.core import partitions
 
 _UNREDUCED = xla_client.OpSharding.Type.UNREDUCED
 AXIS_TYPES = ("Auto", "Explicit", "Manual")

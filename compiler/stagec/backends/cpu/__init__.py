@@ -1,0 +1,1 @@
+"""XLA's compiler for CPUs, with the same bytes on every machine."""

@@ -1,0 +1,213 @@
+"""XLA:CPU: compile StableHLO for a named instruction set, to the same bytes on every machine and every run.
+
+What makes XLA's own bytes differ, and what is done about it here:
+
+- Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
+- Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
+- Code depends on the size of XLA's thread pool and on the cores that it may use: both are the target's `parallelism`
+  (`prepare_process`, `cores`).
+- Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`), and what XLA stored is checked afterwards.
+
+docs/reproducibility.md has what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stagec.backends import hash_seeds, known_builds, machine_code
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal, set_options
+from stagec.backends.cpu import cores, cpuid, x86
+from stagec.core import phases, wire
+from stagec.core.specs import CpuTarget
+from stagec.pjrt import compatibility, turns
+
+if TYPE_CHECKING:
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+
+ISA: Mapping[str, x86.Isa] = x86.ISA
+"""Instruction sets that a target may name, least demanding first."""
+
+_LIBRARY = "libjax_common.so"  # where jaxlib has LLVM and XLA
+
+_RESULT = known_builds.EXECUTABLE["serialized_executable"]
+_FIELDS = known_builds.JAXLIB.messages["xla.cpu.CompilationResultProto"]
+_SYMBOL_NAMES, _OBJECTS = _FIELDS["compiled_symbols.name"], _FIELDS["object_files"]
+_CPU, _FEATURES = _FIELDS["target_machine_options.cpu"], _FIELDS["target_machine_options.features"]
+
+
+def prepare_process(target: CpuTarget) -> None:
+    """Prepare this process to compile for `target`; must run before jaxlib makes its first client.
+
+    It sets XLA's flags and pool size in the environment, so it is for the compile command only, never for a process
+    that runs a model.
+    """
+    os.environ.update(environment(target))
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+
+def environment(target: CpuTarget) -> dict[str, str]:
+    """Return the variables that XLA reads when it compiles for `target`."""
+    return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
+
+
+def hardware(target: CpuTarget) -> Hardware:
+    """Return the CPU that `target` stands for."""
+    isa = ISA[target.isa]
+    return Hardware(isa.cpu_name, tuple(sorted(isa.requires)))
+
+
+@contextlib.contextmanager
+def presented(target: CpuTarget) -> Iterator[None]:
+    """Let XLA see the CPU and the cores of `target`, and give its hash tables one seed, inside a `with` statement.
+
+    jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. What does not
+    go through stagec, as JAX's own compilations, must not run meanwhile.
+    Raises machine_code.CannotChange where this build of jaxlib is not known, or this system does not allow it.
+    """
+    with turns.for_another_machine():
+        code = machine_code.loaded(_LIBRARY)
+        known_builds.known(code)
+        changes = [*cpuid.changes(code, ISA[target.isa]), *cores.changes(code, target.parallelism)]
+        with machine_code.changed([*changes, *hash_seeds.changes(code)]):
+            yield
+
+
+def find_code() -> None:
+    """Find what `presented` changes, for this process and those that it forks; jaxlib must be imported."""
+    with contextlib.suppress(machine_code.CannotChange):  # compiling will say so
+        code = machine_code.loaded(_LIBRARY)
+        known_builds.known(code)
+        for isa in ISA.values():
+            cpuid.changes(code, isa)
+        cores.changes(code, 1)
+        hash_seeds.changes(code)
+
+
+def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = ()) -> CompiledModule:
+    """Compile a StableHLO module for `target`. The process must have been prepared by `prepare_process`.
+
+    mesh: sizes of the axes over which the module's shardings split arrays; one without is whole on each device.
+    Raises CannotCompile when XLA refuses the module or an option, or when this machine cannot build for the target.
+    """
+    from jaxlib import _jax, xla_client
+
+    from stagec.pjrt import clients
+
+    unsuitable = compatibility.refusal()
+    if unsuitable:
+        raise CannotCompile(unsuitable)
+    isa, num_devices = ISA[target.isa], math.prod(mesh)
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, num_devices
+    options.device_assignment = clients.assignment(range(num_devices))
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = True
+    set_options(options, target.compiler_options)
+    try:
+        with presented(target):
+            client: Any = xla_client.make_cpu_client(num_devices=num_devices)
+            devices = _jax.DeviceList(tuple(client.local_devices()))
+            executable = client.compile_and_load(module, devices, options)
+    except known_builds.UnknownBuild as error:
+        raise CannotCompile(str(error), write=error.write) from error
+    except machine_code.CannotChange as error:
+        raise CannotCompile(f"this machine cannot build for {target.isa}: {error}", "isa", error.write) from error
+    except _jax.JaxRuntimeError as error:
+        raise refusal(str(error), target.compiler_options) from error
+    raw = executable.serialize()
+    other = _seen_instead(raw, isa)
+    if other:
+        raise CannotCompile(f"this machine cannot build for {target.isa}: XLA compiled for {other}", "isa")
+    return CompiledModule(
+        executable=canonicalize(raw, isa.features),
+        cost_analysis=cost(executable.cost_analysis()),
+        memory_analysis=_memory(executable),
+        hlo=executable.hlo_modules()[0].to_string(),
+        device_ids=range(num_devices),
+    )
+
+
+def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
+    """Return XLA's figures, with the peak: XLA's own is without temporaries, which a call has as one block."""
+    sizes = memory(executable)
+    results = sizes["output_size_in_bytes"] - sizes["alias_size_in_bytes"]
+    peak = sizes["argument_size_in_bytes"] + results + sizes["temp_size_in_bytes"]
+    return sizes | {"peak_memory_in_bytes": peak}
+
+
+@phases.phase("canonicalize")
+def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
+    """Return the bytes of a serialized XLA:CPU executable with all that the build machine put there in a fixed form.
+
+    Objects and symbols are sorted. The features, LLVM's names, are those that XLA looks for on the machine that loads.
+    Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
+    """
+    head, body = _split(serialized)
+    ordered = frozenset({_SYMBOL_NAMES[0], _OBJECTS[0]})
+    # Where XLA finds AVX-512 in the list it adds tuning hints, and reports them as missing on every machine that loads.
+    # The loader checks `requires` itself, before XLA reads the list.
+    listed = ",".join(f"+{name}" for name in sorted(features) if "avx512" not in name).encode()
+
+    def result(message: bytes) -> bytes:
+        return wire.edit(wire.sort_repeated(message, ordered), _FEATURES, lambda _: listed)
+
+    return head + wire.edit(body, _RESULT, result)
+
+
+def stored_cpu_name(serialized: bytes) -> str:
+    """Return LLVM's name of the CPU that a serialized executable was compiled for; "" when none is stored."""
+    return next(_stored(serialized, _CPU), b"").decode("utf-8", "replace")
+
+
+def stored_features(serialized: bytes) -> frozenset[str]:
+    """Return LLVM's names of the features that a serialized executable was compiled with."""
+    text = next(_stored(serialized, _FEATURES), b"").decode("utf-8", "replace")
+    return frozenset(name[1:] for name in text.split(",") if name.startswith("+"))
+
+
+def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
+
+    Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
+    """
+    from jaxlib import xla_client
+
+    module = next(_stored(serialized, _FIELDS["hlo_module.hlo_module"]), b"")
+    yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
+    yield "buffer assignment", next(_stored(serialized, _FIELDS["buffer_assignment"]), b""), ""
+    objects = list(_stored(serialized, _OBJECTS))
+    listed = [f"{hashlib.sha256(file).hexdigest()} {len(file):,} bytes" for file in objects]
+    symbols = [symbol.decode("utf-8", "replace") for symbol in _stored(serialized, _SYMBOL_NAMES)]
+    yield "object code", b"".join(objects), "\n".join([*listed, *symbols])
+    yield "container", serialized, ""
+
+
+def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
+    """Yield the payloads at a path of fields below the CompilationResultProto."""
+    return wire.find(_split(serialized)[1], (*_RESULT, *path))
+
+
+def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:
+    """Say which CPU XLA compiled for, where it is not exactly that of `isa`; "" where it is."""
+    name, features = stored_cpu_name(serialized), stored_features(serialized)
+    # XLA adds hints of its own, which are no features of a CPU.
+    more = sorted(feature for feature in features - isa.features if not feature.startswith("prefer-"))
+    fewer = sorted(isa.features - features)
+    if (name, more, fewer) == (isa.cpu_name, [], []):
+        return ""
+    return f"{name}, not for {isa.cpu_name}" + "".join(
+        f"; {word} {', '.join(names)}" for word, names in (("with", more), ("without", fewer)) if names
+    )
+
+
+def _split(serialized: bytes) -> tuple[bytes, bytes]:
+    size, at = wire.read_varint(serialized, 0)
+    return serialized[: at + size], serialized[at + size :]

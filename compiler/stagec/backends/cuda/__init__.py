@@ -1,0 +1,1 @@
+"""XLA's compiler for NVIDIA devices, without a device."""

@@ -1,0 +1,372 @@
+"""NVIDIA devices: compile StableHLO with XLA:GPU for devices that are somewhere else.
+
+XLA takes a description of the device (`nvidia`) and runs NVIDIA's ptxas, which needs none. What makes XLA's own bytes
+differ, and what is done about it here:
+
+- XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
+- XLA stores the folder of CUDA as it was told, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
+  that is the current one while XLA compiles. So no path enters, and no other CUDA of the machine is found first.
+- XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
+- Without a device XLA times no variants of a kernel; it takes its defaults, or the target's results of autotuning.
+
+- The start and the end of a collective that runs beside others have a number in common, an address: they are counted
+  (`canonicalize`).
+
+What is left is the same in every process, folder and environment, on any number of cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.backends import known_builds, plugins
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
+from stagec.backends.cuda import nvidia, riegeli
+from stagec.core import phases, wire
+from stagec.core.errors import StagecError
+from stagec.core.specs import CudaTarget
+from stagec.costs.links import Links, Switch
+from stagec.hardware import autotuning, cuda_devices
+from stagec.hardware.cuda_devices import Device
+from stagec.pjrt import compatibility
+
+if TYPE_CHECKING:
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+
+PLUGIN = plugins.Plugin(
+    platform="cuda",
+    package="jax_plugins.xla_cuda13",
+    library="xla_cuda_plugin.so",
+    distribution="jax-cuda13-pjrt",
+    versions={},
+)
+
+_EXTENSION = "jax_cuda13_plugin"
+"""The package, in a wheel of that name, with the functions that custom calls name."""
+_TOOLKIT = "nvidia.cu13"
+_TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
+"""What XLA needs of CUDA: from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
+_SDK = "cuda_sdk_lib"
+"""The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
+_MOSAIC = "libmosaic_gpu_runtime.so"
+"""In the folder of _EXTENSION: what kernels of Mosaic are linked with, where they are compiled and where they run."""
+_HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
+"""The CPU that drives the device, as xla.cpu.TargetMachineOptionsProto: every x86-64 server since 2009."""
+# XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
+# the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
+_CUDA, _CUDNN, _CUB = "13.0.0", (9, 12, 0), "3.0.0"
+_EXECUTABLE = known_builds.EXECUTABLE["serialized_executable"]
+_FIELDS = known_builds.CUDA.messages["xla.gpu.GpuExecutableProto"]
+(_PART,) = known_builds.CUDA.messages["xla.SplitProtoManifest"].values()
+# Kinds of xla.gpu.ThunkProto, by field number, and where in their messages there are ...
+_PAIRED = {path[0]: path[1] for path in known_builds.PAIRED.values()}
+"""... the number that a start and its end have in common ..."""
+_NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
+"""... other thunks: paths of fields ..."""
+_UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDERED.values()}
+"""... and entries that XLA takes from a hash table: the path of their message, and their field."""
+_AUTOTUNING = "autotuning.textproto"
+_COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
+_KERNELS: Mapping[str, int] = {"0.10.1": 41}
+"""For a version of jaxlib, XLA's number for how it makes kernels: it passes over results with another one."""
+_kept: list[str] = []
+"""The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
+
+
+def environment(target: CudaTarget) -> dict[str, str]:
+    """Return the variables that XLA reads when it compiles; they are the same for every target."""
+    return {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+
+
+def prepare_process(target: CudaTarget) -> None:
+    """Prepare this process to compile for NVIDIA devices; must run before jaxlib is imported."""
+    plugins.prepare_process(
+        {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}, ("CUDA_", "MOSAIC_", "NVIDIA_", "XLA_", "PJRT_", "TF_")
+    )
+
+
+def hardware(target: CudaTarget) -> Hardware:
+    """Return what `target` comes to. Raises CannotCompile when there is no such device or topology, or no plugin."""
+    device, _ = _described(target)
+    _toolkit()
+    versions = {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
+    return Hardware(
+        device.name,
+        versions={PLUGIN.distribution: PLUGIN.version(), **versions},
+        memory=device.device_memory_size,
+        bandwidth=device.memory_bandwidth,
+        flops=device.bf16_flops,
+        links=_links(device, target.topology),
+    )
+
+
+def _links(device: Device, topology: str) -> Links:
+    """NVLink connects a partition; without it, PCIe connects the devices of a host."""
+    _, hosts, devices = cuda_devices.shape(topology)
+    network = device.network_bandwidth or None
+    if not device.active_links:
+        return Links(Switch(device.pcie_bandwidth), devices, network)
+    return Links(Switch(device.nvlink_bandwidth) if device.nvlink_bandwidth else None, hosts * devices, network)
+
+
+def _described(target: CudaTarget) -> tuple[Device, int]:
+    """Return the device, and how many there are."""
+    try:
+        return cuda_devices.read(target.figures, key="figures"), cuda_devices.num_devices(target.topology)
+    except StagecError as error:
+        raise CannotCompile.of(error) from error
+
+
+def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> CompiledModule:
+    """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
+
+    mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
+    The current directory is another one while XLA compiles.
+    Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
+    another than this jaxlib's, when XLA refuses the module or an option, and when there are results of autotuning but
+    none for one of the module's kernels.
+    """
+    device, available = _described(target)
+    count = math.prod(mesh)
+    plugins.check_count(count, available, target.topology)
+    results = _results(target, device)
+    register_custom_calls()
+    # XLA finds results by the version of cuDNN too; the executable asks for that one where it is loaded.
+    config = nvidia.target_config(device, autotuning.cudnn(results) or _CUDNN, _CUDA, _CUB)
+    # XLA takes an empty name for a description that it does not have to look up.
+    described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
+    devices = plugins.topology_devices(PLUGIN, "", described)[:count]
+    options = dict(target.compiler_options)
+    with scratch():
+        if results:
+            Path(_AUTOTUNING).write_text(target.autotuning_results)
+            options = {_COMPLETE: True, **options, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
+        try:
+            executable = plugins.compile_for(PLUGIN, devices, module, options)
+        except CannotCompile as error:
+            raise _not_timed(error) or error from error.__cause__
+    return CompiledModule(
+        executable=canonicalize(executable.serialize()),
+        cost_analysis=_cost(executable),
+        memory_analysis=memory(executable),
+        hlo=executable.hlo_modules()[0].to_string(),
+        device_ids=[device.id for device in devices],
+    )
+
+
+def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
+    """Return the results of autotuning that a target has."""
+    try:
+        results = autotuning.read(target.autotuning_results)
+        autotuning.check(results, device)
+    except StagecError as error:
+        problem = error.problems[0]
+        what = f"{problem.key}: {problem.what}" if problem.key else problem.what
+        raise CannotCompile(what, "autotuning", problem.write) from error
+    wanted = _KERNELS.get(compatibility.version())
+    for index, one in enumerate(results if wanted is not None else ()):
+        if one.version not in (None, wanted):
+            what = f"results[{index}].version: timed by an XLA of version {one.version}; this one is {wanted}"
+            raise CannotCompile(what, "autotuning", autotuning.REFRESH)
+    if _kept and _kept != [target.autotuning_results]:
+        what = "this process has compiled with other results of autotuning, which XLA keeps"
+        raise CannotCompile(what, "autotuning", "compile in a process of its own, as stagec compile does")
+    _kept.extend([target.autotuning_results] if results and not _kept else [])
+    return results
+
+
+def _not_timed(error: CannotCompile) -> CannotCompile | None:
+    """Return what XLA says of a kernel without a result as an error of the target; None for any other error."""
+    found = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", str(error))
+    if found is None:
+        return None
+    write = f"{autotuning.REFRESH}\nor let XLA choose without timing: compiler_options = {{ {_COMPLETE} = false }}"
+    return CannotCompile(f"it has no result for {found[1]}", "autotuning", write)
+
+
+def _toolkit() -> Path:
+    """Return the folder of CUDA that XLA is to use. Raises CannotCompile when a part of it is missing."""
+    where = plugins.folder(_TOOLKIT)
+    missing = [name for name in _TOOLS if where is None or not (where / name).exists()]
+    if where is None or missing:
+        what = f"XLA needs {', '.join(missing)} of CUDA 13, which are not installed"
+        write = "add nvidia-cuda-nvcc==13.0.* and nvidia-nvvm==13.0.* to the packages of the toolchain"
+        raise CannotCompile(what, "platform", write)
+    # XLA would silently take another CUDA of the machine.
+    if not os.access(where / _TOOLS[0], os.X_OK):
+        raise CannotCompile(f"{where / _TOOLS[0]} may not be run here", "platform")
+    return where
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[None]:
+    """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while.
+
+    Mosaic, which is in XLA's plugin, is told by variables where CUDA and its own library are.
+    """
+    links = {_SDK: _toolkit()}
+    if (extension := plugins.folder(_EXTENSION)) is not None:
+        links[_MOSAIC] = extension / _MOSAIC
+    told = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{_MOSAIC}"}
+    with tempfile.TemporaryDirectory(prefix="stagec-") as folder:
+        for name, path in links.items():
+            (Path(folder) / name).symlink_to(path.absolute())
+        os.environ.update(told)
+        try:
+            with contextlib.chdir(folder):
+                yield
+        finally:
+            for name in told:
+                del os.environ[name]
+
+
+@functools.cache
+def register_custom_calls() -> None:
+    """Tell XLA of the functions that jax calls on NVIDIA devices: it compiles no call that it does not know."""
+    if plugins.folder(_EXTENSION) is None:
+        what = f"the functions that JAX calls on NVIDIA devices are not installed: {_EXTENSION.replace('_', '-')}"
+        write = f"add {_EXTENSION.replace('_', '-')}=={PLUGIN.wanted()} to the packages of the toolchain"
+        raise CannotCompile(what, "platform", write)
+    interface = plugins.load(PLUGIN)
+    from jaxlib import gpu_linalg, gpu_prng, gpu_solver, gpu_sparse, plugin_support, xla_client
+
+    # These two register what they have when they are imported.
+    for name in ("gpu_rnn", "gpu_triton"):
+        importlib.import_module(f"jaxlib.{name}")
+
+    extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")
+    if extension is None:
+        what = f"{_EXTENSION.replace('_', '-')} is not for jaxlib {PLUGIN.wanted()}"
+        raise CannotCompile(what, "platform", f"lock {_EXTENSION.replace('_', '-')}=={PLUGIN.wanted()}")
+    target = functools.partial(extension.register_custom_call_target, interface)
+    xla_client.register_custom_call_handler("CUDA", target)
+    xla_client.register_custom_type_handler("CUDA", functools.partial(extension.register_custom_type, interface))
+    for name, value in extension.ffi_types().items():
+        xla_client.register_custom_type(name, value, platform="CUDA")
+    for name, value in extension.ffi_handlers().items():
+        xla_client.register_custom_call_target(name, value, platform="CUDA", api_version=1)
+    for module in (gpu_linalg, gpu_prng, gpu_solver, gpu_sparse):
+        registrations: dict[str, list[tuple[Any, ...]]] = module.registrations()
+        for name, value, version in registrations["CUDA"]:
+            xla_client.register_custom_call_target(name, value, platform="CUDA", api_version=version)
+
+
+def _cost(executable: _jax.Executable) -> dict[str, float]:
+    """Return XLA's estimates for the optimized program; the plugin has none, so they are made as for a CPU."""
+    from jaxlib import _jax
+
+    from stagec.pjrt import clients
+
+    return cost(_jax.hlo_module_cost_analysis(clients.cpu_client(1), executable.hlo_modules()[0]))
+
+
+@phases.phase("canonicalize")
+def canonicalize(serialized: bytes) -> bytes:
+    """Return the bytes of a serialized XLA:GPU executable with all that differs from run to run in a fixed form.
+
+    There are numbers from 1 where XLA stored addresses, and entries of hash tables are sorted.
+    """
+    numbers: dict[bytes, bytes] = {}
+    varying: list[int] = []  # kinds of the thunks that were found to differ from run to run
+
+    def number(address: bytes) -> bytes:
+        return numbers.setdefault(address, wire.write_varint(len(numbers) + 1))
+
+    def thunk(message: bytes) -> bytes:
+        return b"".join(map(wire.Record.encode, map(kind, wire.records(message))))
+
+    def kind(record: wire.Record) -> wire.Record:
+        message = record.payload
+        if record.field in _PAIRED:
+            varying.append(record.field)
+            paired = _PAIRED[record.field]
+            message = b"".join(
+                (wire.Record(r.field, 0, number(r.payload)) if (r.field, r.wire_type) == (paired, 0) else r).encode()
+                for r in wire.records(message)
+            )
+        if record.field in _UNORDERED:
+            varying.append(record.field)
+            path, field = _UNORDERED[record.field]
+            message = wire.edit(message, path, lambda inner: wire.sort_repeated(inner, frozenset({field})))
+        for path in [path for kind, path in _NESTED if kind == record.field]:
+            message = wire.edit(message, path, thunk)
+        return wire.Record(record.field, record.wire_type, message)
+
+    def executable(file: bytes) -> bytes:
+        manifest = next(riegeli.records(file))
+        described = [next(wire.records(record)).field for record in wire.find(manifest, _PART[:1])]
+        # Record 0 is the manifest; the others are a field's value, or the rest of the message.
+        messages = {i for i, field in enumerate(described, 1) if field == _PART[1]}
+
+        def change(i: int, record: bytes) -> bytes | None:
+            before = len(varying)
+            edited = wire.edit(record, _FIELDS["thunks"], thunk) if i in messages else record
+            return edited if len(varying) > before else None
+
+        return riegeli.edit(file, change)
+
+    def outer(_: int, record: bytes) -> bytes | None:
+        edited = executable(record) if record.startswith(riegeli.SIGNATURE) else record
+        return edited if edited != record else None
+
+    head, body = _split(serialized)
+    if body.startswith(riegeli.SIGNATURE):
+        return head + riegeli.edit(body, outer)
+    return head + wire.edit(body, _EXECUTABLE, executable)
+
+
+def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
+
+    Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
+    """
+    from jaxlib import xla_client
+
+    ptx, binary, *others, rest = _parts(serialized)
+    module = next(wire.find(rest, _FIELDS["hlo_module_with_config.hlo_module"]), b"")
+    yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
+    yield "PTX", ptx, ptx.decode("utf-8", "replace")
+    yield "binary", binary, f"{hashlib.sha256(binary).hexdigest()} {len(binary):,} bytes\n"
+    yield "thunks and constants", b"".join([*others, rest]), ""
+    yield "container", serialized, ""
+
+
+def stored_cpu_name(serialized: bytes) -> str:
+    """Return LLVM's name of the CPU that an executable says drives the device; "" when none is stored."""
+    *_, rest = _parts(serialized)
+    return next(wire.find(rest, _FIELDS["cpu_target_machine_options.cpu"]), b"").decode("utf-8", "replace")
+
+
+def _parts(serialized: bytes) -> list[bytes]:
+    """Return the records of an executable: PTX, binary, what XLA splits off beside, and the rest of the message.
+
+    Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto, whose
+    executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto. Since jaxlib 0.11.1 the
+    message around it is such a file too, and the executable one of its records.
+    """
+    _, body = _split(serialized)
+    records = riegeli.records(body) if body.startswith(riegeli.SIGNATURE) else wire.find(body, _EXECUTABLE)
+    executable = next((record for record in records if record.startswith(riegeli.SIGNATURE)), None)
+    if executable is None:
+        raise ValueError("no executable")
+    _manifest, *parts = riegeli.records(executable)
+    if len(parts) < 3:
+        raise ValueError("an executable in fewer parts than expected")
+    return parts
+
+
+def _split(serialized: bytes) -> tuple[bytes, bytes]:
+    size, at = wire.read_varint(serialized, 0)
+    return serialized[: at + size], serialized[at + size :]

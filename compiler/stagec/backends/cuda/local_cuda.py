@@ -1,0 +1,120 @@
+"""The NVIDIA devices of this machine: describe one, and time kernels on one. Nothing that is built needs a device.
+
+XLA needs the driver for both. To time kernels it needs what they call, too: cuBLAS, cuDNN and the other libraries of
+CUDA 13, which it looks for as any program does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.backends import plugins
+from stagec.backends.compilation import CannotCompile
+from stagec.backends.cuda import compiler as cuda
+from stagec.backends.cuda import nvidia
+from stagec.core.errors import StagecError
+from stagec.core.specs import CudaTarget
+from stagec.hardware import autotuning
+from stagec.hardware.autotuning import Result
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+_LIBRARIES = ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9")
+"""Libraries whose kernels XLA times beside its own."""
+_RESULTS = "results.textproto"
+_SAME = ("name", "compute_capability", "core_count", "l2_cache_size")
+"""Figures that say which device it is. Clocks and bandwidths, as drivers report them, differ a little."""
+
+
+def prepare_process() -> None:
+    """Prepare this process to use devices; must run before jaxlib is imported. CUDA_VISIBLE_DEVICES chooses them."""
+    plugins.prepare_process({"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": ""}, ("XLA_", "PJRT_", "TF_"))
+
+
+def describe_device() -> str:
+    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.figures`.
+
+    CUDA_VISIBLE_DEVICES says which one is the first. Raises CannotCompile when there is none, or no plugin.
+    """
+    prepare_process()
+    return _describe(devices()[0])
+
+
+def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list[Result]:
+    """Compile a StableHLO module on devices of this machine and return what XLA found fastest on them.
+
+    The process must have been prepared by `prepare_process`. mesh: as for `cuda.compile_module`.
+    Raises CannotCompile when there are not as many devices as the module needs, when they are others than the
+    target's, when a library is missing that XLA times, and when XLA refuses the module.
+    """
+    count = math.prod(mesh)
+    here = devices()
+    if len(here) < count:
+        what = f"it needs {count} devices, and CUDA finds {len(here)} here"
+        raise CannotCompile(what, "topology", "run this on a machine with as many")
+    found = nvidia.figures(_describe(here[0]))
+    refuse_another(found, target)
+    missing = [name for name in _LIBRARIES if not _loads(name)]
+    if missing:
+        write = "install CUDA 13 and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
+        raise CannotCompile(f"XLA times kernels of libraries that are not here: {', '.join(missing)}", "", write)
+    cuda.register_custom_calls()
+    options = {**target.compiler_options, "xla_gpu_dump_autotune_results_to": _RESULTS}
+    with cuda.scratch():
+        plugins.compile_for(cuda.PLUGIN, here[:count], module, options, load=True)
+        # XLA writes no file where there is nothing to time.
+        text = Path(_RESULTS).read_text("ascii") if Path(_RESULTS).exists() else ""
+    try:
+        return autotuning.read(text)
+    except StagecError as error:
+        raise CannotCompile.of(error) from error
+
+
+@functools.cache
+def devices() -> tuple[Any, ...]:
+    """Return jaxlib's objects for the NVIDIA devices of this machine. Raises CannotCompile when there is none."""
+    plugins.load(cuda.PLUGIN)
+    from jaxlib import _jax, xla_client
+
+    try:
+        client = xla_client.make_c_api_client(cuda.PLUGIN.platform, {"preallocate": False})
+    except _jax.JaxRuntimeError as error:
+        write = "run this on a machine with an NVIDIA device and its driver"
+        raise CannotCompile(f"CUDA finds no device here: {error}", write=write) from error
+    return tuple(client.local_devices())
+
+
+def _describe(device: Any) -> str:
+    from jaxlib import xla_client
+
+    return str(xla_client.get_topology_for_devices([device]).target_config)
+
+
+def refuse_another(found: Mapping[str, Any], target: CudaTarget) -> None:
+    """Raise CannotCompile unless the device here is the target's. found: its figures, as `nvidia.figures` has them."""
+
+    def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
+        return str(value).rstrip("af")
+
+    here = {key: found.get(key) for key in _SAME}
+    others = [f"{key} is {value}, not {target.figures[key]}" for key, value in here.items()]
+    others = [told for told, key in zip(others, _SAME, strict=True) if bare(here[key]) != bare(target.figures[key])]
+    if others:
+        raise CannotCompile(f"the device here is another one: {', '.join(others)}", "device")
+
+
+def _loads(library: str) -> bool:
+    folders = [plugins.folder(package) for package in ("nvidia.cu13", "nvidia.cudnn")]  # where the plugin looks too
+    if any(folder and (folder / "lib" / library).exists() for folder in folders):
+        return True
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""XLA's compiler for TPUs, without a device."""

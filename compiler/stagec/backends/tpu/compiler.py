@@ -1,0 +1,153 @@
+"""TPUs: compile StableHLO for a topology of chips that are somewhere else.
+
+libtpu needs no chip to compile. What it makes is the same in every process, folder and environment, on any number of
+cores, so its bytes are canonical as they are; what could change them is its flags in the environment
+(`prepare_process` removes those) and how many chips a host has, which is part of a topology.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.backends import plugins
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
+from stagec.backends.tpu import mesh as tpu_mesh
+from stagec.core.errors import StagecError
+from stagec.core.specs import TpuTarget
+from stagec.costs.links import Links, Torus
+from stagec.hardware.tpu_topologies import Generation, Topology, parse_topology
+from stagec.pjrt import host
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+PLUGIN = plugins.Plugin(
+    platform="tpu",
+    package="libtpu",
+    library="libtpu.so",
+    distribution="libtpu",
+    # As jax's extra "tpu" of the same version requires.
+    versions={
+        "0.10.1": "0.0.41",
+        "0.10.2": "0.0.42",
+        "0.11.0": "0.0.44",
+        "0.11.1": "0.0.46",
+        "0.11.2": "0.0.48",
+        "0.12.0": "0.0.50",
+        "0.12.0.1": "0.0.50",
+    },
+)
+
+_NEEDED_CPU_FLAGS = frozenset(
+    ("aes", "avx", "cx16", "mmx", "pclmulqdq", "pni", "popcnt", "sse", "sse2", "sse4_1", "sse4_2", "ssse3")
+)
+"""Flags of /proc/cpuinfo for what libtpu is compiled with; it looks for them when it is loaded."""
+_NEEDED_FILE = "sys/devices/system/cpu/possible"
+"""Where libtpu's allocator reads how many cores there are."""
+
+
+def environment(target: TpuTarget) -> dict[str, str]:
+    """Return the variables that libtpu and XLA read when they compile; they are the same for every target."""
+    return {
+        # Without it a second process at the same time is refused; it is meant for processes that use chips.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "LIBTPU_INIT_ARGS": "",
+        # libtpu asks the machine which chips it has, and else a server of Google's cloud. The answer changes no byte.
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        # It writes logs to /tmp/tpu_logs.
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "XLA_FLAGS": "",
+    }
+
+
+def prepare_process(target: TpuTarget) -> None:
+    """Prepare this process to compile for TPUs; must run before jaxlib is imported."""
+    variables = {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    plugins.prepare_process(variables, ("TPU_", "LIBTPU_", "XLA_", "PJRT_", "CLOUD_TPU_"))
+
+
+def hardware(target: TpuTarget) -> Hardware:
+    """Return what `target` comes to. Raises CannotCompile when there is no such topology, or libtpu is missing."""
+    topology = _topology(target)
+    chip = topology.generation
+    torus = Torus(topology.shape, topology.wraps, chip.link_bandwidth, chip.cores)
+    return Hardware(
+        chip.device_kind,
+        versions={PLUGIN.distribution: PLUGIN.version()},
+        memory=chip.memory // chip.cores,
+        bandwidth=chip.bandwidth / chip.cores,
+        flops=chip.flops / chip.cores,
+        links=Links(torus, topology.num_devices // topology.slices, chip.network_bandwidth / chip.cores or None),
+    )
+
+
+def check_machine(root: Path = Path("/"), cpu_flags: frozenset[str] | None = None) -> None:
+    """Raise CannotCompile where libtpu would end the process instead of raising an error.
+
+    root: where the machine's files are. cpu_flags: those of its CPU; None: as /proc/cpuinfo lists them. Where none are
+    known, libtpu must find out itself.
+    """
+    try:
+        counted = (root / _NEEDED_FILE).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        counted = ""
+    if not counted:
+        what = f"libtpu does not run on this machine: it needs /{_NEEDED_FILE}, which is missing here"
+        write = "mount sysfs, as mount -t sysfs sysfs /sys does; a container or chroot may lack it"
+        raise CannotCompile(what, write=write)
+    flags = host.cpu_flags() if cpu_flags is None else cpu_flags
+    missing = sorted(_NEEDED_CPU_FLAGS - flags) if flags else []
+    if missing:
+        what = f"libtpu does not run on this machine: its CPU lacks {', '.join(missing)}"
+        raise CannotCompile(what, write="build for TPUs on a machine whose CPU has these; the bytes are the same")
+
+
+_IDLE = 'custom_call_target="ConcatBitcast"'
+"""libtpu copies a large array in slices; this custom call says that they are one array, and computes nothing."""
+
+
+def _topology(target: TpuTarget) -> Topology:
+    generation = Generation(**target.figures)
+    try:
+        return parse_topology(target.topology, {generation.name: generation}, target.chips_per_host, target.slices)
+    except StagecError as error:
+        raise CannotCompile.of(error) from error
+
+
+def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) -> CompiledModule:
+    """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
+
+    mesh: sizes of the axes over which the module's shardings split arrays; empty for one device. Its axes lie on the
+        topology as `jax.make_mesh` would lay them.
+    Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing, is another than this jaxlib's
+    or does not run here, when XLA refuses the module or an option, and when the program does not fit into the memory of
+    a chip.
+    """
+    check_machine()
+    count, topology = math.prod(mesh), _topology(target)
+    plugins.check_count(count, topology.num_devices, str(topology))
+    devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
+    partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
+    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, partitions)
+    program = executable.hlo_modules()[0].to_string()
+    return CompiledModule(
+        executable=executable.serialize(),
+        cost_analysis=cost(executable.cost_analysis(), program.count(_IDLE)),
+        memory_analysis=memory(executable),
+        hlo=program,
+        device_ids=[device.id for device in partitions],
+        coords=[(*device.coords, device.core_on_chip) for device in partitions],
+    )
+
+
+def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield what an executable consists of: (name, bytes, text). libtpu does not say what is in one."""
+    yield "container", serialized, ""

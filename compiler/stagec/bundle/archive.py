@@ -1,0 +1,403 @@
+"""The container of a bundle: a stored zip of page-aligned members, whose `index.json` has the digest of every other.
+
+docs/bundle-format.md describes it. A bundle has one encoding (`encode`): all that a zip stores besides names, sizes,
+checksums and data is a constant, so a reader writes it again and compares. Standard library only.
+
+Members are read with `pread` when they are asked for, checked, and handed out: the bytes that were checked are those
+that the caller gets, whatever happens to the file, and a file that is cut off is a refusal and not a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from stagec.bundle import index
+from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces
+from stagec.core import strict_json
+from stagec.core.refusal import LoadError
+
+FORMAT = 3
+"""Version of the bundle format.
+
+1 (November 2026): the first.
+2 (November 2026): members are page-aligned, and equal ones stored once; the index says what selection needs of each
+executable, and until when exports are readable.
+3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface;
+weights and golden arrays are members; zip64 where it is needed.
+"""
+
+INDEX = "index.json"
+Content: TypeAlias = bytes | memoryview | Pieces
+"""What a member holds: bytes, or what is read piece by piece when it is written."""
+PAGE = 4096
+"""The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
+LARGEST_FILE = 2**48
+"""Bytes of a bundle (256 TiB): what no file system holds, and far from the end of 64 bits."""
+LARGEST_INDEX = 2**24
+"""Bytes of the index (16 MiB): that of some 30,000 executables. docs/security.md says how long it takes to check."""
+MOST_MEMBERS = 2**16 - 2
+"""The number of a zip's members has 16 bits, and the last value means zip64."""
+LONGEST_NAME = 255
+"""Characters of a name: what file systems take, so that every member can be written to a file of its name."""
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+"""A relative path in ASCII whose parts do not start with a dot or a dash: never outside of the folder it is put in."""
+
+# The records of a zip (APPNOTE.TXT of PKWARE, 4.3.7, 4.3.12, 4.3.16), with the constants that ours have.
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_END = struct.Struct("<4sHHHHIIH")
+_VERSION, _VERSION_ZIP64, _UNIX = 20, 45, 3 << 8
+_MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
+_REGULAR_FILE = (stat.S_IFREG | 0o644) << 16
+# The extra field with which Android's tools align what is mapped: ALIGNMENT_ZIP_EXTRA_DATA_FIELD_HEADER_ID of apksig.
+_ALIGNMENT = struct.Struct("<HHH")
+_ALIGNMENT_ID = 0xD935
+# Zip64 (4.5.3, 4.3.14, 4.3.15): where a size or an offset is too large for its field, that holds _ELSEWHERE.
+_ELSEWHERE = 2**32 - 1
+_ZIP64_ID = 1
+_ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
+_ZIP64_LOCATOR = struct.Struct("<4sIQI")
+_LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
+
+
+class _Entry(NamedTuple):
+    """A member: its name, CRC-32 and size, and where its data starts."""
+
+    name: str
+    crc: int
+    size: int
+    start: int = 0
+
+
+def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], bytes]:
+    """Return each entry with its start and its local header, and the records after the last member's data.
+
+    Raises ValueError when the file would be larger than LARGEST_FILE.
+    """
+    placed, directory, offset = [], [], 0
+    for entry in entries:
+        name = entry.name.encode("ascii")
+        sizes, large_sizes = _narrow(entry.size, entry.size)
+        (at,), large_offset = _narrow(offset)
+        stamp = _MIDNIGHT, _NEW_YEAR_1980, entry.crc, *sizes, len(name)
+        version = _VERSION_ZIP64 if large_sizes else _VERSION
+        extra = _zip64(large_sizes)
+        padding = -(offset + _LOCAL.size + len(name) + len(extra) + _ALIGNMENT.size) % PAGE
+        extra += _ALIGNMENT.pack(_ALIGNMENT_ID, 2 + padding, PAGE) + bytes(padding)
+        local = _LOCAL.pack(b"PK\3\4", version, 0, 0, *stamp, len(extra)) + name + extra
+        large = large_sizes + large_offset
+        version = _VERSION_ZIP64 if large else _VERSION
+        fixed = _UNIX | version, version, 0, 0, *stamp, len(_zip64(large)), 0, 0, 0, _REGULAR_FILE, at
+        directory.append(_CENTRAL.pack(b"PK\1\2", *fixed) + name + _zip64(large))
+        start = offset + len(local)
+        placed.append((_Entry(entry.name, entry.crc, entry.size, start), local))
+        offset = start + entry.size
+    records = b"".join(directory)
+    (at,), large_start = _narrow(offset)
+    end = _END.pack(b"PK\5\6", 0, 0, len(placed), len(placed), len(records), at, 0)
+    if large_start:
+        counts = _UNIX | _VERSION_ZIP64, _VERSION_ZIP64, 0, 0, len(placed), len(placed), len(records), offset
+        locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, offset + len(records), 1)
+        end = _ZIP64_END.pack(b"PK\6\6", _ZIP64_END.size - 12, *counts) + locator + end
+    if offset + len(records) + len(end) > LARGEST_FILE:
+        raise ValueError(f"the members take more than the {LARGEST_FILE:,} bytes of one bundle")
+    return placed, records + end
+
+
+def _narrow(*values: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the values of 32-bit fields, and those of `values` that zip64 has elsewhere: all or none."""
+    large = max(values) >= _ELSEWHERE
+    return ((_ELSEWHERE,) * len(values), values) if large else (values, ())
+
+
+def _zip64(values: Sequence[int]) -> bytes:
+    """Return the extra field with large values; nothing where there are none."""
+    return struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
+
+
+def encode(members: Mapping[str, Content]) -> bytes:
+    """Return the zip of `members`, in their order. Raises what `pieces` raises."""
+    return b"".join(pieces(members))
+
+
+def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
+    """Return the parts of the zip of `members`, in their order: to be written one after the other.
+
+    Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS; the iterator
+    raises it for a file that changed.
+    """
+    for name in members:
+        _check_name(name)
+    _check_folders(members)
+    if len(members) > MOST_MEMBERS:
+        raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
+    placed, directory = _layout(
+        _Entry(name, zlib.crc32(data) if isinstance(data, bytes | memoryview) else data.crc, len(data))
+        for name, data in members.items()
+    )
+    return itertools.chain(_interleaved(placed, members.values()), (directory,))
+
+
+def _interleaved(placed: Iterable[tuple[_Entry, bytes]], members: Iterable[Content]) -> Iterator[bytes | memoryview]:
+    for (_, local), data in zip(placed, members, strict=True):
+        yield local
+        yield from (data,) if isinstance(data, bytes | memoryview) else data.pieces()
+
+
+def content(data: Content) -> bytes | memoryview:
+    """Return the bytes of a member's content. Raises ValueError for a file that changed."""
+    return data if isinstance(data, bytes | memoryview) else b"".join(data.pieces())
+
+
+def digest(data: Content) -> str:
+    """Return the SHA-256 (hex) of a member's content. Raises ValueError for a file that cannot be read."""
+    return hashlib.sha256(data).hexdigest() if isinstance(data, bytes | memoryview) else data.sha256
+
+
+def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
+    """Return the key "members" of an index: size and digest of each member, by name in sorted order."""
+    return {name: {"sha256": digest(data), "bytes": len(data)} for name, data in sorted(members.items())}
+
+
+def encode_index(index: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an index; it has one encoding."""
+    return (json.dumps(index, separators=(",", ":")) + "\n").encode()
+
+
+class Archive:
+    """A bundle file whose structure and index were checked; a member is checked whenever it is read.
+
+    path: where it was read from. index: the content of `index.json`.
+
+    The file stays open as long as this object is there. Threads may read members at the same time.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        data: bytes | None = None,
+        check: Callable[[Any], None] = index.check,
+        vouch: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Read and check the file at `path`, as far as it is no member's data.
+
+        data: the bytes, where they are known already; `path` is then what to call them in messages.
+        check: raises ValueError for an index that is not of the wanted kind; by default, for one that is no bundle's.
+        vouch: is given the index before anything parses it, and raises LoadError where nobody vouches for it; None:
+            nobody is asked.
+        Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
+        what `vouch` raises.
+        """
+        self.path = str(path)
+        self._source: Source = File(self.path) if data is None else Memory(data)
+        self._entries = {entry.name: entry for entry in self._decode()}
+        self.index = self._read_index(check, vouch)
+
+    def __getitem__(self, name: str) -> bytes:
+        """Return the bytes of the member `name`, after comparing them with size and digest in the index.
+
+        The index itself was checked when the file was opened, and has one encoding.
+        Raises LoadError when the bundle has no such member, or the bytes are not those.
+        """
+        if name == INDEX:
+            return encode_index(self.index)
+        entry, listed = self._entry(name)
+        data = self._source.read(entry.start, entry.size)
+        self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
+        return data
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the same of a member that has at most so many bytes: before they are read into memory.
+
+        Raises LoadError ("format") for more.
+        """
+        size = self._entry(name)[0].size
+        if size > most:
+            raise LoadError("format", f"{self.path}: {name} has {size:,} bytes, over the limit of {most:,}")
+        return self[name]
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of the member `name` piece by piece: it may be larger than memory.
+
+        They are checked after the last, so that the caller throws away what he made of them when this raises LoadError.
+        """
+        entry, listed = self._entry(name)
+        state, crc = hashlib.sha256(), 0
+        for piece in in_pieces(self._source, entry.start, entry.size):
+            state.update(piece)
+            crc = zlib.crc32(piece, crc)
+            yield piece
+        self._compare(entry, listed, state.hexdigest(), crc)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 (hex) of the whole file."""
+        state = hashlib.sha256()
+        for piece in in_pieces(self._source, 0, self._source.size):
+            state.update(piece)
+        return state.hexdigest()
+
+    def map(self, name: str) -> memoryview:
+        """Return the bytes of the member `name`, checked like those of `[name]`, but mapped and not copied.
+
+        For weights. The pages are read again from the file when memory is short: nobody may write into the file while
+        it is mapped (replacing it by renaming is fine, and what stagec itself does).
+        """
+        entry, listed = self._entry(name)
+        view = self._source.map(entry.start, entry.size)
+        self._compare(entry, listed, hashlib.sha256(view).hexdigest(), zlib.crc32(view))
+        return view
+
+    def check(self, name: str) -> None:
+        """Check the member `name`, however large it is. Raises LoadError when it is not what the index says."""
+        for _ in self.pieces(name):
+            pass
+
+    def check_all(self) -> None:
+        """Check every member. Raises LoadError, naming the first that is not what the index says."""
+        for name in self.index["members"]:
+            self.check(name)
+
+    def _entry(self, name: str) -> tuple[_Entry, Mapping[str, Any]]:
+        listed = self.index["members"].get(name)
+        if listed is None:
+            raise LoadError("format", f"{self.path}: there is no member {name!r}")
+        return self._entries[name], listed
+
+    def _compare(self, entry: _Entry, listed: Mapping[str, Any], sha256: str, crc: int) -> None:
+        if sha256 != listed["sha256"]:
+            what = f"{entry.name} is not what the index says: its sha256 is {sha256}"
+            raise LoadError("digest", f"{self.path}: {what}")
+        if crc != entry.crc:
+            raise LoadError("digest", f"{self.path}: {entry.name} has another CRC-32 than the zip says")
+
+    def _decode(self) -> list[_Entry]:
+        """Return the members in their order, after comparing all that is between their data with `encode`'s."""
+        read, size = self._source.read, self._source.size
+        if size > LARGEST_FILE:
+            raise self._not_a_bundle(f"its {size:,} bytes are over the limit of {LARGEST_FILE:,}")
+        end = read(max(0, size - _END.size), min(size, _END.size)).ljust(_END.size, b"\0")
+        signature, _, _, _, count, length, start, _ = _END.unpack(end)
+        if signature != b"PK\5\6":
+            raise self._not_a_bundle("it does not end as a zip file does")
+        after = _END.size
+        if start == _ELSEWHERE:
+            after += _ZIP64_END.size + _ZIP64_LOCATOR.size
+            start = size - after - length  # compared with what the records say, below
+        if count > MOST_MEMBERS or length > count * _LARGEST_RECORD or start < 0 or start + length + after != size:
+            raise self._not_a_bundle("the zip's directory is not where its end says")
+        directory = read(start, size - start)
+        entries = list(self._read_directory(directory, count))
+        try:
+            _check_folders(entry.name for entry in entries)
+            placed, expected = _layout(entries)
+        except ValueError as error:
+            raise self._not_a_bundle(str(error)) from None
+        if directory != expected or any(read(entry.start - len(local), len(local)) != local for entry, local in placed):
+            raise self._not_a_bundle("the file is not as this version of stagec writes it")
+        return [entry for entry, _ in placed]
+
+    def _read_directory(self, directory: bytes, count: int) -> Iterator[_Entry]:
+        at, names = 0, set()
+        for _ in range(count):
+            record = _CENTRAL.unpack(directory[at : at + _CENTRAL.size].ljust(_CENTRAL.size, b"\0"))
+            if record[0] != b"PK\1\2":
+                raise self._not_a_bundle("the zip's directory is damaged")
+            flags, method, crc = record[3], record[4], record[7]
+            size, length, extra = record[9], record[10], record[11]
+            name = directory[at + _CENTRAL.size : at + _CENTRAL.size + length].decode("latin-1")
+            try:
+                _check_name(name)
+            except ValueError as error:
+                raise self._not_a_bundle(str(error)) from None
+            if name in names:
+                raise self._not_a_bundle(f"{name} is there twice")
+            if flags & 1 or method:
+                raise self._not_a_bundle(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
+            names.add(name)
+            if size == _ELSEWHERE:  # the first number of the extra field; what else is in it is compared later
+                found = directory[at + _CENTRAL.size + length + 4 :][:8]
+                size = int.from_bytes(found, "little")
+            at += _CENTRAL.size + length + extra
+            yield _Entry(name, crc, size)
+
+    def _read_index(self, check: Callable[[Any], None], vouch: Callable[[bytes], None] | None) -> dict[str, Any]:
+        entry = next(iter(self._entries.values()), None)
+        if entry is None or entry.name != INDEX:
+            raise self._not_a_bundle(f"its first member is not {INDEX}")
+        if entry.size > LARGEST_INDEX:
+            raise self._not_a_bundle(f"{INDEX} has {entry.size:,} bytes, over the limit of {LARGEST_INDEX:,}")
+        data = self._source.read(entry.start, entry.size)
+        if zlib.crc32(data) != entry.crc:
+            raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
+        if vouch is not None:
+            vouch(data)
+        try:
+            found = strict_json.parse(data, LARGEST_INDEX)
+            if isinstance(found, dict) and found.get("format") != FORMAT:
+                what = f"its format is {found.get('format')!r}, this version of stagec reads {FORMAT}"
+                raise LoadError("format", f"{self.path}: {what}")
+            check(found)
+            if encode_index(found) != data:
+                raise ValueError("it is not spelled as stagec writes it")
+        except ValueError as error:
+            raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
+        self._check_members(found["members"])
+        return dict(found)
+
+    def _check_members(self, listed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Compare the index's list of members with those of the file: the same, in the same order, each once."""
+        here = {name: entry.size for name, entry in self._entries.items() if name != INDEX}
+        if list(listed) != list(here) or list(here) != sorted(here):
+            raise LoadError("digest", f"{self.path}: the index does not list the members that the file has")
+        digests: dict[str, str] = {}
+        for name, entry in listed.items():
+            if entry["bytes"] != here[name]:
+                raise LoadError(
+                    "digest", f"{self.path}: {name} is not what the index says: it has {here[name]:,} bytes"
+                )
+            other = digests.setdefault(entry["sha256"], name)
+            if other != name:
+                raise LoadError("format", f"{self.path}: {INDEX}: {other} and {name} are the same, and stored twice")
+
+    def _not_a_bundle(self, what: str) -> LoadError:
+        return LoadError("not-a-bundle", f"{self.path}: not a bundle: {what}")
+
+
+class Stored:
+    """A member of an archive that goes into another one. sha256: hex digest; crc: CRC-32, as the archive says."""
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        entry, listed = archive._entry(name)
+        self.sha256: str = listed["sha256"]
+        self.crc = entry.crc
+        self._archive, self._entry = archive, entry
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        return self._entry.size
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content, as `Archive.pieces` does."""
+        return self._archive.pieces(self._entry.name)
+
+
+def _check_name(name: str) -> None:
+    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+        raise ValueError(f"{name[:LONGEST_NAME]!r} is no name for a member")
+
+
+def _check_folders(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that is a file's and a folder's: both cannot be written."""
+    folders = sorted(f"{name}/" for name in names)  # what is below a folder comes right after it
+    for one, other in itertools.pairwise(folders):
+        if other.startswith(one):
+            raise ValueError(f"{one[:-1]} is a member, and the folder of {other[:-1]}")

@@ -1,0 +1,297 @@
+"""What is known of one executable: written beside it as JSON, and read by whoever loads it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from stagec.core import json_shapes, strict_json
+from stagec.core.avals import Aval, parse_aval
+from stagec.core.trees import Tree
+
+Scalar: TypeAlias = str | bool | int | float
+FORMAT = 2
+"""Version of the JSON form. 1 (November 2026): the first. 2 (November 2026): `analysis` counts loops as often as they
+turn, has the bytes that devices send and the time of links, and says what is not known. Both are read."""
+LARGEST = 2**24
+"""Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
+
+
+class Target(NamedTuple):
+    """The hardware that an executable is for.
+
+    name: as in the manifest.
+    platform: "cpu", "cuda" or "tpu".
+    device_kind: what the code is made for: LLVM's name of the CPU ("haswell"), or the device's ("TPU v5 lite").
+    requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for other platforms.
+    compiler_options: XLA flags of the target, without dashes.
+    settings: the other fields of the target, as in the manifest: isa and parallelism of a CPU, topology and the like.
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    requires: tuple[str, ...]
+    compiler_options: Mapping[str, Scalar]
+    settings: Mapping[str, Scalar]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the JSON form: one flat object."""
+        fixed = self._asdict()
+        settings = fixed.pop("settings")
+        return {**fixed, "requires": list(self.requires), **settings}
+
+    @staticmethod
+    def from_plain(data: Mapping[str, Any]) -> Target:
+        """Read what `to_plain` wrote. Raises KeyError where a field is missing."""
+        fixed = {name: data[name] for name in Target._fields if name != "settings"}
+        settings = {name: value for name, value in data.items() if name not in fixed}
+        return Target(**{**fixed, "requires": tuple(fixed["requires"])}, settings=settings)
+
+
+class DeviceAssignment(NamedTuple):
+    """Which device runs which partition of a program for several devices, as XLA was told when it compiled.
+
+    The number of a partition, its logical id, is its position in the mesh, counted row by row: the last axis runs
+    fastest. Where a target has several slices, each has as many logical ids, one slice after the other.
+
+    axis_names, axis_sizes: of the mesh; empty where the program declares none.
+    device_ids: for each logical id the device, in XLA's numbers for the target's topology.
+    coords: for each logical id where its device is: x, y and z of the chip in its slice, and the core on the chip.
+        TPUs only; empty for others.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    device_ids: tuple[int, ...]
+    coords: tuple[tuple[int, ...], ...] = ()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the JSON form; coordinates are texts such as "0,1,0,0", a line for each."""
+        values = {name: list(value) for name, value in self._asdict().items()}
+        return {**values, "coords": [",".join(map(str, place)) for place in self.coords]}
+
+    @staticmethod
+    def from_plain(data: Mapping[str, Any]) -> DeviceAssignment:
+        """Read what `to_plain` wrote. Raises KeyError or ValueError where it is something else."""
+        values = {name: tuple(data[name]) for name in DeviceAssignment._fields}
+        return DeviceAssignment(**{**values, "coords": tuple(tuple(map(int, c.split(","))) for c in values["coords"])})
+
+
+class Description(NamedTuple):
+    """One executable: what it computes, how to call it, what it needs, what it costs.
+
+    manifest: path of the manifest, relative to the workspace; function: its name there; variant: which combination of
+        its static arguments, "" where there is one.
+    target: the hardware it is for.
+    bucket: the size of each dimension variable; empty when the function has none.
+    in_tree: structure of `(args, kwargs)`; out_tree: of the result.
+    in_avals, out_avals: flat and static, in the order of the trees' leaves.
+    nr_devices: on how many devices of the platform it runs; the executable itself knows how arrays are split.
+    device_assignment: which of the target's devices runs which partition; None where there is one device.
+    kept_var_idx: sorted indices of the `in_avals` that the executable takes; the others are not passed.
+    donated: for each of `in_avals`, whether its buffer is consumed by the call.
+    custom_calls: name of each custom call in the optimized program -> who provides it ("guaranteed", "same toolchain",
+        "unknown"; stagec/pjrt/custom_calls.py).
+    cost_analysis, memory_analysis: XLA's figures (operations, bytes), by XLA's name with underscores.
+    analysis: what it takes on one device, as `backends.analysis.analyze` says: bytes by use, "flops", "bytes_accessed",
+        "collectives" by kind and "roofline"; "unknown" where it is not known, and why under that name. XLA's own
+        counts, of each loop once, are in `cost_analysis`.
+    versions: "jaxlib" and "stagec" that made the executable.
+    abi: "parameters" and "results" as a program without Python passes them, in order (stages/abi.py,
+        docs/without-python.md).
+    exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the portable artifact, of the StableHLO module
+        made of it for this target and bucket, and of the executable.
+    executable_bytes: size of the executable.
+    components: what it was made from: name -> {"value", "sha256"} (stagec/core/components.py).
+    """
+
+    manifest: str
+    function: str
+    variant: str
+    target: Target
+    bucket: Mapping[str, int]
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    nr_devices: int
+    device_assignment: DeviceAssignment | None
+    kept_var_idx: tuple[int, ...]
+    donated: tuple[bool, ...]
+    custom_calls: Mapping[str, str]
+    cost_analysis: Mapping[str, float]
+    memory_analysis: Mapping[str, int]
+    analysis: Mapping[str, Any]
+    versions: Mapping[str, str]
+    abi: Mapping[str, Sequence[Mapping[str, Any]]]
+    exported_sha256: str
+    stablehlo_sha256: str
+    executable_sha256: str
+    executable_bytes: int
+    components: Mapping[str, Mapping[str, str]]
+
+    @property
+    def artifact(self) -> str:
+        """What the artifacts of this signature are called: the function's name, and `-VARIANT` where it has one."""
+        return f"{self.function}-{self.variant}" if self.variant else self.function
+
+    @property
+    def memory_kinds(self) -> dict[int, str]:
+        """The memory of each parameter, by number, that lies in another one than the device's own."""
+        rows = enumerate(self.abi["parameters"])
+        return {number: row["memory_kind"] for number, row in rows if "memory_kind" in row}
+
+    def to_json(self) -> str:
+        """Return the JSON form, with a newline at the end: keys in the order of the fields.
+
+        It is indented: two are compared line by line, by `reproduce` and by people.
+        """
+        values = self._asdict()
+        values["target"] = self.target.to_plain()
+        values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
+        values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
+        values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
+        return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Description:
+        """Read what `to_json` wrote.
+
+        Raises ValueError, naming the key at fault, when it is something else or of another format version.
+        """
+        data = strict_json.parse(text, LARGEST)
+        if not isinstance(data, dict) or data.get("kind") != "executable":
+            raise ValueError("it does not describe an executable")
+        if data.get("format") == 1:
+            data["analysis"] = _counted_anew(data.get("analysis"))
+        elif data.get("format") != FORMAT:
+            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 and {FORMAT}")
+        _DESCRIPTION(data)
+        values = {name: data[name] for name in Description._fields}
+        values["target"] = Target.from_plain(data["target"])
+        assigned = values["device_assignment"]
+        values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)
+        values |= {name: Tree.from_json(values[name]) for name in ("in_tree", "out_tree")}
+        values |= {name: tuple(map(parse_aval, values[name])) for name in ("in_avals", "out_avals")}
+        values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
+        description = Description(**values)
+        description._check()
+        return description
+
+    def _check(self) -> None:
+        """Raise ValueError where fields do not belong together."""
+        count = len(self.in_avals)
+        if self.in_tree.num_leaves != count or self.out_tree.num_leaves != len(self.out_avals):
+            raise ValueError("trees and avals do not agree")
+        if len(self.donated) != count:
+            raise ValueError(f"donated: {len(self.donated)} arguments, there are {count}")
+        if list(self.kept_var_idx) != sorted({index for index in self.kept_var_idx if index < count}):
+            raise ValueError(f"kept_var_idx: sorted indices of {count} arguments are wanted")
+        if len(self.abi["parameters"]) != len(self.kept_var_idx) or len(self.abi["results"]) != len(self.out_avals):
+            raise ValueError("abi: it has other numbers of parameters and results than kept_var_idx and out_avals")
+        if not self.nr_devices:
+            raise ValueError("nr_devices: at least one is wanted")
+
+
+def _counted_anew(analysis: object) -> object:
+    """Return the analysis of a description of format 1 in today's form: what counted loops once is not known."""
+    if not isinstance(analysis, dict) or not isinstance(analysis.get("collectives"), dict):
+        return analysis
+    lost = dict.fromkeys(("flops", "bytes_accessed", "roofline"), "unknown")
+    moved = {kind: dict.fromkeys(_MOVED, "unknown") for kind in analysis["collectives"]}
+    return {**analysis, **lost, "collectives": moved, "unknown": ["how often loops turn, to the stagec that built it"]}
+
+
+_HARDWARE = {
+    "platform": json_shapes.text,
+    "device_kind": json_shapes.text,
+    "requires": json_shapes.array(json_shapes.text),
+}
+TARGET = json_shapes.record(_HARDWARE, rest=json_shapes.anything)
+"""Shape of a target without its name: the hardware, and settings as in the manifest."""
+_FIGURE = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant("unknown"))
+_ROOFLINE = json_shapes.record(
+    {
+        "compute_seconds": json_shapes.number,
+        "memory_seconds": json_shapes.number,
+        "link_seconds": json_shapes.number,
+        "seconds": json_shapes.number,
+        "bound": json_shapes.constant("compute", "memory", "links"),
+    }
+)
+_FIGURES = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes")
+_MOVED = ("count", "bytes", "sent_bytes")
+_ANALYSIS = json_shapes.record(
+    {
+        **dict.fromkeys((*_FIGURES, "flops", "bytes_accessed"), _FIGURE),
+        "collectives": json_shapes.table(json_shapes.record(dict.fromkeys(_MOVED, _FIGURE))),
+        "roofline": json_shapes.either('a roofline, or "unknown",', _ROOFLINE, json_shapes.constant("unknown")),
+        "unknown": json_shapes.array(json_shapes.text),
+    }
+)
+_ASSIGNMENT = json_shapes.record(
+    {
+        "axis_names": json_shapes.array(json_shapes.text),
+        "axis_sizes": json_shapes.array(json_shapes.count),
+        "device_ids": json_shapes.array(json_shapes.count),
+        "coords": json_shapes.array(json_shapes.matching("[0-9]{1,9}(,[0-9]{1,9})*", 'coordinates such as "0,1,0,0"')),
+    }
+)
+_SIZES = json_shapes.array(json_shapes.count)
+_AXES = json_shapes.array(json_shapes.array(json_shapes.text))
+_SPLIT = json_shapes.either("for each dimension its axes, or nothing,", json_shapes.constant(None), _AXES)
+_ARRAY = {
+    "path": json_shapes.text,
+    "dtype": json_shapes.text,
+    "shape": _SIZES,
+    "shard_shape": _SIZES,
+    "sharding": _SPLIT,
+    "minor_to_major": _SIZES,
+    "tiles": json_shapes.array(_SIZES),
+}
+_SPECIAL = {"unreduced": json_shapes.array(json_shapes.text), "memory_kind": json_shapes.text}
+_ABI = json_shapes.record(
+    {
+        "parameters": json_shapes.array(json_shapes.record({**_ARRAY, "donated": json_shapes.flag}, _SPECIAL)),
+        "results": json_shapes.array(json_shapes.record(_ARRAY, _SPECIAL)),
+    }
+)
+_DIGEST = json_shapes.either("a SHA-256 in lower-case hex, or nothing,", json_shapes.sha256, json_shapes.constant(""))
+_DESCRIPTION = json_shapes.record(
+    {
+        "format": json_shapes.count,
+        "kind": json_shapes.text,
+        "manifest": json_shapes.text,
+        "function": json_shapes.text,
+        "variant": json_shapes.text,
+        "target": json_shapes.record(
+            {"name": json_shapes.text, **_HARDWARE, "compiler_options": json_shapes.table(json_shapes.scalar)},
+            rest=json_shapes.anything,
+        ),
+        "bucket": json_shapes.table(json_shapes.count),
+        "in_tree": json_shapes.tree,
+        "in_avals": json_shapes.array(json_shapes.static_aval),
+        "out_tree": json_shapes.tree,
+        "out_avals": json_shapes.array(json_shapes.static_aval),
+        "nr_devices": json_shapes.count,
+        "device_assignment": json_shapes.either(
+            "a device assignment, or nothing,", json_shapes.constant(None), _ASSIGNMENT
+        ),
+        "kept_var_idx": json_shapes.array(json_shapes.count),
+        "donated": json_shapes.array(json_shapes.flag),
+        "custom_calls": json_shapes.table(json_shapes.text),
+        "cost_analysis": json_shapes.table(json_shapes.number),
+        "memory_analysis": json_shapes.table(json_shapes.number),
+        "analysis": _ANALYSIS,
+        "versions": json_shapes.table(json_shapes.text),
+        "abi": _ABI,
+        # Of an executable that comes from no manifest, the export is not known.
+        "exported_sha256": _DIGEST,
+        "stablehlo_sha256": _DIGEST,
+        "executable_sha256": json_shapes.sha256,
+        "executable_bytes": json_shapes.count,
+        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.sha256})),
+    }
+)

@@ -1,0 +1,248 @@
+"""The index of a bundle: what `index.json` says, checked key by key. docs/bundle-format.md describes every key.
+
+It is enough to choose an executable: no description of one has to be opened. A check takes time by the length of the
+index: what would take more, symbolic dimensions, has limits. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stagec.bundle.description import TARGET, Description
+from stagec.core import json_shapes
+from stagec.core.avals import dimension_variables, num_bytes, parse_aval
+from stagec.core.dimensions import evaluator
+from stagec.core.trees import Tree
+
+UNKNOWN = "unknown"
+"""Where a version, or a date that follows from one, is not known."""
+
+MOST_EXPRESSIONS = 2**18
+"""Characters of all avals with expressions for dimensions (`f32[2*batch]`): reading one takes microseconds for each."""
+MOST_SIZES = 2**20
+"""Characters of a function's symbolic dimensions times its executables: each is evaluated for each of them."""
+_SIMPLE = re.compile(r"~?[a-z0-9_<>]+\[(?:[A-Za-z0-9_]+(?:,[A-Za-z0-9_]+)*)?\]")
+"""An aval whose dimensions are numbers and names."""
+
+_NAME = json_shapes.matching("[A-Za-z_][A-Za-z0-9_-]*", "a name of letters, digits, _ and -")
+_VERSION = json_shapes.matching("[A-Za-z0-9][A-Za-z0-9.+_-]*", "a version of letters, digits and . + _ -")
+_VARIANT = json_shapes.either('a name of letters, digits, _ and -, or "",', _NAME, json_shapes.constant(""))
+_DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown",')
+_VERSIONS = json_shapes.table(json_shapes.text)
+_SIZES = json_shapes.table(json_shapes.count)
+
+MEMBERS = json_shapes.table(json_shapes.record({"sha256": json_shapes.sha256, "bytes": json_shapes.count}))
+"""Shape of the key "members" of the index of every kind of archive."""
+
+_EXECUTABLE = json_shapes.record(
+    {
+        "target": json_shapes.text,
+        "bucket": _SIZES,
+        "nr_devices": json_shapes.count,
+        "custom_calls": json_shapes.table(json_shapes.text),
+        "versions": json_shapes.record({"jaxlib": json_shapes.text}, rest=json_shapes.text),
+        "executable": json_shapes.text,
+        "description": json_shapes.text,
+        "stablehlo": json_shapes.text,
+    }
+)
+_ARRAY = {"member": json_shapes.text, "aval": json_shapes.static_aval}
+_GOLDEN = json_shapes.record(
+    {
+        "bucket": _SIZES,
+        "inputs": json_shapes.table(json_shapes.record(_ARRAY)),
+        "outputs": json_shapes.table(
+            json_shapes.record({**_ARRAY, "rtol": json_shapes.number, "atol": json_shapes.number})
+        ),
+    }
+)
+INTERFACE: Mapping[str, json_shapes.Shape] = {
+    "in_tree": json_shapes.tree,
+    "in_avals": json_shapes.array(json_shapes.aval),
+    "out_tree": json_shapes.tree,
+    "out_avals": json_shapes.array(json_shapes.aval),
+    "platforms": json_shapes.array(json_shapes.text),
+    "nr_devices": json_shapes.count,
+    "custom_calls": json_shapes.table(json_shapes.text),
+    "calling_convention_version": json_shapes.count,
+}
+"""Shapes of what a portable artifact and its description say of themselves."""
+_FUNCTION = json_shapes.record(
+    {
+        **INTERFACE,
+        "function": _NAME,
+        "variant": _VARIANT,
+        "static": json_shapes.table(json_shapes.anything),
+        "bind": json_shapes.array(json_shapes.record({"leaf": json_shapes.count, "weight": json_shapes.text})),
+        "padding": json_shapes.table(json_shapes.record({"fill": json_shapes.number, "mask": json_shapes.text})),
+        "exported": json_shapes.text,
+        "versions": _VERSIONS,
+        "readable_until": _DATE,
+        "executables": json_shapes.array(_EXECUTABLE),
+    },
+    optional={"description": json_shapes.text, "golden": _GOLDEN},
+)
+_BUNDLE = json_shapes.record(
+    {
+        "format": json_shapes.count,
+        "kind": json_shapes.constant("bundle"),
+        "name": _NAME,
+        "version": _VERSION,
+        "versions": _VERSIONS,
+        "targets": json_shapes.table(TARGET, _NAME),
+        "functions": json_shapes.table(_FUNCTION, _NAME),
+        "weights": json_shapes.table(json_shapes.record(_ARRAY)),
+        "members": MEMBERS,
+    }
+)
+
+
+def check(found: Any) -> None:
+    """Check the index of a bundle: keys, types, and that what one entry names is there.
+
+    Raises ValueError, naming the key at fault.
+    """
+    if sum(len(aval) for aval in _written_avals(found) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
+        raise ValueError(f"functions: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
+    _BUNDLE(found)
+    for name, weight in found["weights"].items():
+        _check_array(f"weights.{name}", weight, found["members"])
+    for name, function in found["functions"].items():
+        where = f"functions.{name}"
+        artifact = "-".join(filter(None, (function["function"], function["variant"])))
+        if artifact != name:
+            raise ValueError(f"{where}: it is of {artifact}")
+        for which in ("in", "out"):
+            if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
+                raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
+        _check_named(f"{where}.exported", function["exported"], found["members"], "member")
+        if "description" in function:
+            _check_named(f"{where}.description", function["description"], found["members"], "member")
+        for key in ("inputs", "outputs"):
+            for path, array in function.get("golden", {}).get(key, {}).items():
+                _check_array(f"{where}.golden.{key}.{path}", array, found["members"])
+        _check_bound(f"{where}.bind", function, found["weights"])
+        seen = set()
+        dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
+        names = {*dimension_variables(dims)}
+        if sum(map(len, dims)) * len(function["executables"]) > MOST_SIZES:
+            raise ValueError(f"{where}.executables: more than are checked of a function with so many dimensions")
+        expressions = {dim: evaluator(dim) for dim in dims - names}
+        for i, executable in enumerate(function["executables"]):
+            at = f"{where}.executables[{i}]"
+            _check_named(f"{at}.target", executable["target"], found["targets"], "target")
+            for key in ("executable", "description", "stablehlo"):
+                _check_named(f"{at}.{key}", executable[key], found["members"], "member")
+            missing = sorted(names - executable["bucket"].keys())
+            if missing:
+                raise ValueError(f"{at}.bucket: the size of {missing[0]} is missing")
+            for dim, evaluate in expressions.items():
+                try:
+                    size = evaluate(executable["bucket"])
+                except ValueError as error:
+                    raise ValueError(f"{at}.bucket: {dim}: {error}") from None
+                if size < 0:
+                    raise ValueError(f"{at}.bucket: {dim} is {size}, and a dimension is 0 or more")
+            which_one = executable["target"], tuple(sorted(executable["bucket"].items()))
+            if which_one in seen:
+                raise ValueError(f"{at}: there is another one for this target and bucket")
+            seen.add(which_one)
+
+
+def _written_avals(found: Any) -> Iterator[str]:
+    """Yield the avals of the functions of an index that nobody has looked at yet."""
+    functions = found.get("functions") if isinstance(found, dict) else None
+    for function in functions.values() if isinstance(functions, dict) else ():
+        for key in ("in_avals", "out_avals"):
+            avals = function.get(key) if isinstance(function, dict) else None
+            yield from (aval for aval in (avals if isinstance(avals, list) else ()) if isinstance(aval, str))
+
+
+def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any]) -> None:
+    _check_named(f"{where}.member", array["member"], members, "member")
+    count = num_bytes(parse_aval(array["aval"]))
+    if members[array["member"]]["bytes"] != count:
+        raise ValueError(f"{where}: {array['aval']} takes {count:,} bytes, and the member has others")
+
+
+def _is_call(tree: Tree) -> bool:
+    return tree.kind == "tuple" and [child.kind for child in tree.children] == ["tuple", "dict"]
+
+
+def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    leaves = [entry["leaf"] for entry in function["bind"]]
+    if leaves != sorted(set(leaves)) or any(leaf >= len(function["in_avals"]) for leaf in leaves):
+        raise ValueError(f"{where}: sorted numbers of {len(function['in_avals'])} arguments are wanted")
+    if not leaves:
+        return
+    if not _is_call(Tree.from_json(function["in_tree"])):
+        raise ValueError(f"{where}: in_tree is not of (args, kwargs)")
+    first = 0
+    for top in Tree.from_json(function["in_tree"]).children:
+        for argument in top.children:
+            end = first + argument.num_leaves
+            if bisect_left(leaves, end) - bisect_left(leaves, first) not in (0, end - first):
+                raise ValueError(f"{where}: an argument is bound in part")
+            first = end
+    for i, entry in enumerate(function["bind"]):
+        _check_named(f"{where}[{i}].weight", entry["weight"], weights, "weight")
+        wanted, given = function["in_avals"][entry["leaf"]].removeprefix("~"), weights[entry["weight"]]["aval"]
+        if wanted != given:
+            raise ValueError(f"{where}[{i}]: the argument is {wanted}, the weight {given}")
+
+
+def executable_entry(description: Description, executable: str, member: str, stablehlo: str) -> dict[str, Any]:
+    """Return what the index says of an executable: all that decides whether a process can run it.
+
+    executable, member, stablehlo: names of the members with the executable, its description and its StableHLO module.
+    """
+    return {
+        "target": description.target.name,
+        "bucket": dict(description.bucket),
+        "nr_devices": description.nr_devices,
+        "custom_calls": dict(description.custom_calls),
+        "versions": dict(description.versions),
+        "executable": executable,
+        "description": member,
+        "stablehlo": stablehlo,
+    }
+
+
+def target_entry(description: Description) -> dict[str, Any]:
+    """Return what the index says of the target of an executable: hardware, not how it was compiled."""
+    plain = description.target.to_plain()
+    return {key: value for key, value in plain.items() if key not in ("name", "compiler_options")}
+
+
+def describe(found: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], text: bytes) -> Description:
+    """Return the description `text` of the executable that `entry` of signature `artifact` names.
+
+    Raises ValueError when it is none, or says something else than the index, by which the executable was chosen.
+    """
+    description = Description.from_json(text)
+    members = found["members"]
+    names = entry["executable"], entry["description"], entry["stablehlo"]
+    pairs = (
+        ("the function", artifact, description.artifact),
+        ("the entry", entry, executable_entry(description, *names)),
+        ("the target", found["targets"][entry["target"]], target_entry(description)),
+        ("the executable", members[entry["executable"]]["sha256"], description.executable_sha256),
+        ("the StableHLO module", members[entry["stablehlo"]]["sha256"], description.stablehlo_sha256),
+        (
+            "the portable artifact",
+            members[found["functions"][artifact]["exported"]]["sha256"],
+            description.exported_sha256,
+        ),
+    )
+    for what, listed, described in pairs:
+        if listed != described:
+            raise ValueError(f"it is not of {what} that the index has")
+    return description
+
+
+def _check_named(where: str, name: str, table: Mapping[str, Any], what: str) -> None:
+    if name not in table:
+        raise ValueError(f"{where}: there is no {what} {name!r}")

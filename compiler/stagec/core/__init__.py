@@ -1,0 +1,1 @@
+"""The vocabulary that all packages share, on the standard library alone."""

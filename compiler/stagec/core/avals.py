@@ -1,0 +1,222 @@
+"""Abstract values: the dtype and shape of an array without its data, in JAX's short notation.
+
+`f32[batch,64]` is a float32 array of shape (batch, 64), `f32` and `f32[]` are scalars, `~f32[]` is a weakly typed one.
+The same text is used in manifests, in the slices given to actions and in the descriptions inside bundles.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stagec.core.dimensions import DimensionError, canonical_dimension, evaluate, names_in
+
+
+class DType(NamedTuple):
+    """What a short dtype name stands for."""
+
+    numpy_name: str
+    """The name numpy (with ml_dtypes) knows it by. For PRNG keys: that of the words that hold the key."""
+    bits: int
+    """Bits of one element. A PRNG key of 64 bits is stored as two uint32 words, in an extra last dimension."""
+
+
+DTYPES: Mapping[str, DType] = {
+    "bool": DType("bool", 8),
+    "i1": DType("int1", 1),
+    "i2": DType("int2", 2),
+    "i4": DType("int4", 4),
+    "i8": DType("int8", 8),
+    "i16": DType("int16", 16),
+    "i32": DType("int32", 32),
+    "i64": DType("int64", 64),
+    "u1": DType("uint1", 1),
+    "u2": DType("uint2", 2),
+    "u4": DType("uint4", 4),
+    "u8": DType("uint8", 8),
+    "u16": DType("uint16", 16),
+    "u32": DType("uint32", 32),
+    "u64": DType("uint64", 64),
+    "f4_e2m1fn": DType("float4_e2m1fn", 4),
+    "f6_e2m3fn": DType("float6_e2m3fn", 6),
+    "f6_e3m2fn": DType("float6_e3m2fn", 6),
+    "f8_e3m4": DType("float8_e3m4", 8),
+    "f8_e4m3": DType("float8_e4m3", 8),
+    "f8_e4m3b11fnuz": DType("float8_e4m3b11fnuz", 8),
+    "f8_e4m3fn": DType("float8_e4m3fn", 8),
+    "f8_e4m3fnuz": DType("float8_e4m3fnuz", 8),
+    "f8_e5m2": DType("float8_e5m2", 8),
+    "f8_e5m2fnuz": DType("float8_e5m2fnuz", 8),
+    "f8_e8m0fnu": DType("float8_e8m0fnu", 8),
+    "bf16": DType("bfloat16", 16),
+    "f16": DType("float16", 16),
+    "f32": DType("float32", 32),
+    "f64": DType("float64", 64),
+    "c64": DType("complex64", 64),
+    "c128": DType("complex128", 128),
+    "f0": DType("float0", 0),
+    "key<fry>": DType("uint32", 64),
+    "key<rbg>": DType("uint32", 128),
+    "key<urbg>": DType("uint32", 128),
+}
+"""Every dtype of JAX arrays, by JAX's short name. `f0` is float0, the type of the derivative of an integer."""
+
+_LONG_NAMES = {dtype.numpy_name: short for short, dtype in DTYPES.items() if not short.startswith("key<")}
+_LONGEST = 10_000
+"""Characters of an aval: far beyond any that a model has, and read at once."""
+_HOW_TO_WRITE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)'
+
+
+class AvalError(ValueError):
+    """An aval, or a shape, that stagec cannot read or evaluate."""
+
+    what: str
+    """What is wrong, starting with the text at fault in double quotes."""
+    write: str
+    """What to write instead."""
+
+    def __init__(self, what: str, write: str) -> None:
+        super().__init__(what, write)
+        self.what = what
+        self.write = write
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.write}"
+
+
+@dataclass(frozen=True)
+class Aval:
+    """An abstract array."""
+
+    dtype: str
+    """A short name: a key of DTYPES."""
+    shape: tuple[int | str, ...]
+    """Sizes >= 0, or dimension expressions over symbolic dimensions in canonical spelling; () for a scalar."""
+    weak_type: bool = False
+    """JAX's weak type: the type of a Python number, which gives way to the other operand's."""
+
+    def __str__(self) -> str:
+        """The canonical spelling; `parse_aval` gives back an equal Aval."""
+        return f"{'~' * self.weak_type}{self.dtype}[{','.join(str(dim) for dim in self.shape)}]"
+
+
+@functools.lru_cache(4096)
+def parse_aval(text: str) -> Aval:
+    """Reads the short notation of an aval. Raises AvalError."""
+    if len(text) > _LONGEST:
+        raise AvalError(f'"{text[:40]}...": over {_LONGEST:,} characters', _HOW_TO_WRITE)
+    weak_type = text.strip().startswith("~")
+    name, bracket, rest = text.strip().removeprefix("~").partition("[")
+    if "]" in name:
+        raise AvalError(f'"{text}": missing "[" in aval', _HOW_TO_WRITE)
+    _check_dtype(text, name.strip())
+    dimensions, closing, after = rest.rpartition("]")
+    if bracket and not closing:
+        raise AvalError(f'"{text}": missing "]" in aval', _HOW_TO_WRITE)
+    if after:
+        raise AvalError(f'"{text}": "{after}" after the aval', _HOW_TO_WRITE)
+    if dimensions.count("(") != dimensions.count(")"):
+        raise AvalError(f'"{text}": parentheses do not match', _HOW_TO_WRITE)
+    shape = tuple(_read_dimension(text, part) for part in _split(dimensions)) if dimensions.strip() else ()
+    return Aval(name.strip(), shape, weak_type)
+
+
+def physical(aval: Aval) -> Aval:
+    """Return what the module holds for `aval`: for float0 bools; a PRNG key is its words, in a last dimension."""
+    if aval.dtype == "f0":
+        return Aval("bool", aval.shape)
+    if not aval.dtype.startswith("key<"):
+        return aval
+    return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
+
+
+# Bits of the fraction of floating-point dtypes: the distance of 1 to the next number is 2 to the minus that.
+_FRACTION = {"f64": 52, "c128": 52, "f32": 23, "c64": 23, "f16": 10, "bf16": 7}
+_FRACTION_OF_F8 = 2
+
+
+def tolerance(aval: Aval) -> float:
+    """Return how far two computations of a value of this dtype may be apart: the square root of its epsilon.
+
+    Relative, and absolute about 1; 0 for integers and booleans.
+    """
+    if aval.dtype[0] not in "fc" and aval.dtype != "bf16":
+        return 0.0
+    return float(2 ** (-_FRACTION.get(aval.dtype, _FRACTION_OF_F8) / 2))
+
+
+def num_bytes(aval: Aval) -> int:
+    """Return how many bytes an array of static shape takes, of a dtype of whole bytes."""
+    return math.prod(map(int, aval.shape)) * DTYPES[aval.dtype].bits // 8
+
+
+def dimension_variables(shape: Iterable[int | str]) -> tuple[str, ...]:
+    """The names of the symbolic dimensions in a shape, each once, sorted; () for a static shape."""
+    return tuple(sorted({name for dim in shape if isinstance(dim, str) for name in names_in(dim)}))
+
+
+def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tuple[int, ...]:
+    """The concrete shape where each symbolic dimension has the size that `bucket` gives it.
+
+    Raises AvalError where a name is missing from the bucket or a size comes out negative.
+    """
+    return tuple(dim if isinstance(dim, int) else _evaluate(dim, bucket) for dim in shape)
+
+
+def _check_dtype(text: str, name: str) -> None:
+    if name in DTYPES:
+        return
+    if not name:
+        raise AvalError(f'"{text}": missing dtype in aval', _HOW_TO_WRITE)
+    if name in _LONG_NAMES:
+        short = _LONG_NAMES[name]
+        raise AvalError(f'"{text}": "{name}" is not a short dtype name', f"write {short}")
+    import difflib  # only a mistake needs it
+
+    closest = difflib.get_close_matches(name, DTYPES, n=1, cutoff=0.5)
+    raise AvalError(
+        f'"{text}": unknown dtype "{name}"',
+        f"write {closest[0]}" if closest else f"write one of {', '.join(DTYPES)}",
+    )
+
+
+def _split(dimensions: str) -> list[str]:
+    """Splits at the commas outside parentheses; one comma at the end is allowed, as in Python."""
+    parts, depth = [""], 0
+    for character in dimensions:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts[:-1] if len(parts) > 1 and not parts[-1].strip() else parts
+
+
+def _read_dimension(text: str, part: str) -> int | str:
+    try:
+        return canonical_dimension(part)
+    except DimensionError as error:
+        raise AvalError(f'"{text}": {error}', _HOW_TO_WRITE) from None
+
+
+def _evaluate(dim: str, bucket: Mapping[str, int]) -> int:
+    sizes = ", ".join(f"{name} = {bucket[name]}" for name in dimension_variables([dim]) if name in bucket)
+    try:
+        size = evaluate(dim, bucket)
+    except DimensionError as error:
+        raise AvalError(f'"{dim}": {error}', f"the sizes given are: {sizes or 'none'}") from None
+    if size < 0:
+        raise AvalError(f'"{dim}" is {size} for {sizes}', "a dimension is 0 or more")
+    return size
+
+
+def holds(dtype: str, number: float) -> bool:
+    """Whether an array of the dtype can have this element, rounded where it is a float."""
+    if dtype[0] in "fc" or dtype == "bf16":
+        return True
+    if dtype == "bool":
+        return number in (0, 1)
+    bits = DTYPES[dtype].bits
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype[0] == "i" else (0, (1 << bits) - 1)
+    return number == int(number) and low <= number <= high

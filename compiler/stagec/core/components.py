@@ -1,0 +1,113 @@
+"""What an artifact was made from, component by component, each with a digest: the reason for a rebuild can be named.
+
+A table maps the name of a component ("aval args[0]['w']", "target isa", "jaxlib") to its value as text, for a reader,
+and to the SHA-256 of name and content, each with its length before it, so that no two tables have the same digests by
+moving a byte from one component to the next. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stagec.core.trees import Tree, argument_path
+
+Table = dict[str, dict[str, str]]
+"""Name of the component -> {"value": text, "sha256": hex digest}."""
+
+INTERPRETER = "environment python"
+"""The interpreter's full version. A bundle has not this one: no lock names it, and bundles are the same without."""
+
+
+def digest(*parts: bytes) -> str:
+    """Return the SHA-256 (hex) of `parts`, each preceded by its length as eight bytes, big end first."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big") + part)
+    return state.hexdigest()
+
+
+def entry(name: str, value: object, content: bytes | None = None) -> dict[str, str]:
+    """Return the row of a component.
+
+    value: what a reader is shown; anything that is no text is written as canonical JSON.
+    content: what is digested, where that is more than the text.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return {"value": text, "sha256": digest(name.encode(), text.encode() if content is None else content)}
+
+
+def table(values: Mapping[str, object]) -> Table:
+    """Return a table of components whose text is all there is to them."""
+    return {name: entry(name, value) for name, value in values.items()}
+
+
+def source(function: str, stablehlo: bytes) -> Table:
+    """Return the component that stands for the source of `function`: the program that tracing made of it."""
+    name = f"source of {function}"
+    return {name: entry(name, f"{len(stablehlo):,} bytes of StableHLO", stablehlo)}
+
+
+def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment: Mapping[str, str]) -> Table:
+    """Return the components of an executable.
+
+    description: the description in its JSON form, as far as it says what was asked for (not the figures), and
+        "shardings", path of the array -> text.
+    stablehlo: the module of the portable artifact. environment: the variables that XLA reads.
+    """
+    target = description["target"]
+    values: dict[str, object] = {}
+    arguments = map(argument_path, Tree.from_json(description["in_tree"]).paths())
+    results = (f"result{path}" for path in Tree.from_json(description["out_tree"]).paths())
+    for paths, avals in ((arguments, description["in_avals"]), (results, description["out_avals"])):
+        values |= {f"aval {path}": aval for path, aval in zip(paths, avals, strict=True)}
+    values |= {f"bucket {name}": size for name, size in description["bucket"].items()}
+    values |= {
+        "donated arguments": [i for i, donated in enumerate(description["donated"]) if donated],
+        "unused arguments": sorted(set(range(len(description["in_avals"]))) - set(description["kept_var_idx"])),
+    }
+    values |= {f"sharding {name}": value for name, value in description.get("shardings", {}).items()}
+    hidden = ("name", "compiler_options", "figures")
+    values |= {f"target {key}": value for key, value in target.items() if key not in hidden}
+    values |= {f"target figure {key}": value for key, value in target.get("figures", {}).items()}
+    values |= {f"compiler option {key}": value for key, value in target["compiler_options"].items()}
+    values |= dict(description["versions"])
+    values |= {f"environment {name}": value for name, value in sorted(environment.items())}
+    return {**source(description["function"], stablehlo), **table(values)}
+
+
+def of_export(
+    spec: Mapping[str, Any], stablehlo: bytes, avals: Mapping[str, str], versions: Mapping[str, str]
+) -> Table:
+    """Return the components of a portable artifact.
+
+    spec: the function's slice of the plan. stablehlo: the module. avals: path of the argument -> aval.
+    versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.
+    """
+    # Devices change none of its bytes; plugins are told by their versions.
+    told = ("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins")
+    values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
+    values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
+    values |= {
+        f"sharding {key}" if "sharding" in key or key == "mesh" else f"key {key}": value
+        for key, value in sorted(spec.items())
+        if key not in told
+    }
+    values["environment enable_x64"] = spec["enable_x64"]
+    values |= {
+        name if name in ("jax", "jaxlib", "stagec") else f"environment {name}": version
+        for name, version in sorted(versions.items())
+    }
+    return {**source(spec["name"], stablehlo), **table(values)}
+
+
+def differences(first: Table, second: Table) -> list[tuple[str, str | None, str | None]]:
+    """Return (component, value in the first, value in the second) where digests differ; None where one has none."""
+    names = [*first, *(name for name in second if name not in first)]
+    return [
+        (name, first.get(name, {}).get("value"), second.get(name, {}).get("value"))
+        for name in names
+        if first.get(name, {}).get("sha256") != second.get(name, {}).get("sha256")
+    ]

@@ -1,0 +1,201 @@
+"""Shapes of JSON values: what a description or an index must look like. Standard library only.
+
+A shape checks a value and names the key at fault: `functions.f.executables[0].nr_devices: a whole number is wanted, not
+"1"`. Keys that it does not know are refused: what a reader ignores, another reader may obey.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from stagec.core.avals import parse_aval
+from stagec.core.strict_json import shown
+from stagec.core.trees import Tree
+
+_LONGEST = 1000
+"""Characters of what a reader of avals or trees says is wrong: it repeats what it read."""
+
+Shape = Callable[[Any], None]
+"""Takes a value; raises Mismatch where another one is wanted."""
+
+
+class Mismatch(ValueError):
+    """A value that has not the shape that is wanted: `what` says so, `where` is its key path.
+
+    The path is made on the way out, key by key: a value that fits, and nearly all do, pays nothing for it.
+    """
+
+    def __init__(self, what: str, where: str = "") -> None:
+        super().__init__(f"{where.removeprefix('.')}: {what}" if where else what)
+        self.what = what
+        self.where = where
+
+    def below(self, step: str) -> Mismatch:
+        """Return the same of the value that has this one at `step`: `.key` or `[index]`."""
+        return Mismatch(self.what, step + self.where)
+
+
+def text(value: Any) -> None:
+    """A text."""
+    if type(value) is not str:
+        _wanted("a text", value)
+
+
+def flag(value: Any) -> None:
+    """True or false."""
+    if type(value) is not bool:
+        _wanted("true or false", value)
+
+
+def count(value: Any) -> None:
+    """A whole number that is 0 or more."""
+    if type(value) is not int or value < 0:
+        _wanted("a whole number", value)
+
+
+def number(value: Any) -> None:
+    """A number."""
+    if type(value) not in (int, float):
+        _wanted("a number", value)
+
+
+def anything(value: Any) -> None:
+    """Any value: what the model's author wrote."""
+
+
+def matching(pattern: str, what: str) -> Shape:
+    """A text that is wholly of the regular expression `pattern`; `what` says so in words."""
+    compiled = re.compile(pattern)
+
+    def check(value: Any) -> None:
+        if type(value) is not str or not compiled.fullmatch(value):
+            _wanted(what, value)
+
+    return check
+
+
+sha256 = matching("[0-9a-f]{64}", "a SHA-256 in lower-case hex")
+
+
+def constant(*values: Any) -> Shape:
+    """One of `values`."""
+
+    def check(value: Any) -> None:
+        for one in values:
+            if type(value) is type(one) and value == one:
+                return
+        _wanted(" or ".join(map(json.dumps, values)), value)
+
+    return check
+
+
+def either(what: str, *shapes: Shape) -> Shape:
+    """What one of `shapes` takes, the most frequent first; `what` says so in words."""
+
+    def check(value: Any) -> None:
+        for shape in shapes:
+            try:
+                return shape(value)
+            except Mismatch:
+                continue
+        _wanted(what, value)
+
+    return check
+
+
+scalar = either("a text, a number, true or false", text, number, flag)
+
+
+def array(item: Shape) -> Shape:
+    """An array of values of one shape."""
+
+    def check(value: Any) -> None:
+        if type(value) is not list:
+            _wanted("an array", value)
+        for index, one in enumerate(value):
+            try:
+                item(one)
+            except Mismatch as error:
+                raise error.below(f"[{index}]") from None
+
+    return check
+
+
+def table(item: Shape, key: Shape | None = None) -> Shape:
+    """An object whose values have one shape, and its keys another; None: any keys."""
+
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            _wanted("an object", value)
+        for name, one in value.items():
+            try:
+                if key is not None:
+                    key(name)
+                item(one)
+            except Mismatch as error:
+                raise error.below(f".{shown(name)}") from None
+
+    return check
+
+
+def record(
+    fields: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, rest: Shape | None = None
+) -> Shape:
+    """An object with these keys, and those of `optional` where it has them.
+
+    rest: shape of the values of other keys; None: others are refused.
+    """
+    wanted, known = fields.keys(), {**fields, **(optional or {})}
+
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            _wanted("an object", value)
+        if not wanted <= value.keys():
+            raise Mismatch(f"the key {min(wanted - value.keys())!r} is missing")
+        for key, one in value.items():
+            shape = known.get(key, rest)
+            if shape is None:
+                raise Mismatch("no such key is known", f".{shown(key)}")
+            try:
+                shape(one)
+            except Mismatch as error:
+                raise error.below(f".{shown(key)}") from None
+
+    return check
+
+
+def tree(value: Any) -> None:
+    """The structure of a pytree, as `Tree.to_json` writes it."""
+    _read(Tree.from_json, value)
+
+
+def aval(value: Any) -> None:
+    """An aval in canonical spelling."""
+    text(value)
+    if str(_read(parse_aval, value)) != value:
+        _wanted("an aval as stagec writes it", value)
+
+
+_STATIC = re.compile(r"[^\[\]]*\[[0-9,]*\]")
+
+
+def static_aval(value: Any) -> None:
+    """An aval in canonical spelling, without symbolic dimensions."""
+    text(value)
+    if not _STATIC.fullmatch(value):  # before it is parsed: expressions take their time
+        _wanted("an aval of static shape", value)
+    aval(value)
+
+
+def _read(reader: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        raise Mismatch(f"{error}"[:_LONGEST]) from None
+
+
+def _wanted(what: str, value: Any) -> NoReturn:
+    raise Mismatch(f"{what} is wanted, not {shown(json.dumps(value))}")

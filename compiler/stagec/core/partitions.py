@@ -1,0 +1,81 @@
+"""How an array is split over the axes of a mesh: `P(data, None, (x, y))`, the text of a PartitionSpec.
+
+One entry for each dimension, in order: the axis that it is split over, several axes in parentheses, or None where it is
+whole; dimensions that are left out at the end are whole, and `P()` is on every device in full
+(https://docs.jax.dev/en/latest/jax.sharding.html). Standard library only.
+"""
+
+import ast
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from stagec.core import expressions
+
+UNSPECIFIED = "unspecified"
+"""What stands for a sharding that is left to XLA; JAX writes None."""
+
+Partition: TypeAlias = tuple[tuple[str, ...], ...]
+"""For each dimension, the axes that it is split over, outermost first; () where it is whole."""
+
+_HOW_TO_WRITE = 'write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"'
+
+
+class PartitionError(ValueError):
+    """A text that is no PartitionSpec; `what` says why, `write` what to write instead."""
+
+    def __init__(self, what: str, write: str = _HOW_TO_WRITE) -> None:
+        super().__init__(what)
+        self.what = what
+        self.write = write
+
+
+def parse(text: str) -> Partition | None:
+    """Reads the text of a PartitionSpec; None for "unspecified". Raises PartitionError."""
+    if text == UNSPECIFIED:
+        return None
+    try:
+        node = expressions.parse(text)
+    except ValueError:
+        raise PartitionError(f'"{text}" is not a partition spec') from None
+    match node:
+        case ast.Call(func=ast.Name(id="P" | "PartitionSpec"), args=entries, keywords=[]):
+            partition = tuple(_axes(text, entry) for entry in entries)
+        case _:
+            raise PartitionError(f'"{text}" is not a partition spec')
+    seen: set[str] = set()
+    for axis in (axis for axes in partition for axis in axes):
+        if axis in seen:
+            raise PartitionError(f'"{text}": the axis "{axis}" is used twice', "split one dimension over an axis")
+        seen.add(axis)
+    return partition
+
+
+def write(partition: Partition | None) -> str:
+    """The one spelling of a partition; `parse` gives back an equal one."""
+    if partition is None:
+        return UNSPECIFIED
+    return f"P({', '.join(map(_entry, partition))})"
+
+
+def _entry(axes: tuple[str, ...]) -> str:
+    match axes:
+        case ():
+            return "None"
+        case (axis,):
+            return axis
+    return f"({', '.join(axes)})"
+
+
+def _axes(text: str, node: ast.expr) -> tuple[str, ...]:
+    match node:
+        case ast.Constant(value=None):
+            return ()
+        case ast.Constant(value=str() as name) | ast.Name(id=name):
+            return (name,)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return _joined(_axes(text, element) for element in elements)
+    raise PartitionError(f'"{text}": {ast.unparse(node)} is not the name of an axis')
+
+
+def _joined(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(axis for part in parts for axis in part)

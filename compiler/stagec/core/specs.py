@@ -1,0 +1,275 @@
+"""Slices of a manifest: all that one action learns about it.
+
+The planner writes them, actions read them, as canonical JSON. A slice holds what can change the bytes of its artifact
+and nothing else, so that editing one function rebuilds that function alone. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from stagec.core.errors import Problem, StagecError
+
+Scalar = str | bool | int | float
+CompilerOption = Scalar | bytes
+"""The value of a compiler option; bytes are those of `fdo_profile` alone."""
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+"""Operations with which devices exchange arrays, by XLA's names, sorted."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """The slice of an export action; the fields are the keys of `[functions.NAME]`."""
+
+    name: str
+    """Name of the function; several signatures of it have one name, and a variant each."""
+    manifest: str
+    """Path of the manifest, relative to the workspace; files that `args` names are relative to its folder."""
+    entry: str
+    """`package.module:attribute`, or the path of a StableHLO file relative to the manifest's folder."""
+    args: Sequence[Any]
+    """A tree of avals in canonical spelling for each positional argument; empty where `avals` is given."""
+    kwargs: Mapping[str, Any]
+    avals: str | None
+    """`package.module:attribute` of the function that returns the arguments; None where they are written."""
+    platforms: Sequence[str]
+    """Platforms of the portable artifact, in the order of its platform index; never empty."""
+    constraints: Sequence[str]
+    """Constraints on symbolic dimensions, in the form that jax.export accepts."""
+    static: Mapping[str, Any]
+    donate_argnums: Sequence[int]
+    donate_argnames: Sequence[str]
+    keep_unused: bool
+    inline: bool
+    enable_x64: bool
+    vjp_order: int
+    variant: str = ""
+    """Name of the variant whose static values `static` has; "" for a function without variants."""
+    mesh: Sequence[Sequence[Any]] = ()
+    """Name and size of each axis of the mesh, in order; empty without a mesh."""
+    in_shardings: Any = None
+    """A prefix of the tree of positional arguments whose leaves are texts for `partitions.parse`; None: not given."""
+    out_shardings: Any = None
+    """The same for the result."""
+    disabled_checks: Sequence[str] = ()
+    """Safety checks of jax.export to switch off: "platform"; custom calls stand in `allow_custom_calls`."""
+    allow_custom_calls: Sequence[str] = ()
+    """Targets of custom calls that the module may have although stagec does not know them."""
+    matmul_precision: str | None = None
+    """A value of jax_default_matmul_precision; None: JAX's own default."""
+    padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Dimension -> "fill" and "mask": what a loader fills up. It changes no byte of the artifact."""
+    bind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Argument -> "file" and "prefix": the weights that a loader passes. It changes no byte of the artifact."""
+    golden: Mapping[str, Any] = field(default_factory=dict)
+    """Empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store.
+
+    No byte of the artifact differs.
+    """
+    devices: Sequence[Mapping[str, Any]] = ()
+    """The devices of the targets that are no CPUs, each once, as `jax_device` of a target has them. What JAX lowers for
+    one may be another module than that of the portable artifact."""
+    plugins: Sequence[str] = ()
+    """Platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic."""
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the entry is a StableHLO file."""
+        return ":" not in self.entry
+
+    @property
+    def artifact(self) -> str:
+        """What the artifacts are called: the function's name, and `-VARIANT` where it has variants."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    @property
+    def key(self) -> str:
+        """The key of the function in its manifest, or of its variant."""
+        return f"functions.{self.name}.variants.{self.variant}" if self.variant else f"functions.{self.name}"
+
+    def problem(self, key: str, what: str, write: str = "") -> StagecError:
+        """Return the error that says what is wrong at `key` of this function; "" is the function itself."""
+        place = self.key if not key or key.startswith("static") else f"functions.{self.name}"
+        return StagecError(Problem(self.manifest, f"{place}{key and '.'}{key}", what, write))
+
+    def unknown_custom_calls(self, names: Sequence[str]) -> StagecError:
+        """Return the error for custom calls that nobody is known to provide."""
+        what = f"custom calls that neither JAX nor jaxlib provides: {', '.join(names)}"
+        listed = ", ".join(f'"{name}"' for name in names)
+        write = f"write allow_custom_calls = [{listed}], and register them where the artifact is loaded"
+        return self.problem("", what, write)
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """A CPU to compile for: a `[targets.NAME]` table with platform "cpu"."""
+
+    name: str
+    isa: str
+    """The instruction set that the code may use, by XLA's name."""
+    parallelism: int
+    """Into how many partitions XLA may split an operation."""
+    compiler_options: Mapping[str, CompilerOption]
+    """XLA flags without their dashes, and the others that `backends.options` knows."""
+    platform: Literal["cpu"] = "cpu"
+
+    def told(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"cpu {self.isa}", f"parallelism {self.parallelism}"]
+
+    def jax_device(self) -> None:
+        """JAX lowers the same for every CPU."""
+
+
+_MEGACORE = frozenset({"TPU v4", "TPU v5"})
+"""Kinds of TPUs of which both TensorCores of a chip are one device."""
+
+
+@dataclass(frozen=True)
+class TpuTarget:
+    """TPUs to compile for: a `[targets.NAME]` table with platform "tpu"."""
+
+    name: str
+    topology: str
+    """Generation and chips along each axis, such as "v5e:2x2"."""
+    chips_per_host: str
+    """Chips of one host along each axis, such as "2x4"; "" is 2x2."""
+    slices: int
+    """How many slices of that topology."""
+    figures: Mapping[str, Any]
+    """Fields of `hardware.tpu_topologies.Generation`: what a chip is."""
+    compiler_options: Mapping[str, CompilerOption]
+    platform: Literal["tpu"] = "tpu"
+
+    def told(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"tpu {self.topology}", *([f"{self.slices} slices"] if self.slices > 1 else [])]
+
+    def jax_device(self) -> dict[str, Any]:
+        """Return the platform, and what JAX and kernels ask of a device, by the names of `jax.Device`."""
+        kind = self.figures["device_kind"]
+        return {"platform": self.platform, "device_kind": kind, "num_cores": 2 if kind in _MEGACORE else 1}
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """NVIDIA devices to compile for: a `[targets.NAME]` table with platform "cuda"."""
+
+    name: str
+    device: str
+    """Short name of the device, such as "h100-sxm", or the file that describes it."""
+    topology: str
+    """Partitions x hosts x devices of each host, such as "1x1x8"."""
+    figures: Mapping[str, Scalar]
+    """Fields of `hardware.cuda_devices.Device`: the device in full."""
+    compiler_options: Mapping[str, CompilerOption]
+    autotuning: str = ""
+    """The file with results of autotuning, by its path relative to the manifest's folder; "" without one."""
+    autotuning_results: str = ""
+    """What is in that file (`hardware.autotuning`)."""
+    platform: Literal["cuda"] = "cuda"
+
+    def told(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"cuda {self.device}", *([self.topology] if self.topology != "1x1x1" else [])]
+
+    def jax_device(self) -> dict[str, Any]:
+        """Return the platform, and what JAX and kernels ask of a device, by the names of `jax.Device`."""
+        return {
+            "platform": self.platform,
+            "device_kind": self.figures["name"],
+            "core_count": self.figures["core_count"],
+            "compute_capability": str(self.figures["compute_capability"]).rstrip("af"),
+        }
+
+
+TargetSpec: TypeAlias = CpuTarget | TpuTarget | CudaTarget
+"""Hardware to compile for."""
+_TARGETS: Mapping[str, type[TargetSpec]] = {"cpu": CpuTarget, "tpu": TpuTarget, "cuda": CudaTarget}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an executable may take; None: no limit. They change no byte of it."""
+
+    key: str = ""
+    """Key path of the table in the manifest; "" without one."""
+    peak_memory: int | None = None
+    """Bytes on one device."""
+    flops: int | None = None
+    bytes_accessed: int | None = None
+    collectives: int | Mapping[str, int] | None = None
+    """How often devices exchange arrays; or how often in one way, for some of `COLLECTIVES`."""
+    executable_size: int | None = None
+    """Bytes of the file."""
+    compile_time: float | None = None
+    """Seconds; advice only."""
+    allow_unknown: bool = False
+    """Whether a figure that is not known is within its limit."""
+
+
+@dataclass(frozen=True)
+class ExecutableSpec:
+    """The slice of a compile action."""
+
+    function: str
+    manifest: str
+    """Path of the manifest, relative to the workspace."""
+    target: TargetSpec
+    bucket: Mapping[str, int]
+    """A size for each symbolic dimension; empty for a function without buckets."""
+    variant: str = ""
+    """Name of the variant; "" for a function without variants."""
+    limits: Limits = Limits()
+
+    @property
+    def key(self) -> str:
+        """The key of the function in its manifest, or of its variant."""
+        return f"functions.{self.function}.variants.{self.variant}" if self.variant else f"functions.{self.function}"
+
+
+def to_json(spec: object) -> str:
+    """Return canonical JSON of a plain value or a dataclass: equal values have equal text. No newline at the end."""
+    value = asdict(spec) if hasattr(spec, "__dataclass_fields__") else spec  # type: ignore[call-overload]
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def function_spec(text: str) -> FunctionSpec:
+    """Read the slice of an export action. Raises ValueError when the text is something else."""
+    return _build(FunctionSpec, json.loads(text))
+
+
+def executable_spec(text: str) -> ExecutableSpec:
+    """Read the slice of a compile action. Raises ValueError when the text is something else."""
+    data = json.loads(text)
+    target = data.get("target") if isinstance(data, dict) else None
+    if target:
+        data = {**data, "target": target_spec(target), "limits": _build(Limits, data.get("limits"))}
+    return _build(ExecutableSpec, data)
+
+
+def target_spec(data: Any) -> TargetSpec:
+    """Read a target by its platform. Raises ValueError when it is something else."""
+    kind = _TARGETS.get(str(data.get("platform"))) if isinstance(data, dict) else None
+    if kind is None:
+        raise ValueError("not a target")
+    return _build(kind, data)
+
+
+def _build(kind: type[T], data: Any) -> T:
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    if not isinstance(data, dict) or set(data) != names:
+        raise ValueError(f"not a {kind.__name__}")
+    return kind(**data)

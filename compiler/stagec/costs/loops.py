@@ -1,0 +1,202 @@
+"""How often the loops of an optimized program turn.
+
+XLA notes it where it has found out: `known_trip_count` in the text of a `while`, on CPUs and NVIDIA devices. XLA:TPU
+drops the note, so the numbers are followed here: a loop turns a known number of times if its condition compares an
+element of its state with a constant, and its body adds a constant to that element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from stagec.costs.hlo import Computation, Instruction, Program
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION, _BODY = re.compile(r" condition=%([\w.-]+)"), re.compile(r" body=%([\w.-]+)")
+_DIRECTION = re.compile(r" direction=([A-Z]{2})")
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+_SCALAR = re.compile(r"[su]\d+\[\]")
+_SAME = ("copy", "bitcast", "convert", "reshape", "copy-done", "copy-start", "opt-barrier")
+"""What passes a number on ..."""
+_PASSED = ("get-tuple-element", "parameter", "copy", "copy-done", "copy-start", "bitcast")
+"""... and what passes on arrays, which may be elements of a loop's state that no turn changes."""
+_DEEPEST = 200
+"""Instructions after which a number is followed no further."""
+
+
+class Element(NamedTuple):
+    """A number that a turn of a loop begins with, and what has been added to it. at: which one of the loop's state."""
+
+    at: int
+    added: int = 0
+
+
+Number: TypeAlias = int | Element | None
+"""What is known of a scalar: its value, that it is an element of the loop's state, or nothing."""
+
+
+class Scope:
+    """The instructions of a computation, where it is called: what is known of their numbers.
+
+    outer, operands: who calls it, and with which instructions; None and none for the program itself.
+    state: what is known of the elements of its one parameter, a tuple, where it is the body of a loop.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        computation: str,
+        outer: Scope | None = None,
+        operands: Sequence[str] = (),
+        state: Sequence[Number] | None = None,
+    ) -> None:
+        self.program, self.outer, self.operands, self.state = program, outer, operands, state
+        self.computation: Computation = program.computations[computation]
+        self._numbers: dict[str, Number] = {}
+        self._constants: dict[str, frozenset[int]] = {}
+
+    def number(self, name: str, depth: int = 0) -> Number:
+        """Return what is known of a number, or of an array that is the same as an element of the state."""
+        if name not in self._numbers:
+            one = self.computation.instructions[name]
+            self._numbers[name] = self._number(one, depth) if depth < _DEEPEST else None
+        return self._numbers[name]
+
+    def _number(self, one: Instruction, depth: int) -> Number:
+        if one.opcode not in _PASSED and not _SCALAR.match(one.type):
+            return None
+        match one.opcode:
+            case "constant":
+                return one.number
+            case "get-tuple-element" if one.number is not None:
+                return self.element(one.operands[0], one.number, depth + 1)
+            case "parameter" if self.outer and self.operands and one.number is not None:
+                return self.outer.number(self.operands[one.number], depth + 1)
+            case "fusion" | "call":
+                inside = Scope(self.program, one.called, self, one.operands)
+                return inside.number(inside.computation.root.name, depth + 1)
+            case "add" | "subtract":
+                left, right = (self.number(operand, depth + 1) for operand in one.operands)
+                return _sum(left, right) if one.opcode == "add" else _sum(left, _negative(right))
+            case opcode if opcode in _SAME:
+                return self.number(one.operands[0], depth + 1)
+        return None
+
+    def element(self, name: str, index: int, depth: int = 0) -> Number:
+        """Return what is known of an element of a tuple."""
+        one = self.computation.instructions[name]
+        if depth >= _DEEPEST:
+            return None
+        match one.opcode:
+            case "tuple":
+                return self.number(one.operands[index], depth + 1)
+            case "parameter" if self.state is not None:
+                return self.state[index] if index < len(self.state) else None
+            case "parameter" if self.outer and self.operands and one.number is not None:
+                return self.outer.element(self.operands[one.number], index, depth + 1)
+            case "fusion" | "call":
+                inside = Scope(self.program, one.called, self, one.operands)
+                return inside.element(inside.computation.root.name, index, depth + 1)
+            case "while" if index in self._constant(one):
+                return self.element(one.operands[0], index, depth + 1)
+            case "opt-barrier" | "copy":
+                return self.element(one.operands[0], index, depth + 1)
+        return None
+
+    def loop(self, one: Instruction, varying: bool = False) -> tuple[Scope, Scope]:
+        """Return condition and body of a `while`; of their numbers is known what is the same in all turns.
+
+        varying: whether other elements of the state stand for themselves.
+        """
+        constant, begun = self._constant(one), one.operands[0]
+        state = [
+            self.element(begun, i) if i in constant else Element(i) if varying else None for i in range(_elements(one))
+        ]
+        condition, body = _parts(one)
+        return Scope(self.program, condition, state=state), Scope(self.program, body, state=state)
+
+    def turns(self, one: Instruction) -> int | None:
+        """Return how often the body of a `while` runs; None where that is decided while it runs."""
+        noted = _KNOWN.search(one.attributes)
+        if noted:
+            return int(noted[1])
+        condition, body = self.loop(one, varying=True)
+        compared = condition._comparison(condition.computation.root.name)
+        if compared is None:
+            return None
+        direction, left, right = compared
+        if isinstance(left, int):
+            left, right, direction = right, left, _MIRRORED[direction]
+        if not isinstance(left, Element) or not isinstance(right, int):
+            return None
+        start = self.element(one.operands[0], left.at)
+        step = body.element(body.computation.root.name, left.at)
+        if not isinstance(start, int) or not isinstance(step, Element) or step.at != left.at:
+            return None
+        return _turns(direction, start + left.added, right, step.added)
+
+    def _constant(self, one: Instruction) -> frozenset[int]:
+        """Which elements of the state of a `while` no turn changes."""
+        if one.name not in self._constants:
+            body = Scope(self.program, _parts(one)[1], state=[Element(i) for i in range(_elements(one))])
+            root = body.computation.root
+            results = enumerate(root.operands if root.opcode == "tuple" else ())
+            self._constants[one.name] = frozenset(i for i, name in results if body.number(name) == Element(i))
+        return self._constants[one.name]
+
+    def _comparison(self, name: str, depth: int = 0) -> tuple[str, Number, Number] | None:
+        """What an instruction compares, and how."""
+        one = self.computation.instructions[name]
+        if depth > _DEEPEST:
+            return None
+        if one.opcode in ("fusion", "call"):
+            inside = Scope(self.program, one.called, self, one.operands)
+            return inside._comparison(inside.computation.root.name, depth + 1)
+        if one.opcode in _SAME:
+            return self._comparison(one.operands[0], depth + 1)
+        direction = _DIRECTION.search(one.attributes) if one.opcode == "compare" else None
+        if direction is None or direction[1] not in _MIRRORED:
+            return None
+        left, right = map(self.number, one.operands)
+        return direction[1], left, right
+
+
+def _turns(direction: str, start: int, end: int, step: int) -> int | None:
+    """How often `start`, which grows by `step`, compares with `end`; None where it never ends but by overflow."""
+    if direction in ("GT", "GE"):
+        direction, start, end, step = direction.replace("G", "L"), -start, -end, -step
+    if direction == "NE":
+        return (end - start) // step if step and (end - start) % step == 0 and (end - start) // step >= 0 else None
+    end += direction == "LE"
+    if start >= end:
+        return 0
+    return -((start - end) // step) if step > 0 else None
+
+
+def _sum(left: Number, right: Number) -> Number:
+    match left, right:
+        case int(), int():
+            return left + right
+        case Element(), int():
+            return left._replace(added=left.added + right)
+        case int(), Element():
+            return right._replace(added=left + right.added)
+    return None
+
+
+def _negative(number: Number) -> Number:
+    return -number if isinstance(number, int) else None
+
+
+def _parts(one: Instruction) -> tuple[str, str]:
+    condition, body = _CONDITION.search(one.attributes), _BODY.search(one.attributes)
+    assert condition is not None
+    assert body is not None
+    return condition[1], body[1]
+
+
+def _elements(one: Instruction) -> int:
+    """How many elements the state of a `while` has at most; more where some are tuples, which is of no harm."""
+    return one.type.count("[") + 1

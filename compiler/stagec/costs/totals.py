@@ -1,0 +1,156 @@
+"""What a run of an optimized program costs one device: operations, bytes of memory, and exchanges with other devices.
+
+XLA's own figures count the body of a loop once; here it counts as often as it runs (`loops`). Of a conditional the
+larger branch counts, for each figure by itself. A figure is None where it depends on what is not known: how often a
+loop turns, or what a custom call does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from stagec.costs import accesses, collectives, hlo, operations
+from stagec.costs.collectives import Exchange
+from stagec.costs.hlo import Instruction
+from stagec.costs.loops import Scope
+
+Figures: TypeAlias = dict[tuple[str, ...], float | None]
+"""Figures by name, those of collectives by kind and name; None where not known. What is not there is 0."""
+_FREE = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run of a program costs one device.
+
+    flops: operations (`operations`). bytes: read from main memory and written to it (`accesses`). seconds: that links
+    are busy at least; None also where they are not known. collectives: kind -> "count", how often; "bytes" of the
+    arrays; and "sent_bytes" of a device. unknown: what figures that are None depend on, as a person knows it.
+    """
+
+    flops: float | None
+    bytes: float | None
+    seconds: float | None
+    collectives: Mapping[str, Mapping[str, float | None]]
+    unknown: tuple[str, ...]
+
+
+def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) -> Cost:
+    """Return what a program costs.
+
+    text: the optimized HLO. devices: on how many it runs. seconds: how long links need for an exchange; None where that
+    is not known.
+    """
+    program = hlo.parse(text)
+    counter = _Counter(devices, seconds)
+    figures = counter.computation(Scope(program, program.entry)) if program.entry else {}
+    kinds: dict[str, dict[str, float | None]] = {}
+    for key in sorted(key for key in figures if len(key) > 1):
+        kinds.setdefault(key[0], {})[key[1]] = figures[key]
+    flops, bytes_, busy = (figures.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
+    return Cost(flops, bytes_, busy, kinds, tuple(counter.unknown))
+
+
+class _Counter:
+    """Counts computations. unknown: what it came across, by its name for a person."""
+
+    def __init__(self, devices: int, seconds: Callable[[Exchange], float | None]) -> None:
+        self.devices, self.unknown = devices, dict[str, None]()
+        self._seconds = seconds
+        self._exchanges: dict[Exchange, Figures] = {}
+        self._applied: dict[str, int | None] = {}
+
+    def computation(self, scope: Scope, chains: set[str] | None = None) -> Figures:
+        """Return the figures of a computation. chains: of exchanges that were counted; None where it is no fusion's."""
+        total: Figures = {}
+        found = set[str]() if chains is None else chains
+        for one in scope.computation.instructions.values():
+            if one.opcode not in _FREE:
+                _add(total, self._instruction(one, scope, found, chains is not None))
+        return total
+
+    def _instruction(self, one: Instruction, scope: Scope, chains: set[str], fused: bool) -> Figures:
+        program, computation = scope.program, scope.computation
+        match one.operation:
+            case "while":
+                return self._loop(one, scope)
+            case "conditional":
+                branches = [(name, given) for name, given in one.branches if name in program.computations]
+                return _largest(self.computation(Scope(program, name, scope, (given,))) for name, given in branches)
+            case "fusion":
+                figures = self.computation(Scope(program, one.called, scope, one.operands), chains)
+                return figures if fused else figures | {BYTES: accesses.accessed(one, computation, program)}
+            case "call" | "async" if one.called in program.computations:
+                return self.computation(Scope(program, one.called, scope, one.operands))
+        figures = {FLOPS: self._flops(one, scope)}
+        if not fused:
+            figures[BYTES] = accesses.accessed(one, computation, program)
+        if figures[FLOPS] is None:
+            figures[BYTES] = None
+        exchange = collectives.exchange(one, computation, fused)
+        if exchange and not (exchange.chain and exchange.chain in chains):
+            chains.add(exchange.chain)
+            _add(figures, self._exchange(exchange))
+        return figures
+
+    def _loop(self, one: Instruction, scope: Scope) -> Figures:
+        turns = scope.turns(one)
+        condition, body = scope.loop(one)
+        figures = _times(self.computation(body), turns)
+        _add(figures, _times(self.computation(condition), None if turns is None else turns + 1))
+        if None in figures.values() and turns is None:
+            self.unknown[f"how often the loop {one.model_name or one.name} turns"] = None
+        return figures
+
+    def _flops(self, one: Instruction, scope: Scope) -> int | None:
+        operands = [scope.computation.instructions[name].type for name in one.operands]
+        flops = operations.flops(one, operands, lambda: self._applied_flops(one.called, scope))
+        if flops is None:
+            target = operations.TARGET.search(one.attributes)
+            self.unknown[f"what {target[1] if target else one.name} computes"] = None
+        return flops
+
+    def _applied_flops(self, name: str, scope: Scope) -> int | None:
+        """The operations of a computation of scalars, such as a reduction applies."""
+        if name not in self._applied:
+            found = self.computation(Scope(scope.program, name), set()).get(FLOPS, 0)
+            self._applied[name] = None if found is None else int(found)
+        return self._applied[name]
+
+    def _exchange(self, exchange: Exchange) -> Figures:
+        if exchange not in self._exchanges:
+            if not exchange.among:
+                self.unknown[f"which devices exchange arrays in an {exchange.kind}"] = None
+            self._exchanges[exchange] = {
+                SECONDS: self._seconds(exchange) if exchange.among else None,
+                (exchange.kind, "count"): 1,
+                (exchange.kind, "bytes"): exchange.bytes,
+                (exchange.kind, "sent_bytes"): collectives.sent_bytes(exchange, self.devices)
+                if exchange.among
+                else None,
+            }
+        return self._exchanges[exchange]
+
+
+def _add(total: Figures, figures: Figures) -> None:
+    """Add figures to those of `total`."""
+    for key, value in figures.items():
+        before = total.get(key, 0)
+        total[key] = None if before is None or value is None else before + value
+
+
+def _times(figures: Figures, times: int | None) -> Figures:
+    """Figures of what runs several times; those that are 0 stay 0, however often."""
+    return {key: value and (None if times is None else value * times) for key, value in figures.items()}
+
+
+def _largest(branches: Iterable[Figures]) -> Figures:
+    """For each figure the largest of all branches."""
+    found: dict[tuple[str, ...], list[float | None]] = {}
+    for figures in branches:
+        for key, value in figures.items():
+            found.setdefault(key, []).append(value)
+    return {k: None if None in values else max(v for v in values if v is not None) for k, values in found.items()}

@@ -1,0 +1,171 @@
+"""Bundles: a mapping of functions, each of which runs what selection chooses for this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from jaxlib import _jax
+
+from stagec.bundle.archive import Archive
+from stagec.core.avals import Aval, parse_aval, physical
+from stagec.core.node_types import NodeTypes, Types
+from stagec.core.refusal import CallError, LoadError
+from stagec.loader.function import Compile, Function, Loaded
+from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
+from stagec.pjrt import compatibility, host
+from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.weights import Weights
+
+
+class Bundle(Mapping[str, Function]):
+    """The functions of a bundle by name.
+
+    name, version: as in the manifest.
+    target: the most demanding target whose executables run here; "" if there is none, and calls compile.
+
+    `stagec.load` makes it. `bundle["predict"](params, x)` calls a function. `close`, or the end of a `with` statement,
+    unloads it.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        target: str | None = None,
+        types: Types | None = None,
+        policy: Policy = "allow_compile",
+        devices: Sequence[_jax.Device] = (),
+        compiler: Compile | None = None,
+        selected_only: bool = True,
+        locations: bool = True,
+        map_weights: bool = True,
+    ) -> None:
+        """See `stagec.load`.
+
+        archive: the bundle's file; closed with the bundle.
+        compiler: what compiles a portable artifact; None: nothing is compiled.
+        selected_only: whether a bundle of which nothing runs here is refused.
+        locations: whether the files with source locations beside the bundle are read, which nobody signs.
+        """
+        if policy not in POLICIES:
+            raise ValueError(f"policy is {policy!r}; write {' or '.join(map(repr, POLICIES))}")
+        refusal = compatibility.refusal()
+        if refusal:
+            raise LoadError("jaxlib-version", refusal)
+        index = archive.index
+        self.name: str = index["name"]
+        self.version: str = index["version"]
+        targets = index["targets"]
+        if target is not None and target not in targets:
+            raise LoadError(
+                "no-target", f"{archive.path}: no target {target!r}; the bundle has {', '.join(targets) or 'none'}"
+            )
+        self._loaded = Loaded(
+            archive,
+            archive.path,
+            self.name,
+            host.describe(devices),
+            Asked(
+                target,
+                targets[target]["platform"] if target else None,
+                policy if compiler else "executable_only",
+                len(devices) or None,
+            ),
+            NodeTypes(types),
+            Weights(archive, map_weights),
+            tuple(devices),
+            compiler,
+            locations,
+        )
+        self._functions: dict[str, Function] = {}
+        self._signatures: dict[str, Function] = {}
+        for name, entry in index["functions"].items():
+            function = self._signatures[name] = Function(name, self._loaded, name)
+            if entry["variant"]:
+                family = self._functions.setdefault(entry["function"], Function(entry["function"], self._loaded))
+                family.add_variant(entry["variant"], function)
+            else:
+                self._functions[name] = function
+        selections = self.selections()
+        if selected_only and selections and not any(selection.chosen for selection in selections):
+            raise nearest_refusal(selections, archive.path)
+        used = {selection.chosen.offer.target for selection in selections if selection.chosen}
+        self.target: str = next((name for name in reversed(targets) if name in used), "")
+
+    def select(
+        self,
+        function: str,
+        shapes: Sequence[Any] | None = None,
+        devices: Sequence[_jax.Device] | None = None,
+        **kwargs: Any,
+    ) -> Selection:
+        """Return every candidate for a call of `function`, and why the loader takes it or not. It loads nothing.
+
+        function: its name, or `FUNCTION-VARIANT`.
+        shapes: the positional arguments, as trees of arrays, or of avals as in manifests ("f32[8,64]"). None: of any
+            shapes.
+        devices: to run on. None: those of the bundle.
+        kwargs: the keyword arguments, in the same form.
+        Raises KeyError if there is no such function, CallError if structure or dtype of the arguments differ.
+        """
+        if function not in self._signatures and function in self._functions:
+            variants = ", ".join(f"{function}-{name}" for name in self._functions[function].variants)
+            raise CallError("static", f"{function} has variants; ask one of them: {variants}")
+        asked = self._signatures[function]
+        flat = None if shapes is None else asked.shapes_of(tuple(map(_arrays, shapes)), _arrays(kwargs))
+        return asked.select(flat, devices)
+
+    def selections(self) -> list[Selection]:
+        """Return the candidates for each signature of each function, of any shapes."""
+        return [function.select() for function in self._signatures.values()]
+
+    def close(self) -> None:
+        """Unload the bundle: close the file, and drop the executables. Later calls raise CallError ("closed").
+
+        Calls that run in other threads end normally, and their results stay valid.
+        """
+        with self._loaded.lock:
+            self._loaded.archive = None
+            self._loaded.weights.release()
+            for function in self._signatures.values():
+                function.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Function:
+        return self._functions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def __repr__(self) -> str:
+        return f"Bundle({self.name} {self.version}, target {self.target}: {', '.join(self)})"
+
+
+def _arrays(tree: Any) -> Any:
+    """Return a tree with an array, which takes no memory, for each aval that is written as text."""
+    match tree:
+        case str():
+            return _zeros(parse_aval(tree))
+        case dict():
+            return {key: _arrays(value) for key, value in tree.items()}
+        case list():
+            return [_arrays(value) for value in tree]
+        case tuple():
+            return tuple(map(_arrays, tree))
+    return tree
+
+
+def _zeros(aval: Aval) -> Any:
+    return np.broadcast_to(np.zeros((), dtype_of(aval)), tuple(map(int, physical(aval).shape)))

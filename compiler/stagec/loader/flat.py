@@ -1,0 +1,80 @@
+"""Flat calls: a function bound to one executable, from the leaves of its arguments to those of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stagec.core.avals import Aval
+from stagec.core.refusal import CallError
+from stagec.loader.selection import Shapes
+from stagec.pjrt.arrays import Array
+from stagec.pjrt.calling_convention import Signature
+from stagec.pjrt.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
+
+if TYPE_CHECKING:
+    from stagec.loader.function import Loaded
+
+
+class Flat:
+    """What `Function.flat` returns: call it with the leaves of `(args, kwargs)`, in the order of `paths`.
+
+    Leaves are numpy arrays, or device arrays; results are device arrays, in a list, whatever the leaves are. Nothing is
+    looked up: there is one executable, and its containers, buckets and devices are known. What XLA does not check is:
+    number, dtype and shape of the leaves, and whether one was donated. A call raises CallError ("structure", "dtype",
+    "shape", "deleted", "closed").
+
+    paths: where each leaf has its place in the arguments, as `args[0]['w']`.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        shapes: Shapes,
+        donate: bool,
+        loaded: Loaded,
+        locate: Callable[[Exception, Signature], None],
+    ) -> None:
+        """See `Function.flat`. shapes: of the leaves. loaded: the bundle. locate: adds the model's lines to errors."""
+        self.paths = tuple(signature.paths)
+        self._signature = signature
+        self._shapes = list(shapes)
+        self._donate = donate
+        self._loaded = loaded
+        self._locate = locate
+        self._prepared: dict[Kinds, Prepared] = {}
+
+    def __call__(self, *leaves: Any) -> list[Array]:
+        """Run the executable."""
+        if self._loaded.archive is None:
+            raise CallError("closed", f"{self._signature.name}: the bundle was closed")
+        kinds = kinds_of(leaves)
+        prepared = self._prepared.get(kinds)
+        try:
+            outputs = None if prepared is None else prepared.run(leaves)
+            return self._checked(leaves, kinds) if outputs is None else outputs
+        except RuntimeError as error:  # XLA's own
+            self._locate(error, self._signature)
+            raise
+
+    def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[Array]:
+        """Run the executable on leaves that no earlier call had the like of."""
+        if len(leaves) != len(self._shapes):
+            what = f"{self._signature.name}: {len(leaves)} arrays are given, {len(self._shapes)} are wanted"
+            raise CallError("structure", what)
+        arrays = self._signature.check_dtypes(leaves)
+        if [array.shape for array in arrays] != self._shapes:
+            raise self._refusal(arrays)
+        outputs = self._signature.call_on_device(arrays, self._donate)
+        prepared = self._signature.prepare(kinds, self._donate)
+        if prepared is not None and len(self._prepared) < MOST_KINDS:
+            self._prepared[kinds] = prepared
+        return outputs
+
+    def _refusal(self, arrays: Sequence[Any]) -> CallError:
+        triples = zip(self.paths, arrays, self._signature.description.in_avals, strict=True)
+        faults = [f"{p} is {Aval(a.dtype, x.shape)}, {a} is wanted" for p, x, a in triples if x.shape != a.shape]
+        return CallError("shape", f"{self._signature.name}: {'; '.join(faults)}")
+
+    def __repr__(self) -> str:
+        return f"Flat({self._signature.name}: {', '.join(map(str, self._signature.description.in_avals))})"

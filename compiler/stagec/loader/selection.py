@@ -1,0 +1,318 @@
+"""Selection: which part of a bundle runs here, and why the others do not.
+
+One pure function, `select`, over what a bundle offers and what is known of the process; loading, calls and
+`stagec explain-load` all ask it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from stagec.core.avals import Aval, evaluate_shape, physical
+from stagec.core.refusal import LoadError
+from stagec.pjrt.custom_calls import UNKNOWN
+from stagec.pjrt.host import Host
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""Shapes of the leaves of the arguments, flat."""
+Policy: TypeAlias = Literal["allow_compile", "executable_only"]
+POLICIES: tuple[Policy, ...] = ("allow_compile", "executable_only")
+
+CHOSEN, FITS = "chosen", "fits"
+_ORDER = (
+    "target",
+    "platform",
+    "device-kind",
+    "device-count",
+    "cpu-feature",
+    "jaxlib-version",
+    "plugin-version",
+    "custom-call",
+    "policy",
+    "expired",
+    "shape",
+)
+"""Codes of refusals, in the order in which they are looked for: of several executables the last is the nearest."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What may run: an executable, or the portable artifact, which is compiled first.
+
+    kind: "executable" or "exported". member: its name in the bundle.
+    platforms: one for an executable; in the order of preference.
+    nr_devices: None where it is not known before the artifact is read.
+    in_avals: the arguments of an executable, flat, as the module has them, with dimensions' names.
+    readable_until: the last day for which JAX promises to read the artifact; None where none is known.
+    """
+
+    kind: Literal["executable", "exported"]
+    member: str
+    platforms: tuple[str, ...]
+    target: str = ""
+    device_kind: str = ""
+    requires: tuple[str, ...] = ()
+    nr_devices: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    unknown_calls: tuple[str, ...] = ()
+    bucket: Mapping[str, int] = field(default_factory=dict)
+    in_avals: tuple[Aval, ...] = ()
+    readable_until: datetime.date | None = None
+
+    @functools.cached_property
+    def static_avals(self) -> tuple[Aval, ...]:
+        """What an executable takes, flat, with the sizes of its bucket."""
+        if not self.bucket:
+            return self.in_avals
+        return tuple(Aval(aval.dtype, evaluate_shape(aval.shape, self.bucket)) for aval in self.in_avals)
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        """The shapes that an executable takes; empty for a portable artifact."""
+        return shapes_of(self.static_avals) if self.kind == "executable" else ()
+
+
+class Candidate(NamedTuple):
+    """An offer and the verdict on it.
+
+    code: "chosen"; "fits", which would run were nothing before it; else the code of the refusal (`LoadError`).
+    reason: the same for people.
+    """
+
+    offer: Offer
+    code: str
+    reason: str
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the JSON form: one flat object."""
+        offer = self.offer
+        return {
+            "member": offer.member,
+            "kind": offer.kind,
+            "target": offer.target,
+            "platforms": list(offer.platforms),
+            "bucket": dict(offer.bucket),
+            "code": self.code,
+            "reason": self.reason,
+        }
+
+
+class Asked(NamedTuple):
+    """What the caller wants.
+
+    target: None: any. platform: of that target.
+    policy: whether a portable artifact may be compiled when no executable fits.
+    num_devices: how many devices the caller names; None: none. shapes: None: any.
+    """
+
+    target: str | None = None
+    platform: str | None = None
+    policy: Policy = "allow_compile"
+    num_devices: int | None = None
+    shapes: Shapes | None = None
+
+
+class BoundArray(NamedTuple):
+    """An array of an argument that the bundle has the data of.
+
+    path: of the argument, `args[0]['w']`. weight: `FILE:ARRAY`, as in the manifest.
+    aval: dtype and shape. bytes: in the bundle, and on each device that has it whole.
+    """
+
+    path: str
+    weight: str
+    aval: str
+    bytes: int
+
+
+class Selection(NamedTuple):
+    """The candidates for a function, in the order of preference, and which one is taken.
+
+    bound: the arrays that a call takes from the bundle unless the caller gives them.
+    """
+
+    function: str
+    candidates: tuple[Candidate, ...]
+    bound: tuple[BoundArray, ...] = ()
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate that runs; None where none fits."""
+        return next((candidate for candidate in self.candidates if candidate.code == CHOSEN), None)
+
+    def refusal(self, path: str) -> LoadError:
+        """Return why nothing in the bundle at `path` fits, with the code of the nearest miss."""
+        if not self.candidates:
+            return LoadError("no-target", f"{path}: the bundle has nothing to run for {self.function}")
+        executables = [c.code for c in self.candidates if c.offer.kind == "executable"]
+        code = max(executables or [c.code for c in self.candidates], key=_ORDER.index)
+        told = (f"{candidate.offer.target or 'compiling'}: {candidate.reason}" for candidate in self.candidates)
+        return LoadError(code, f"{path}: {self.function} cannot run here; {'; '.join(dict.fromkeys(told))}")
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "function": self.function,
+            "candidates": [candidate.to_plain() for candidate in self.candidates],
+            "bound": [array._asdict() for array in self.bound],
+        }
+
+    def as_text(self) -> str:
+        """Return a table for a person. Ends with a newline."""
+        lines = _table([(c.offer.member, c.code, c.reason) for c in self.candidates])
+        lines += _table([(f"{a.path} is {a.weight}", a.aval, f"{a.bytes:,} bytes") for a in self.bound])
+        return "\n".join([self.function, *lines]) + "\n"
+
+
+def nearest_refusal(selections: Iterable[Selection], path: str) -> LoadError:
+    """Return the refusal of the function that came nearest to running, the first of several.
+
+    selections: of the functions of the bundle at `path`, at least one; in none of them is a candidate chosen.
+    """
+    return max((selection.refusal(path) for selection in selections), key=lambda error: _ORDER.index(error.code))
+
+
+def shapes_of(avals: Sequence[Aval]) -> Shapes:
+    """Return the shapes of static avals."""
+    return tuple(tuple(map(int, aval.shape)) for aval in avals)
+
+
+def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) -> tuple[Offer, ...]:
+    """Return what a bundle has of one signature of a function, in the order of preference.
+
+    Accelerators come before the CPU, the most demanding target first, executables before the portable artifact.
+    in_avals: of the signature, as the index has them.
+    """
+    entry, targets = index["functions"][artifact], index["targets"]
+    module_avals = tuple(Aval(aval.dtype, aval.shape) for aval in map(physical, in_avals))
+    # The index lists targets from the least demanding to the most.
+    rank = {name: (target["platform"] != "cpu", i) for i, (name, target) in enumerate(index["targets"].items())}
+    found = [
+        Offer(
+            "executable",
+            executable["executable"],
+            (targets[executable["target"]]["platform"],),
+            target=executable["target"],
+            device_kind=targets[executable["target"]]["device_kind"],
+            requires=tuple(targets[executable["target"]]["requires"]),
+            nr_devices=executable["nr_devices"],
+            versions=executable["versions"],
+            unknown_calls=tuple(n for n, provider in executable["custom_calls"].items() if provider == UNKNOWN),
+            bucket=executable["bucket"],
+            in_avals=module_avals,
+        )
+        for executable in entry["executables"]
+    ]
+    found.sort(key=lambda offer: rank[offer.target], reverse=True)
+    # Without targets any accelerator comes before the CPU; with them, one that no target is for is not even looked at.
+    ordered = ["cpu", *(index["targets"][name]["platform"] for name in sorted(rank, key=lambda name: rank[name]))]
+    preference = {platform: 2 + i for i, platform in enumerate(ordered)} if rank else {}
+    portable = Offer(
+        "exported",
+        entry["exported"],
+        tuple(sorted(entry["platforms"], key=lambda platform: -preference.get(platform, platform != "cpu"))),
+        nr_devices=found[0].nr_devices if found else entry["nr_devices"],
+        versions=entry["versions"],
+        readable_until=_day(entry["readable_until"]),
+    )
+    return (*found, portable)
+
+
+def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) -> Selection:
+    """Return every offer with a verdict; the first that fits is chosen.
+
+    A portable artifact fits the shapes of the executables beside it, or any where there is none.
+    """
+    shapes = {offer.shapes for offer in offered if offer.kind == "executable"}
+    candidates = []
+    taken: Offer | None = None
+    for offer in offered:
+        code, reason = next(_faults(offer, host, asked, shapes), (FITS, ""))
+        if code == FITS and taken is not None:
+            reason = f"{taken.member} comes first"
+        elif code == FITS:
+            code, taken = CHOSEN, offer
+            reason = "runs as it is" if offer.kind == "executable" else "is compiled at the first call"
+        candidates.append(Candidate(offer, code, reason))
+    if asked.shapes is None and taken is not None and taken.kind == "executable":
+        # Buckets beside the chosen one run as well, each for its own shapes.
+        candidates = [
+            Candidate(c.offer, CHOSEN, "runs as it is") if c.code == FITS and c.offer.target == taken.target else c
+            for c in candidates
+        ]
+    return Selection(function, tuple(candidates))
+
+
+def usable_platform(offer: Offer, host: Host, asked: Asked) -> str | None:
+    """Return the first platform of an offer that is asked for and that this process has; None where it has none."""
+    wanted = [name for name in offer.platforms if asked.platform in (None, name)]
+    return next((name for name in wanted if not host.platforms[name].refusal), None)
+
+
+def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iterator[tuple[str, str]]:
+    """Yield what speaks against an offer, by `_ORDER`: code and sentence."""
+    if asked.target is not None and offer.target not in ("", asked.target):
+        yield "target", f"the target that was asked for is {asked.target}"
+    name = usable_platform(offer, host, asked)
+    if name is None:
+        wanted = [name for name in offer.platforms if asked.platform in (None, name)]
+        reasons = [host.platforms[name].refusal for name in wanted]
+        yield "platform", "; ".join(reasons) or f"it is for {', '.join(offer.platforms)}, not for {asked.platform}"
+        return
+    platform = host.platforms[name]
+    kinds = platform.device_kinds
+    if kinds and offer.device_kind and offer.device_kind not in kinds:
+        yield "device-kind", f"it is for {offer.device_kind}, here is {', '.join(sorted(set(kinds)))}"
+    available = asked.num_devices if asked.num_devices is not None else len(kinds) if kinds else None
+    if offer.nr_devices is not None and available is not None and available < offer.nr_devices:
+        where = "were named" if asked.num_devices is not None else "are here"
+        yield "device-count", f"it runs on {offer.nr_devices} devices, {available} {where}"
+    # What a CPU lacks for speed alone is no fault: `requires` has only flags without which the code must not run.
+    missing = sorted(set(offer.requires) - host.cpu_flags) if name == "cpu" else ()
+    if missing:
+        yield "cpu-feature", f"this machine's CPU has no {', '.join(missing)}"
+    if offer.kind == "executable":
+        made_with = offer.versions["jaxlib"]
+        if made_with != host.jaxlib:
+            yield "jaxlib-version", f"it was compiled with jaxlib {made_with}, here is {host.jaxlib}"
+        for package, have in platform.versions.items():
+            want = offer.versions.get(package, have)
+            if want != have:
+                yield "plugin-version", f"it was compiled with {package} {want}, here is {have}"
+        if offer.unknown_calls:
+            yield "custom-call", f"it calls {', '.join(offer.unknown_calls)}, which jaxlib does not have"
+        if asked.shapes is not None and asked.shapes != offer.shapes:
+            yield "shape", f"it is for {_sizes(offer)}"
+    else:
+        if asked.policy == "executable_only":
+            yield "policy", "compiling is not allowed (executable_only)"
+        # What made it reads it for ever.
+        elsewhere = offer.versions.get("jaxlib") != host.jaxlib
+        if elsewhere and offer.readable_until is not None and host.today > offer.readable_until:
+            yield "expired", f"JAX's promise to read it ended on {offer.readable_until}; build the bundle again"
+        if asked.shapes is not None and shapes and asked.shapes not in shapes:
+            yield "shape", "the shapes are in no bucket"
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    return [f"  {first:<{widths[0]}}  {second:<{widths[1]}}  {third}" for first, second, third in rows]
+
+
+def _day(text: str) -> datetime.date | None:
+    """Return the day that an index tells; None where it is not known."""
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _sizes(offer: Offer) -> str:
+    """Return the sizes that an executable is for: its bucket, or where it has none its arguments."""
+    if offer.bucket:
+        return ", ".join(f"{name} = {size}" for name, size in sorted(offer.bucket.items()))
+    return ", ".join(map(str, offer.static_avals))

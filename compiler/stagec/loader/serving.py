@@ -1,0 +1,102 @@
+"""Loading a bundle: the loader, tied to the compiler that it falls back to.
+
+The loader runs what was compiled, and knows no compiler. It is handed one here, which is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.bundle.archive import Archive
+from stagec.core.node_types import Types
+from stagec.core.refusal import CallError, LoadError
+from stagec.loader.bundle import Bundle
+from stagec.loader.selection import Policy, Shapes
+from stagec.pjrt.calling_convention import Convention, Interface
+from stagec.pjrt.executable import Executable
+
+if TYPE_CHECKING:
+    from stagec.bundle.attestation import Key
+
+
+def load(
+    path: str | Path,
+    target: str | None = None,
+    types: Types | None = None,
+    *,
+    policy: Policy = "allow_compile",
+    devices: Sequence[Any] = (),
+    keys: Sequence[Key] = (),
+    threshold: int = 1,
+    signature: str | Path | None = None,
+    map_weights: bool = True,
+) -> Bundle:
+    """Load a bundle (`name.aot`).
+
+    target: which of the bundle's targets to run. None: for each function, the most demanding one that runs here.
+    types: the model's types for results: classes (namedtuples, dataclasses, classes of flax and equinox), or a mapping
+        from the name under which a type is registered for serialization to the class or a `PyTreeNode`. Any other type
+        becomes a dict of its fields, or a tuple of its children if its fields are not known. None: the types that this
+        process has, because it imported their module or registered them with JAX. The loader imports no module of the
+        model, and does not import JAX.
+    policy: "allow_compile" runs the executables that fit. If none fits, it compiles the exported artifact at the first
+        call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
+    devices: of one platform, as `stagec.devices` lists them. A function for n devices runs on the first n, in this
+        order. Empty: those of the platform.
+    keys: the public keys that you trust: paths of PEM files, or their bytes. If you give any, the bundle must be
+        signed, and the loader checks this before it parses anything.
+    threshold: how many of the keys must have signed.
+    signature: path of the envelope with the signatures. None: `<path>.dsse.json`.
+    map_weights: map the arrays of bound arguments from the file. On CPUs, processes then share them, and nobody may
+        write into the file while one has it open. False: read them into memory.
+    Raises LoadError with a code if the file is missing, damaged, of another format, or has nothing for this machine
+    (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. It reads an executable,
+    and hands it to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
+    lines of the model, if `<manifest>.<function>.debug.mlir` is beside the bundle and you gave no keys: nobody signs
+    that file.
+    """
+    if keys:
+        from stagec.bundle import attestation
+
+        archive = attestation.open_signed(path, keys, threshold, signature)
+    else:
+        archive = Archive(path)
+    return Bundle(
+        archive, target, types, policy, devices, compile_exported, locations=not keys, map_weights=map_weights
+    )
+
+
+def explain(path: str | Path, target: str | None = None, policy: Policy = "allow_compile") -> Bundle:
+    """Return a bundle as `load` does, although nothing of it may run here: for its `select` and `selections`.
+
+    Raises LoadError when the file is missing, damaged or of another format.
+    """
+    return Bundle(Archive(path), target, None, policy, (), compile_exported, selected_only=False)
+
+
+def compile_exported(
+    serialized: bytes, platform: str, shapes: Shapes, devices: Sequence[Any]
+) -> tuple[Convention, Executable]:
+    """Compile a serialized `Exported` for arguments of these shapes, and load it on `devices` of `platform`.
+
+    Raises CallError ("shape") when the shapes do not fit, LoadError ("compile") when it cannot be read or compiled.
+    """
+    try:
+        from stagec.backends.compilation import CannotCompile
+        from stagec.stages.compiled import load_lowered
+        from stagec.stages.exported import Exported, NotExported
+        from stagec.stages.lowered import CannotLower, SizesDoNotFit, lower_exported
+    except ImportError as error:  # Bazel's library of the loader, //compiler:runtime, has no compiler
+        raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
+    try:
+        exported = Exported.deserialize(serialized)
+        lowered = lower_exported(exported, platform, exported.sizes(shapes))
+        executable = load_lowered(lowered, {}, devices[: lowered.nr_devices])
+    except SizesDoNotFit as error:
+        raise CallError("shape", str(error)) from error
+    except (ImportError, NotExported, CannotLower, CannotCompile) as error:
+        raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
+    flat = lowered.in_tree, lowered.flat_in_avals, lowered.out_tree, lowered.flat_out_avals
+    return Interface(*flat, lowered.kept_var_idx, lowered.donated), executable

@@ -1,0 +1,307 @@
+"""Arrays on devices: what a loaded function takes and gives where values are to stay there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxlib import _jax, xla_client
+
+from stagec.core.avals import DTYPES, Aval
+from stagec.core.node_types import children_by_jax
+from stagec.core.refusal import CallError
+from stagec.pjrt import clients
+from stagec.pjrt.shardings import Index, Sharding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class AbstractArray:
+    """What is known of an array without its values; jaxlib reads it as it reads JAX's avals.
+
+    shape, dtype: of the whole array. sharding: how it lies on devices.
+    """
+
+    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.sharding = sharding
+        self.weak_type = False
+
+
+@functools.lru_cache(maxsize=4096)
+def abstract_array(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> AbstractArray:
+    """Return the one object for all such arrays: calls tell by identity that an array is like the last one there."""
+    return AbstractArray(shape, dtype, sharding)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of an array that one device holds; fields are those of JAX's shards.
+
+    device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only; of an
+    array that is unreduced, an addend of them.
+    replica_id: 0 for the first device that holds the same data, 1 for the second, and so on.
+    """
+
+    device: _jax.Device
+    index: Index
+    replica_id: int
+    data: NDArray[Any]
+
+
+class Array:
+    """An array on devices; numpy reads it through `__array__`, and a loaded function takes it as an argument.
+
+    aval: shape, dtype and sharding.
+    """
+
+    __slots__ = ("_buffer", "aval")
+
+    def __init__(self, buffer: _jax.ArrayImpl, aval: AbstractArray) -> None:
+        self._buffer = buffer
+        self.aval = aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole array."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its elements."""
+        return self.aval.dtype
+
+    @property
+    def sharding(self) -> Sharding:
+        """How it lies on devices."""
+        return self.aval.sharding
+
+    def is_deleted(self) -> bool:
+        """Whether the buffer was given to a call that donates it; its values are gone."""
+        return bool(self._buffer.is_deleted())
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the values as a read-only array that shares the device's memory where numpy has the dtype.
+
+        Raises CallError ("deleted") when the array was donated to a call.
+        """
+        self._check()
+        (values,) = to_numpy([self])
+        return values
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The part that each device holds, in the order of the partitions. Raises CallError ("deleted")."""
+        self._check()
+        self._buffer.block_until_ready()
+        parts = self.sharding.parts(self.shape)
+        pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
+        return [
+            Shard(device, part.slices, parts[:i].count(part), _to_numpy(piece, self.dtype))
+            for i, (device, part, piece) in enumerate(zip(self.sharding.devices, parts, pieces, strict=True))
+        ]
+
+    def copy(self) -> Array:
+        """Return a copy on the same devices. Raises CallError ("deleted")."""
+        self._check()
+        copied = _jax.batched_copy_array_to_devices_with_sharding(
+            [self._buffer], [self.sharding.device_list], [self.sharding.xla], [_jax.ArrayCopySemantics.ALWAYS_COPY]
+        )
+        return Array(copied[0], self.aval)
+
+    def _check(self) -> None:
+        if self._buffer.is_deleted():
+            raise CallError("deleted", "this array was donated to a call; use the call's result")
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __repr__(self) -> str:
+        if self.is_deleted():
+            return f"Array(deleted, shape={self.shape}, dtype={self.dtype})"
+        return f"Array({self.numpy()!r})"
+
+
+def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
+    """Return the values of arrays, none of which was donated, as `Array.numpy` does; all are awaited at once."""
+    return reading([array.aval for array in arrays])([array._buffer for array in arrays])
+
+
+def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]]:
+    """Return what gives the values of buffers of these avals, as `to_numpy` does."""
+    if all(aval.sharding.spec is None and aval.dtype.isbuiltin == 1 for aval in avals):
+        return _read_memory
+    return lambda buffers: _read(buffers, avals)
+
+
+def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
+    """Return the values of buffers on one device, of dtypes that the buffer protocol has."""
+    _jax.batched_block_until_ready(buffers)
+    return [np.asarray(memoryview(buffer)) for buffer in buffers]
+
+
+def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
+    _jax.batched_block_until_ready(buffers)
+    return [
+        _to_numpy(buffer, aval.dtype) if aval.sharding.spec is None else _assembled(buffer, aval)
+        for buffer, aval in zip(buffers, avals, strict=True)
+    ]
+
+
+def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
+    """Return the values of an array that lies on several devices, and is ready.
+
+    What is unreduced is added up as XLA:CPU's own all-reduce does it: in order, narrow floats such as bfloat16 as f32.
+    """
+    parts, holders = aval.sharding.parts(aval.shape), aval.sharding.holders(aval.shape)
+    narrow = aval.dtype.isbuiltin != 1 and "float" in aval.dtype.name
+    summed = parts[holders[-1]].addend > 0
+    whole = np.empty(aval.shape, np.float32 if narrow and summed else aval.dtype)
+    for number in holders:
+        part, piece = parts[number], _to_numpy(buffer._arrays[number], aval.dtype)
+        if part.addend:
+            whole[part.slices] += piece
+        else:
+            whole[part.slices] = piece
+    whole = whole.astype(aval.dtype, copy=False)
+    whole.flags.writeable = False
+    return whole
+
+
+def _to_numpy(buffer: _jax.ArrayImpl, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the values of a buffer on one device, which is ready."""
+    if dtype.isbuiltin == 1:
+        return np.asarray(memoryview(buffer))
+    # The buffer protocol lacks the dtypes of ml_dtypes. jaxlib's own way has them, but imports jax if installed.
+    values, _ = buffer._single_device_array_to_np_array_did_copy()
+    return values  # type: ignore[no-any-return]
+
+
+def dtype_of(aval: Aval) -> np.dtype[Any]:
+    """Return numpy's dtype of the elements of `aval`; of a PRNG key, that of its words."""
+    name = DTYPES[aval.dtype].numpy_name
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # comes with jaxlib; imported for the models that need it
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+
+
+_SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
+
+
+def single_device(device: _jax.Device | None = None, memory_kind: str | None = None) -> Sharding:
+    """Return the sharding of arrays that are whole on `device`; None is the first device of `clients.devices()`."""
+    where = device or clients.devices()[0], memory_kind
+    return _SINGLE.get(where) or _SINGLE.setdefault(where, Sharding(where[:1], None, memory_kind))
+
+
+def put(values: NDArray[Any], sharding: Sharding, donated: bool = False) -> Array:
+    """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`."""
+    aval = abstract_array(values.shape, values.dtype, sharding)
+    return Array(placing(aval, donated)(sharding.pieces(values)), aval)
+
+
+def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
+    """Return what makes the buffer of an array of `aval`, as `put` does, from the pieces that the devices hold."""
+    xla, devices, place = aval.sharding.xla, aval.sharding.devices, _jax.batched_device_put
+    # XLA overwrites a donated buffer: it must never be the caller's memory. An accelerator reads it later than the CPU.
+    shared = not donated and devices[0].platform == "cpu"
+    kinds = xla_client.HostBufferSemantics
+    semantics = kinds.ZERO_COPY if shared else kinds.IMMUTABLE_ONLY_DURING_CALL
+    spec = aval.sharding.spec
+    if shared or spec is None or spec.is_replicated():
+        return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
+    return lambda pieces: place(aval, xla, _apart(pieces), devices, True, donated, semantics, True)
+
+
+def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    """Return pieces of which no two are the same memory.
+
+    Of an array that is split, `batched_device_put` copies none of those: RuntimeError, bad_function_call (0.10.1).
+    """
+    places = [piece.ctypes.data for piece in pieces]
+    pairs = zip(pieces, places, strict=True)
+    return [piece.copy() if place in places[:i] else piece for i, (piece, place) in enumerate(pairs)]
+
+
+def make_array_from_single_device_arrays(
+    shape: tuple[int, ...], sharding: Sharding, arrays: Sequence[NDArray[Any] | Array]
+) -> Array:
+    """Return an array of `shape` from the part that each device is to hold, without ever making the whole.
+
+    As JAX's function of the same name
+    (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_single_device_arrays.html).
+
+    sharding: one that `Function.input_shardings` returns, or that of another array.
+    arrays: of one dtype, in the order of the sharding's devices.
+    Raises CallError ("shape", "dtype") if a part does not fit its device.
+    """
+    shape = tuple(map(int, shape))
+    pieces = [_native(np.ascontiguousarray(array)) for array in arrays]
+    parts = sharding.parts(shape)
+    if len(pieces) != len(parts):
+        raise CallError("shape", f"{len(parts)} devices hold the array, {len(pieces)} parts are given")
+    for number, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
+        wanted = tuple(one.stop - one.start for one in part.slices)
+        given = np.shape(arrays[number])
+        if given != wanted:
+            raise CallError("shape", f"part {number} has shape {given}, {wanted} is wanted")
+        if piece.dtype != pieces[0].dtype:
+            raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
+    pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
+    aval = abstract_array(shape, pieces[0].dtype, sharding)
+    return Array(placing(aval, donated=True)(pieces), aval)
+
+
+def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
+    """Return `tree` with every array copied to the device, in the containers it was in.
+
+    As `jax.device_put` does (https://docs.jax.dev/en/latest/_autosummary/jax.device_put.html), to one device.
+
+    Use it for state that a function donates, so that it stays on the device between calls.
+    device: one of `devices(platform)`; None is the first of this process's CPU.
+    tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
+        that are registered with JAX; otherwise pass a dict of an object's fields, which every function takes too.
+    Raises CallError ("dtype") for a leaf that is no array.
+    """
+    if tree is None or isinstance(tree, Array):
+        return tree
+    if isinstance(tree, dict | list | tuple) or not hasattr(tree, "__array__"):
+        if type(tree) not in (dict, list, tuple) and (found := children_by_jax(tree)):
+            children, structure = found
+            return structure.unflatten([device_put(child, device) for child in children])
+        match tree:
+            case dict():
+                return {key: device_put(value, device) for key, value in tree.items()}
+            case list():
+                return [device_put(value, device) for value in tree]
+            case tuple():
+                values = [device_put(value, device) for value in tree]
+                return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    array = np.asarray(tree)
+    if array.dtype.hasobject:
+        kind = type(tree).__qualname__
+        raise CallError("dtype", f"a {kind} is no array: give a dict of its fields, or a tuple of its children")
+    # A copy of its own: a function may donate it, and the caller's memory must not change.
+    return put(_native(array), single_device(device), donated=True)
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    """Return `values` with bytes in the machine's order: XLA reads them so, whatever the dtype says."""
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

@@ -1,0 +1,269 @@
+"""Calling conventions: from the arguments of a call to the flat arrays of an executable, and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxlib import _jax
+
+from stagec.core.avals import Aval, holds
+from stagec.core.node_types import NodeTypes
+from stagec.core.refusal import CallError
+from stagec.core.trees import Tree, TreeMismatch, argument_path
+from stagec.pjrt.arrays import Array, dtype_of, to_numpy
+from stagec.pjrt.executable import ArraySpecs, Executable
+from stagec.pjrt.prepared import Kinds, Prepared
+from stagec.pjrt.weights import Weight
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Convention(Protocol):
+    """How an executable is called; a `Description`, or an `Interface`."""
+
+    @property
+    def in_tree(self) -> Tree:
+        """Structure of `(args, kwargs)`."""
+
+    @property
+    def in_avals(self) -> tuple[Aval, ...]:
+        """Flat."""
+
+    @property
+    def out_tree(self) -> Tree:
+        """Structure of the result."""
+
+    @property
+    def out_avals(self) -> tuple[Aval, ...]:
+        """Flat."""
+
+    @property
+    def kept_var_idx(self) -> tuple[int, ...]:
+        """Sorted indices of the `in_avals` that the executable takes."""
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """For each of `in_avals`, whether its buffer is consumed by a call."""
+
+
+class Interface(NamedTuple):
+    """A convention alone: of what the loader compiles, or of a function before a size is known."""
+
+    in_tree: Tree
+    in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    out_avals: tuple[Aval, ...]
+    kept_var_idx: tuple[int, ...] = ()
+    donated: tuple[bool, ...] = ()
+
+
+class _Omitted:
+    """An argument that the caller leaves out, and the loader makes."""
+
+    shape = ()
+
+
+OMITTED = _Omitted()
+
+_ARRAYS = {np.ndarray, Array}
+_NUMBERS = (bool, int, float, complex)
+"""Each is a number of the next kind too."""
+_NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+"""What JAX makes of 64-bit arrays that are given to a function, unless `jax_enable_x64` is set."""
+_CONTAINERS = _jax.pytree.PyTreeRegistry()
+"""jaxlib's own pytrees, in C++: of dicts, lists, tuples and namedtuples. It does not know what JAX has registered."""
+_MOST_STRUCTURES = 64
+"""Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
+
+
+class Signature:
+    """One executable with its calling convention.
+
+    name: of the function, for messages.
+    executable: None until `load`, or until it is set to one that is loaded already.
+    unflatten: takes flat results and gives them in their structure; raises CallError ("structure") when a type of the
+        model's own has another one here.
+    """
+
+    def __init__(self, name: str, description: Convention, types: NodeTypes | None = None) -> None:
+        self.name = name
+        self.description = description
+        self._types = types or NodeTypes()
+        self._orders: dict[Any, Sequence[int] | None] = {}
+        structure = _structure_of(description.out_tree)
+        self.unflatten: Callable[[Sequence[Any]], Any] = self._unflatten if structure is None else structure.unflatten
+        self._nodes_in = list(description.in_tree.custom_nodes())
+        self._nodes_out = list(description.out_tree.custom_nodes())
+        self.paths = [argument_path(path) for path in description.in_tree.paths()]
+        self.executable: Executable | None = None
+        self._dtypes = [dtype_of(aval) for aval in description.in_avals]
+
+    def load(
+        self,
+        serialized: bytes | memoryview,
+        custom_calls: Sequence[str],
+        devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
+    ) -> None:
+        """Hand the executable to XLA. Raises LoadError ("custom-call", "executable").
+
+        devices: as many as it is for. memory_kinds: as of `Executable`.
+        """
+        parameters, results = self.parameters_and_results()
+        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds)
+
+    def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
+        """Return shape and dtype of each array that the executable takes, and of each that it gives."""
+        taken = [self.description.in_avals[i] for i in self.description.kept_var_idx]
+        parameters, results = (
+            [(tuple(map(int, aval.shape)), dtype_of(aval)) for aval in avals]
+            for avals in (taken, self.description.out_avals)
+        )
+        return parameters, results
+
+    def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
+        """Return the leaves as numpy or device arrays of the right dtype. Raises CallError ("structure", "dtype")."""
+        return self.check_dtypes(self.leaves(args, kwargs))
+
+    def leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
+        """Return the leaves as they are. Raises CallError ("structure").
+
+        Containers that were seen before, and fitted, are taken apart in C++. What fits is decided by `_flatten` alone.
+        """
+        order = None
+        try:
+            leaves, structure = _CONTAINERS.flatten((args, kwargs))
+            order = self._orders[structure]
+        except KeyError:
+            if len(self._orders) < _MOST_STRUCTURES:
+                order = self._orders[structure] = self._order(structure)
+        except (TypeError, ValueError, RecursionError):  # keys that cannot be sorted; auxiliary data without a hash
+            pass
+        if type(order) is range:
+            return leaves  # type: ignore[no-any-return]
+        return self._flatten(args, kwargs) if order is None else [leaves[i] for i in order]
+
+    def _order(self, structure: Any) -> Sequence[int] | None:
+        """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
+        if self._types.of_arguments(self._nodes_in):
+            return None
+        numbers = range(structure.num_leaves)
+        try:
+            order = self.description.in_tree.flatten(structure.unflatten(numbers))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # Not these containers, or a namedtuple of a class that takes no numbers.
+            return None
+        return numbers if order == [*numbers] else order
+
+    def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
+        try:
+            types = self._types.of_arguments(self._nodes_in)
+            leaves = self.description.in_tree.flatten((args, kwargs), types=types)
+        except TreeMismatch as error:
+            where = argument_path(error.path) if error.path else "the call"
+            raise CallError("structure", f"{self.name}: {where}: {error.what}") from None
+        return leaves
+
+    def check_dtypes(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return flat arguments as numpy or device arrays of the right dtypes. Raises CallError ("dtype").
+
+        64-bit arrays become 32-bit ones where those are wanted, unless JAX's `jax_enable_x64` is set, as in JAX. A
+        Python number takes the dtype that is wanted, where that can hold it.
+        """
+        if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
+            return list(leaves)
+        return [
+            leaf if isinstance(leaf, Array) and leaf.dtype == dtype else self._to_numpy(leaf, dtype, i)
+            for i, (leaf, dtype) in enumerate(zip(leaves, self._dtypes, strict=True))
+        ]
+
+    def _to_numpy(self, leaf: Any, dtype: np.dtype[Any], i: int) -> Any:
+        if leaf is OMITTED or isinstance(leaf, Weight):
+            return leaf
+        aval = self.description.in_avals[i]
+        if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
+            return self._of_number(leaf, dtype, i)
+        values = np.asarray(leaf)
+        if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
+            with np.errstate(over="ignore", invalid="ignore"):
+                return values.astype(dtype)
+        if values.dtype != dtype:
+            given = getattr(leaf, "dtype", values.dtype)
+            raise CallError("dtype", f"{self.name}: {self.paths[i]} has dtype {given}, {dtype} is wanted ({aval})")
+        return values
+
+    def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
+        """Return a Python number as an array of `dtype`: an integer becomes a float, a float no integer, as in JAX."""
+        aval = self.description.in_avals[i]
+        given = next(kind for kind, one in enumerate(_NUMBERS) if isinstance(value, one))
+        wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
+        if given > wanted:
+            name = _NUMBERS[given].__name__
+            raise CallError("dtype", f"{self.name}: {self.paths[i]} is a Python {name}, {dtype} is wanted ({aval})")
+        try:
+            if wanted != 1 or holds(aval.dtype, int(value)):
+                with np.errstate(over="ignore"):
+                    return np.array(_NUMBERS[wanted](value), dtype)
+        except OverflowError:  # an integer beyond all floats
+            pass
+        raise CallError("dtype", f"{self.name}: {self.paths[i]} is a number that {dtype} cannot hold ({aval})")
+
+    def call(self, leaves: Sequence[Any], donate: bool = True) -> Sequence[Any]:
+        """Return the flat results: numpy arrays, or device arrays when an argument is one.
+
+        donate: whether device arrays of donated arguments are consumed; otherwise the executable gets copies of them.
+        """
+        outputs = self.call_on_device(leaves, donate)
+        return outputs if Array in map(type, leaves) else to_numpy(outputs)
+
+    def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[Array]:
+        """Return the flat results as device arrays, whatever the arguments are. Raises CallError ("deleted")."""
+        executable = self.executable
+        assert executable is not None
+        donated = self.description.donated
+        buffers = []
+        for number, i in enumerate(self.description.kept_var_idx):
+            own = leaf = leaves[i]
+            if isinstance(leaf, Weight):
+                own = leaf.on(executable.parameter_shardings[number])
+                if donated[i]:  # every call uses it, and its memory may be the file's
+                    own = own.copy()
+            elif isinstance(leaf, Array):
+                if leaf.is_deleted():
+                    what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
+                    raise CallError("deleted", what)
+                if donated[i] and not donate:
+                    own = leaf.copy()
+            buffers.append(executable.put(number, own, donated[i]))
+        return executable.run(buffers)
+
+    def prepare(self, kinds: Kinds, donate: bool = True) -> Prepared | None:
+        """Return what does the same for all leaves of `kinds`, for which a call was right; None where nothing can."""
+        executable = self.executable
+        assert executable is not None
+        return Prepared.of(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
+
+    def _unflatten(self, outputs: Sequence[Any]) -> Any:
+        try:
+            return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
+        except TreeMismatch as error:
+            raise CallError("structure", f"{self.name}: the result: {error.what}") from None
+
+
+def _x64_enabled() -> bool:
+    """Return whether 64-bit arrays are what they are: JAX's setting; where JAX is not imported, its default."""
+    config = getattr(sys.modules.get("jax"), "config", None)  # it may be in the middle of its import
+    return bool(getattr(config, "jax_enable_x64", False))
+
+
+def _structure_of(tree: Tree) -> Any:
+    """Return jaxlib's form of a tree of plain containers; None for others, and where it has leaves in another order."""
+    if any(True for _ in tree.custom_nodes()):
+        return None
+    numbers = range(tree.num_leaves)
+    leaves, structure = _CONTAINERS.flatten(tree.unflatten(numbers))
+    return structure if leaves == [*numbers] else None

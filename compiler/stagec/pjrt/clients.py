@@ -1,0 +1,68 @@
+"""The devices of this process: jaxlib's clients, one for each platform, or for each number of CPU devices.
+
+A client is made once, at the first use, and lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib import _jax, xla_client
+
+from stagec.core.refusal import LoadError
+from stagec.pjrt import turns
+
+# Several threads may ask first: two clients for the same devices would not share arrays.
+_LOCK = threading.Lock()
+_CLIENTS: dict[str | int, Any] = {}
+
+
+def cpu_client(num_devices: int) -> _jax.Client:
+    """Return the process's client with that many CPU devices.
+
+    One process has one pool of threads for all that runs on one device.
+    """
+    return _once(num_devices, lambda: xla_client.make_cpu_client(num_devices=num_devices))
+
+
+def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device]:
+    """Return devices that functions can run on.
+
+    As `jax.devices` does (https://docs.jax.dev/en/latest/_autosummary/jax.devices.html).
+
+    platform: "cpu", "cuda" or "tpu".
+    count: how many. The machine's CPU becomes as many devices as you ask for; None: one. A function that runs on one of
+        2 CPU devices copies an array that lies on one of 4. Of accelerators, None means all.
+    Raises LoadError ("platform", "device-count") when this process has no such devices, or fewer.
+    """
+    if platform == "cpu":
+        return list(cpu_client(count or 1).local_devices())
+    from stagec.pjrt import accelerators  # most processes run on the CPU
+
+    found = list(_once(platform, lambda: accelerators.make_client(platform)).local_devices())
+    if count is not None and count > len(found):
+        raise LoadError("device-count", f"{count} devices are wanted, this process has {len(found)} of {platform}")
+    return found[:count]
+
+
+def platform_of(device: _jax.Device) -> str:
+    """Return the platform of a device by the name that manifests have."""
+    return {"gpu": "cuda"}.get(device.platform, str(device.platform))
+
+
+def assignment(ids: Sequence[int]) -> xla_client.DeviceAssignment:
+    """Return the assignment of partition i to the device with the i-th of `ids`."""
+    return xla_client.DeviceAssignment.create(np.array([ids], np.int32))
+
+
+def _once(key: str | int, make: Callable[[], Any]) -> Any:
+    found = _CLIENTS.get(key)
+    if found is None:
+        with turns.for_this_machine(), _LOCK:
+            found = _CLIENTS.get(key)
+            if found is None:
+                found = _CLIENTS[key] = make()
+    return found

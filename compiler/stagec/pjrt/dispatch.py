@@ -1,0 +1,100 @@
+"""jaxlib's own way from host arrays to results, in C++: `pjit`, which is what `jax.jit` calls.
+
+It converts all arrays of a call at once; from Python each is an object and a call of its own (`batched_device_put`).
+What it gets here was looked at before, and it is left where it does not do exactly what the way through Python does.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from jaxlib import _jax
+
+from stagec.pjrt import clients
+
+if TYPE_CHECKING:
+    from stagec.pjrt.executable import Executable
+
+Call: TypeAlias = Callable[..., list[_jax.ArrayImpl]]
+"""Takes the parameters of an executable, buffers and numpy arrays, and gives the buffers of its results."""
+
+_CONVERTED = {"int64", "uint64", "float64", "complex128"}
+"""Types of which `pjit` makes 32-bit ones where JAX's setting `jax_enable_x64` is off, without a word."""
+
+_LISTS = _jax.pytree.PyTreeRegistry()
+
+
+class _FastPath(NamedTuple):
+    """What `pjit` remembers of a call; fields as in `MeshExecutableFastpathData` of jax/_src/interpreters/pxla.py."""
+
+    xla_executable: _jax.LoadedExecutable
+    out_pytree_def: Any
+    in_shardings: Sequence[Any]
+    out_shardings: Sequence[Any]
+    out_avals: Sequence[Any]
+    out_committed: Sequence[bool]
+    kept_var_bitvec: Sequence[bool]
+    in_device_local_layouts: Sequence[None]
+    const_args: Sequence[Any]
+
+
+def dispatching(executable: Executable, hosted: Sequence[int], slow: Call) -> Call | None:
+    """Return what does as `slow` does, faster; None where that cannot be had.
+
+    hosted: which parameters are numpy arrays, none of which may be donated; the others are buffers that lie as the
+    executable wants them. slow: must not refer to what is returned here, or nothing would free it but a collection; it
+    runs when JAX's settings changed since the last call (`jax.disable_jit`): `pjit` remembers calls by them.
+
+    What is returned raises ValueError where XLA has an error, and `slow` RuntimeError.
+    """
+    device = executable.devices[0]
+    # On an accelerator numpy's memory would be read after the call; several devices of a CPU run one call at a time.
+    if len(executable.devices) > 1 or clients.platform_of(device) != "cpu":
+        return None
+    taken = [executable.parameters[number] for number in hosted]
+    if any(aval.dtype.name in _CONVERTED or aval.sharding.memory_kind for aval in taken) or not _may_be_used():
+        return None
+    results = executable.results
+    count = len(executable.parameters)
+    fast_path = _FastPath(
+        executable.loaded,
+        _LISTS.flatten([0] * len(results))[1],
+        [sharding.xla for sharding in executable.parameter_shardings],
+        [sharding.xla for sharding in executable.output_shardings],
+        results,
+        [True] * len(results),
+        [True] * count,
+        [None] * count,
+        (),
+    )
+
+    def miss(*buffers: Any) -> tuple[list[_jax.ArrayImpl], _FastPath]:
+        return slow(*buffers), fast_path
+
+    return _jax.pjit(  # type: ignore[no-any-return]
+        "stagec", slow, miss, [], [], (), _LISTS, _never_called, _jax.PjitFunctionCache(16)
+    )
+
+
+def _never_called(*arguments: Any) -> None:
+    raise AssertionError(f"pjit asks how to place what was prepared: {arguments}")
+
+
+def _may_be_used() -> bool:
+    """Return whether the settings are there that `pjit` reads. They are JAX's, and set here in a process without it."""
+    if "jax" in sys.modules:
+        return hasattr(sys.modules["jax"], "jit")  # it may be in the middle of its import, in another thread
+    return _set_once()
+
+
+@functools.cache
+def _set_once() -> bool:
+    """Set them to what JAX has before a user changes them; JAX sets its own when it is imported later."""
+    jit, setting = _jax.jax_jit, _jax.config.Config
+    jit.set_disable_jit_state(setting("stagec_disable_jit", False))
+    jit.set_enable_x64_state(setting("stagec_enable_x64", False))
+    jit.set_post_hook_state(setting("stagec_post_hook", None))
+    return True

@@ -1,0 +1,146 @@
+"""Executables that XLA has loaded: device arrays in, device arrays out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from jaxlib import _jax, xla_client
+
+from stagec.core.refusal import LoadError
+from stagec.pjrt import clients, compatibility, turns
+from stagec.pjrt.arrays import Array, abstract_array, placing, single_device
+from stagec.pjrt.custom_calls import register_custom_calls
+from stagec.pjrt.shardings import Sharding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray  # numpy does not import it itself
+
+ArraySpecs: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and dtype of each array, whole."""
+
+_COLLECTIVES = threading.Lock()
+"""Held by a call on several devices of one CPU until it is done: they share the CPU's threads, so that parts of two
+such calls, each waiting until its other parts have a thread, would wait for ever (XLA ends the process after 40 s)."""
+
+
+class Executable:
+    """A loaded executable: device arrays in, device arrays out, flat and in the order of its own parameters.
+
+    loaded: jaxlib's executable.
+    devices: on which it runs, in the order of its partitions; arrays are split over them as the executable says.
+    parameter_shardings, output_shardings: how each array lies on them.
+    parameters, results: of each array the shape, dtype and sharding.
+    """
+
+    def __init__(
+        self,
+        loaded: _jax.LoadedExecutable,
+        parameters: ArraySpecs,
+        results: ArraySpecs,
+        devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
+    ) -> None:
+        """Raises ValueError when XLA laid an array on devices in a way in which it cannot be passed or returned.
+
+        memory_kinds: of the parameters, by number, that lie in another memory than the device's own.
+        """
+        self.loaded = loaded
+        self._execute = loaded.execute_sharded
+        self.devices = tuple(devices)
+        self._alone = _COLLECTIVES if len(devices) > 1 and clients.platform_of(devices[0]) == "cpu" else None
+        kinds = memory_kinds or {}
+        of_parameters = [kinds.get(number) for number in range(len(parameters))]
+        self.parameter_shardings = self._shardings(loaded.get_parameter_shardings, parameters, of_parameters)
+        self.output_shardings = self._shardings(loaded.get_output_shardings, results, self._of_results(len(results)))
+        self.parameters, self.results = (
+            [abstract_array(shape, dtype, sharding) for (shape, dtype), sharding in zip(specs, shardings, strict=True)]
+            for specs, shardings in ((parameters, self.parameter_shardings), (results, self.output_shardings))
+        )
+        self._handlers = [compatibility.result_handler(aval, aval.sharding.xla) for aval in self.results]
+
+    def _shardings(
+        self,
+        protos: Callable[[], Sequence[xla_client.OpSharding] | None],
+        arrays: ArraySpecs,
+        memory_kinds: Sequence[str | None],
+    ) -> list[Sharding]:
+        if len(self.devices) == 1:
+            return [single_device(self.devices[0], kind) for kind in memory_kinds]
+        forms = [xla_client.HloSharding.from_proto(proto) for proto in protos() or ()]
+        if len(forms) == 1:  # XLA may say once what all share, and something where there are none; JAX does the same
+            forms *= len(arrays)
+        found = [Sharding(self.devices, form, kind) for form, kind in zip(forms, memory_kinds, strict=True)]
+        for sharding, (shape, _) in zip(found, arrays, strict=True):
+            sharding.parts(shape)
+        return found
+
+    def _of_results(self, count: int) -> list[str | None]:
+        """Return the kind of memory of each result; None for the device's own."""
+        try:
+            (kinds,) = self.loaded.get_output_memory_kinds()
+        except _jax.JaxRuntimeError:  # a plugin that does not say
+            return [None] * count
+        usual = self.devices[0].default_memory().kind
+        return [None if kind == usual else kind for kind in kinds]
+
+    @staticmethod
+    def load(
+        serialized: bytes | memoryview,
+        parameters: ArraySpecs,
+        results: ArraySpecs,
+        custom_calls: Sequence[str],
+        devices: Sequence[_jax.Device],
+        memory_kinds: Mapping[int, str] | None = None,
+    ) -> Executable:
+        """Load an executable that takes arrays `parameters` and gives arrays `results`, for as many devices as given.
+
+        The devices may be others than it was compiled for, of the same kind, in any order.
+        memory_kinds: as of the class.
+        Raises LoadError ("custom-call", "executable").
+        """
+        # An accelerator's plugin brings its own handlers.
+        if clients.platform_of(devices[0]) == "cpu" and (unknown := register_custom_calls(custom_calls)):
+            what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"
+            raise LoadError("custom-call", what)
+        options = xla_client.CompileOptions()
+        options.num_replicas, options.num_partitions = 1, len(devices)
+        # XLA takes the stored assignment otherwise, that of the first devices.
+        options.device_assignment = clients.assignment([device.id for device in devices])
+        try:
+            where = _jax.DeviceList(tuple(devices))
+            with turns.for_this_machine():
+                loaded = devices[0].client.deserialize_executable(bytes(serialized), where, options)
+        except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
+            raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
+        try:
+            return Executable(loaded, parameters, results, devices, memory_kinds)
+        except ValueError as error:
+            raise LoadError("executable", f"the executable cannot be called: {error}") from error
+
+    def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> _jax.ArrayImpl:
+        """Return the buffer of parameter `number`: an array that lies as the executable wants it stays where it is.
+
+        values: of the parameter's own shape and dtype. donated: the call will overwrite it.
+        """
+        aval = self.parameters[number]
+        if isinstance(values, Array):
+            if values.aval is aval or values.sharding.same(aval.sharding, values.shape):
+                return values._buffer
+            values = values.numpy()
+        return placing(aval, donated)(aval.sharding.pieces(values))
+
+    def run(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
+        """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
+        return list(map(Array, self.execute(buffers), self.results))
+
+    def execute(self, buffers: Sequence[_jax.ArrayImpl]) -> list[_jax.ArrayImpl]:
+        """Run as `run` does; the results are buffers."""
+        if self._alone is None:
+            return self._execute(buffers).consume_with_handlers(self._handlers)  # type: ignore[no-any-return]
+        with self._alone:
+            outputs: list[_jax.ArrayImpl] = self._execute(buffers).consume_with_handlers(self._handlers)
+            _jax.batched_block_until_ready(outputs)
+        return outputs

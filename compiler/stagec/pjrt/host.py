@@ -1,0 +1,99 @@
+"""What the machine and the process in front of us can run."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Platform(NamedTuple):
+    """What is known of one platform.
+
+    refusal: why nothing for it runs here; "" when it does.
+    device_kinds: the name of each device's kind; None for CPUs, which are as many as are asked for.
+    versions: of its plugin, by the name of the wheel.
+    """
+
+    refusal: str = ""
+    device_kinds: Sequence[str] | None = None
+    versions: Mapping[str, str] = MappingProxyType({})
+
+
+class Host(NamedTuple):
+    """What selection looks at.
+
+    jaxlib: its version. cpu_flags: of /proc/cpuinfo.
+    platforms: by name. today: the day, in UTC.
+    """
+
+    jaxlib: str
+    cpu_flags: frozenset[str]
+    platforms: Mapping[str, Platform]
+    today: datetime.date
+
+
+class _Platforms(dict[str, Platform]):
+    """Platforms by name, looked at when they are asked for: a client takes most of an accelerator's memory."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        super().__init__()
+        self._devices = devices
+
+    def __missing__(self, name: str) -> Platform:
+        self[name] = found = _platform(name, self._devices)
+        return found
+
+
+def describe(devices: Sequence[Any] = ()) -> Host:
+    """Return what is known of this process; a client is made for an accelerator that is here and is asked about.
+
+    devices: those that the caller names; then no others count.
+    """
+    from stagec.pjrt import compatibility
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    return Host(compatibility.version(), cpu_flags(), _Platforms(devices), today)
+
+
+def _platform(name: str, devices: Sequence[Any]) -> Platform:
+    from stagec.core.refusal import LoadError
+    from stagec.pjrt import clients
+
+    named = {clients.platform_of(device) for device in devices}
+    if named and name not in named:
+        return Platform(f"the devices that were named are for {', '.join(sorted(named))}, not for {name}")
+    if name == "cpu":
+        return Platform()
+    from stagec.pjrt import accelerators
+
+    refusal = accelerators.refusal(name)
+    if refusal:
+        return Platform(refusal)
+    try:
+        kinds = [device.device_kind for device in devices or clients.devices(name)]
+    except LoadError as error:
+        return Platform(str(error))
+    return Platform(device_kinds=kinds, versions=accelerators.versions(name))
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Return the flags of /proc/cpuinfo; empty where there is no such file or it lists none."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "flags":
+                    return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def missing_cpu_flags(required: tuple[str, ...]) -> list[str]:
+    """Return those of `required` that this machine does not have, sorted."""
+    return sorted(set(required) - cpu_flags())

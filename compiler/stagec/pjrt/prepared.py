@@ -1,0 +1,153 @@
+"""Calls that were right once: leaves of the same kinds go to XLA again without being looked at one by one.
+
+`jax.jit` does the same in C++, with a signature of its arguments as the key of its executables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from jaxlib import _jax
+
+from stagec.pjrt import dispatch
+from stagec.pjrt.arrays import AbstractArray, Array, placing, reading
+from stagec.pjrt.executable import Executable
+from stagec.pjrt.shardings import Sharding
+from stagec.pjrt.weights import Weight
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Kind: TypeAlias = AbstractArray | tuple[tuple[int, ...], np.dtype[Any]] | Weight | None
+"""What XLA must know of a leaf: a device array's shape, dtype and sharding, a numpy array's shape and dtype; which
+weight it is.
+
+None for any other object, of which the type says neither; its calls are never remembered.
+"""
+
+Kinds: TypeAlias = tuple[Kind, ...]
+MOST_KINDS = 64
+"""Of calls that a function remembers; a caller who varies more of them is served as well, without this."""
+
+_Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]], _jax.ArrayImpl]]
+"""Number of a parameter, and how its array gets to the devices."""
+
+
+def kinds_of(leaves: Sequence[Any]) -> Kinds:
+    """Return the kind of each leaf. Kinds that are equal mean leaves that an executable takes alike."""
+    return tuple(
+        [
+            leaf.aval if (of := type(leaf)) is Array
+            else (leaf.shape, leaf.dtype) if of is np.ndarray
+            else leaf if of is Weight
+            else None
+            for leaf in leaves
+        ]
+    )  # fmt: skip
+
+
+class Prepared:
+    """Calls of one executable with leaves of the same kinds.
+
+    on_device: whether one of the leaves is a device array, so that results stay there.
+    """
+
+    __slots__ = ("_avals", "_call", "_donates", "_execute", "_kept", "_read", "_weights", "on_device")
+
+    def __init__(
+        self,
+        executable: Executable,
+        kept: Sequence[int] | None,
+        call: dispatch.Call | None,
+        weights: Sequence[tuple[int, _jax.ArrayImpl]],
+        donates: bool,
+        on_device: bool,
+    ) -> None:
+        """See `of`. kept: None: all. call: what runs them; None: their buffers are all there is. weights: by number."""
+        self._avals = executable.results
+        self._read = reading(executable.results)
+        self._execute = executable.execute
+        self._kept = kept
+        self._call = call
+        self._weights = weights
+        self._donates = donates
+        self.on_device = on_device
+
+    @staticmethod
+    def of(
+        executable: Executable, kinds: Kinds, kept: Sequence[int], donated: Sequence[bool], donate: bool
+    ) -> Prepared | None:
+        """Return calls of `executable`; None where a leaf must be looked at, copied or moved each time.
+
+        kept: which of the leaves are its parameters. donated: for each leaf. donate: whether the caller lets them go.
+        """
+        if None in kinds or (not donate and True in donated):
+            return None
+        host: list[_Host] = []
+        weights = []
+        for number, (i, aval) in enumerate(zip(kept, executable.parameters, strict=True)):
+            match kinds[i]:
+                case AbstractArray() as kind:
+                    fits = kind is aval or kind.sharding.same(aval.sharding, aval.shape)
+                    shape, dtype = kind.shape, kind.dtype
+                case Weight() as weight:  # one that is donated is copied each time
+                    fits, shape, dtype = not donated[i], weight.shape, weight.dtype
+                    weights.append((number, weight.on(aval.sharding)._buffer))
+                case (shape, dtype):
+                    fits = True
+                    host.append((number, aval.sharding, placing(aval, donated[i])))
+            # They were checked against the function's avals; XLA, which checks nothing, gets these buffers unseen.
+            if not fits or shape != aval.shape or dtype != aval.dtype:
+                return None
+        call: dispatch.Call | None = None
+        if host or weights:
+            call = partial(_place_and_execute, executable, host)
+        numbers = [number for number, _, _ in host]
+        if call and numbers and not any(donated[kept[number]] for number in numbers):
+            call = dispatch.dispatching(executable, numbers, call) or call
+        on_device = any(isinstance(kind, AbstractArray) for kind in kinds)
+        all_kept = len(kept) == len(kinds)
+        return Prepared(executable, None if all_kept else kept, call, weights, any(donated), on_device)
+
+    def run(self, leaves: Sequence[Any]) -> list[Array] | None:
+        """Return the results as device arrays; None where an array was donated to an earlier call: nothing ran."""
+        buffers = self._results(leaves)
+        return None if buffers is None else list(map(Array, buffers, self._avals))
+
+    def read(self, leaves: Sequence[Any]) -> list[NDArray[Any]] | None:
+        """Return the results as numpy arrays; None as `run` does."""
+        buffers = self._results(leaves)
+        return None if buffers is None else self._read(buffers)
+
+    def _results(self, leaves: Sequence[Any]) -> Sequence[_jax.ArrayImpl] | None:
+        taken = leaves if self._kept is None else [leaves[i] for i in self._kept]
+        # After a call that donates, no one could tell what was deleted before it.
+        if self._donates and _any_deleted(taken):
+            return None
+        try:
+            if self._call is None:
+                return self._execute([leaf._buffer for leaf in taken])
+            buffers = [leaf._buffer if type(leaf) is Array else leaf for leaf in taken]
+            for number, buffer in self._weights:
+                buffers[number] = buffer
+            return self._call(*buffers)
+        except (RuntimeError, ValueError) as error:
+            if not self._donates and _any_deleted(taken):
+                return None
+            if isinstance(error, ValueError):  # `pjit` tells XLA's errors so
+                raise _jax.JaxRuntimeError(str(error)) from None
+            raise
+
+
+def _place_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:
+    buffers = list(given)
+    for number, sharding, place in host:
+        buffers[number] = place(sharding.pieces(buffers[number]))
+    return executable.execute(buffers)
+
+
+def _any_deleted(leaves: Sequence[Any]) -> bool:
+    return any(type(leaf) is Array and leaf.is_deleted() for leaf in leaves)

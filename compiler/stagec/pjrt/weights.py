@@ -1,0 +1,111 @@
+"""Weights of a bundle: arrays that it has for arguments which the manifest binds, so that callers leave them out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.bundle.archive import Archive
+from stagec.core.avals import parse_aval
+from stagec.core.refusal import CallError
+from stagec.core.trees import Tree
+from stagec.pjrt.arrays import Array, dtype_of, put
+from stagec.pjrt.shardings import Sharding
+
+
+class Weight:
+    """One array of a bundle, which takes the place of an argument.
+
+    shape, dtype: of the array.
+
+    It is mapped from the file and checked when a call first takes it, and is on each device once, for all functions. On
+    a CPU the device's memory is the mapping itself: processes that load the same file share it, and see what is written
+    into it. Where it is not `mapped` it is read into memory, and what was checked is what is used.
+    """
+
+    def __init__(self, archive: Archive, member: str, aval: str, mapped: bool = True) -> None:
+        parsed = parse_aval(aval)
+        self.shape = tuple(map(int, parsed.shape))
+        self.dtype = dtype_of(parsed)
+        self._member, self._mapped = member, mapped
+        self._archive: Archive | None = archive
+        self._arrays: list[Array] = []
+        self._lock = threading.Lock()
+
+    def on(self, sharding: Sharding) -> Array:
+        """Return the array as it lies on devices by `sharding`.
+
+        Raises LoadError ("digest") when the file does not have it any more, CallError ("closed") after `release`.
+        """
+        with self._lock:
+            for array in self._arrays:
+                if array.sharding is sharding or array.sharding.same(sharding, self.shape):
+                    return array
+            if self._archive is None:
+                raise CallError("closed", "the bundle was closed")
+            data = self._archive.map(self._member) if self._mapped else self._archive[self._member]
+            values = np.frombuffer(data, self.dtype).reshape(self.shape)
+            self._arrays.append(put(values, sharding))
+            return self._arrays[-1]
+
+    def release(self) -> None:
+        """Let go of the file and of the arrays; calls that use them keep them until they end."""
+        with self._lock:
+            self._archive = None
+            self._arrays.clear()
+
+
+class Weights(dict[str, Weight]):
+    """The weights of a bundle by name, as functions bind them."""
+
+    def __init__(self, archive: Archive, mapped: bool = True) -> None:
+        found = archive.index["weights"].items()
+        super().__init__({name: Weight(archive, entry["member"], entry["aval"], mapped) for name, entry in found})
+
+    def release(self) -> None:
+        """Let go of all of them."""
+        for weight in self.values():
+            weight.release()
+
+
+class Bound:
+    """The arguments of one function that callers may leave out.
+
+    weights: number of the leaf -> what takes its place.
+    """
+
+    def __init__(self, name: str, in_tree: Tree, bind: Sequence[Mapping[str, Any]], weights: Mapping[str, Weight]):
+        """bind: as in the index, which was checked: whole arguments are bound, each of their leaves."""
+        self.weights = {entry["leaf"]: weights[entry["weight"]] for entry in bind}
+        self._name = name
+        positional, keyword = in_tree.children
+        self._count = len(positional.children)
+        self._args: dict[int, Any] = {}
+        self._kwargs: dict[str, Any] = {}
+        first = 0
+        for top, found, keys in ((positional, self._args, range(self._count)), (keyword, self._kwargs, keyword.keys)):
+            for key, tree in zip(keys, top.children, strict=True):
+                leaves = range(first, first + tree.num_leaves)
+                first += tree.num_leaves
+                if leaves and first - 1 in self.weights:
+                    # What stands for a node of the model's own type is taken by every function.
+                    found[key] = tree.unflatten([self.weights[leaf] for leaf in leaves])  # type: ignore[index]
+
+    def fill(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return all arguments of a call: bound ones where the caller left them out, the caller's where it did not.
+
+        Positional arguments are all given, or all but the bound ones. Raises CallError ("structure").
+        """
+        kwargs = {**self._kwargs, **kwargs}
+        if not self._args or len(args) == self._count:
+            return args, kwargs
+        left = self._count - len(self._args)
+        if len(args) != left:
+            bound = ", ".join(f"args[{i}]" for i in self._args)
+            what = f"{left} positional arguments are wanted without the bound {bound}, or {self._count} with it"
+            raise CallError("structure", f"{self._name}: {what}; {len(args)} are given")
+        given = iter(args)
+        return tuple(self._args[i] if i in self._args else next(given) for i in range(self._count)), kwargs

@@ -1,0 +1,1 @@
+"""What people ask of artifacts: what is in them, how two differ, and why."""

@@ -1,0 +1,317 @@
+"""What `stagec explain A B` tells: which components of two artifacts differ, by name (`stagec.core.components`).
+
+In the place of an artifact stand the current inputs (`stagec.reports.inputs`): all that one is made from is known before XLA
+compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import LARGEST, Description
+from stagec.core import child, components, json_shapes, reading, strict_json
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
+from stagec.core.specs import FunctionSpec
+from stagec.core.trees import argument_path
+from stagec.reports import inputs
+from stagec.reports.inputs import Inputs
+from stagec.stages.exported import Exported
+
+EXPORT_FORMAT = 2
+"""Version of the JSON form of a portable artifact's description.
+
+1 (November 2026): the first.
+2 (November 2026): it has all that the index of a bundle says of the artifact, so that nothing else reads the module.
+"""
+
+_WRITE = (
+    "give a bundle (.aot), an executable (.xla), a portable artifact (.exported), a description (.json) "
+    "or a manifest (.toml)"
+)
+
+
+def describe_export(
+    spec: FunctionSpec,
+    serialized: bytes,
+    versions: Mapping[str, str],
+    bound: Mapping[str, str] | None = None,
+    constants: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return the description of a portable artifact: what lies beside it as `<name>.exported.json`.
+
+    spec: the function's slice of the plan. serialized: the artifact.
+    versions: of jax, of stagec, and of everything else that tracing imported.
+    constants: its large ones, each with "name", "aval" and "bytes".
+    bound: where the arguments are that the manifest binds to weights: name there -> `args[0]`.
+    """
+    exported = Exported.deserialize(serialized)
+    paths = map(argument_path, exported.in_tree.paths())
+    avals = {path: str(aval) for path, aval in zip(paths, exported.in_avals, strict=True)}
+    made_from = components.of_export(asdict(spec), exported.mlir_module_serialized, avals, versions)
+    values = {
+        "format": EXPORT_FORMAT,
+        "kind": "exported",
+        "manifest": spec.manifest,
+        "function": spec.name,
+        "variant": spec.variant,
+        **exported.interface(),
+        "bound": dict(bound or {}),
+        # Without the line: it changes when the program does not.
+        "constants": [{key: one[key] for key in ("name", "aval", "bytes")} for one in constants],
+        "exported_sha256": hashlib.sha256(serialized).hexdigest(),
+        "components": made_from,
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+def explain(
+    first: str,
+    second: str,
+    roots: Sequence[str],
+    packages: Sequence[str],
+    plugins: Mapping[str, Path] | None = None,
+) -> dict[str, Any]:
+    """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
+
+    A file is a bundle (.aot), an executable (.xla) or portable artifact (.exported) with its description beside it, or
+    such a description (.json). A portable artifact without one is compared by what it holds itself. Or it stands for
+    the current inputs: a manifest (.toml), or what an explain target of Bazel's writes; one artifact is compared with
+    the one of the same function, variant, target and bucket.
+    roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
+    plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.
+    Raises StagecError for a file that is none of them, and where the current inputs cannot be traced.
+    """
+    sides: list[_Artifacts | Inputs] = [_read(path, roots, packages, plugins or {}) for path in (first, second)]
+    single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
+    wanted = single[0] if len(single) == 1 else None
+    left, right = (_of(side, wanted, path) for side, path in zip(sides, (first, second), strict=True))
+    rows = []
+    for name in sorted({*left, *right}):
+        before, after = left.get(name), right.get(name)
+        if before is None or after is None:
+            here = "only in the first" if after is None else "only in the second"
+            rows.append({"artifact": name, "component": "artifact", "change": here, "first": None, "second": None})
+            continue
+        rows += [
+            {"artifact": name, "component": component, "first": old, "second": new}
+            for component, old, new in components.differences(*_comparable(before, after))
+        ]
+    return {"kind": "explanation", "equal": not rows, "first": first, "second": second, "differences": rows}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return the report for a person to read."""
+    if report["equal"]:
+        return f"{report['first']} and {report['second']} are made from the same components\n"
+    return "\n".join(lines(report["differences"])) + "\n"
+
+
+def lines(differences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows of a report for a person to read, those of an artifact below its name."""
+    lines, artifact = [], None
+    for row in differences:
+        if row["artifact"] != artifact:
+            artifact = row["artifact"]
+            lines += [artifact] if artifact else []
+        indent = "  " if artifact else ""
+        if "change" in row:
+            lines.append(f"{indent}{row['change']}")
+            continue
+        values = ["(none)" if row[side] is None else row[side] for side in ("first", "second")]
+        what = "differs" if values[0] == values[1] else " -> ".join(values)
+        lines.append(f"{indent}{row['component']}: {what}")
+    return lines
+
+
+@dataclass(frozen=True)
+class _Artifact:
+    """One artifact.
+
+    made_from: its components; None of a portable artifact without a description.
+    identity: function, variant, target ("" of a portable artifact) and bucket; None where it is not known.
+    serialized: the portable artifact; empty where it is not at hand. path: of the file, where it is alone in it.
+    """
+
+    made_from: components.Table | None
+    identity: tuple[str, str, str, str] | None = None
+    serialized: bytes = b""
+    path: str = ""
+
+
+_Artifacts = Mapping[str, _Artifact]
+"""The artifacts of a bundle by name, or the one of a file under the name ""."""
+
+
+def _read(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path]) -> _Artifacts | Inputs:
+    try:
+        if path.endswith(".aot"):
+            return _bundle(Archive(path))
+        if path.endswith(".xla"):
+            return {"": _description_at(Path(path).with_suffix(".json"))}
+        if path.endswith(".exported"):
+            beside, serialized = Path(f"{path}.json"), reading.whole(path)
+            if beside.is_file():
+                return {"": dataclasses.replace(_description_at(beside), serialized=serialized)}
+            _held(serialized, "")
+            return {"": _Artifact(None, None, serialized, path)}
+        return inputs.read(path, roots, packages, plugins) or {"": _description_at(Path(path))}
+    except OSError as error:
+        raise StagecError(Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}")) from error
+    except (LoadError, ValueError, KeyError, TypeError) as error:
+        what = str(error).removeprefix(f"{path}: ")
+        raise StagecError(Problem(path, "", what, _WRITE)) from error
+
+
+def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Artifacts:
+    """Return the artifacts of one side: the one that is `wanted`, under the name "", or all where that is None."""
+    if wanted is None:
+        return _current(side) if isinstance(side, Inputs) else side
+    if not isinstance(side, Inputs):
+        if "" in side:
+            return side
+        found = [one for one in side.values() if one.identity and one.identity == wanted.identity]
+    else:
+        exports = {name: (spec.name, spec.variant, "", "") for name, spec in side.exports.items()}
+        names = [name for name, identity in exports.items() if identity == wanted.identity]
+        if wanted.identity is None:
+            names = [name for name in exports if name == Path(wanted.path).stem]
+        found = [_portable(side, name) for name in names] or [
+            _executable(side, name)
+            for name, (_, spec) in side.executables.items()
+            if _identity(spec.function, spec.variant, spec.target.name, spec.bucket) == wanted.identity
+        ]
+    if found:
+        return {"": found[0]}
+    if wanted.identity is None:
+        what = f"which of its functions {wanted.path} is of is not known"
+        raise StagecError(Problem(path, "", what, f"keep its description beside it, as {wanted.path}.json"))
+    function, variant, target, bucket = wanted.identity
+    told = ", ".join(filter(None, (function, variant, target, bucket)))
+    raise StagecError(Problem(path, "", f"it has no artifact of {told}"))
+
+
+def _current(current: Inputs) -> _Artifacts:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(current.portable, current.exports))
+    prefix = f"{current.name}."
+    return {
+        "bundle": _Artifact(components.table({"name": current.name, "version": current.version})),
+        **{f"{name.removeprefix(prefix)} (portable)": _portable(current, name) for name in current.exports},
+        **{name.removeprefix(prefix): _executable(current, name) for name in current.executables},
+    }
+
+
+def _portable(current: Inputs, name: str) -> _Artifact:
+    serialized, description, _ = current.portable(name)
+    return dataclasses.replace(_description(description), serialized=serialized)
+
+
+def _executable(current: Inputs, name: str) -> _Artifact:
+    from stagec.stages.compiled import made_from
+
+    export, spec = current.executables[name]
+    serialized, _, lowered_for = current.portable(export)
+    return _Artifact(
+        made_from(serialized, spec, lowered_for),
+        _identity(spec.function, spec.variant, spec.target.name, spec.bucket),
+    )
+
+
+def _bundle(archive: Archive) -> _Artifacts:
+    artifacts = {"bundle": _Artifact(components.table({key: archive.index[key] for key in ("name", "version")}))}
+    for name, function in archive.index["functions"].items():
+        portable = _Artifact(None, (function["function"], function["variant"], "", ""))
+        if "description" in function:
+            portable = _description(archive.read(function["description"], LARGEST))
+        serialized = archive.read(function["exported"], reading.LARGEST)
+        artifacts[f"{name} (portable)"] = dataclasses.replace(portable, serialized=serialized)
+        for executable in function["executables"]:
+            # An executable may be one member with others, a description never is.
+            stem = executable["description"].removesuffix(".json")
+            artifacts[stem] = _description(archive.read(executable["description"], LARGEST))
+    return artifacts
+
+
+def _description_at(path: Path) -> _Artifact:
+    return _description(reading.whole(path, LARGEST))
+
+
+def _description(text: bytes) -> _Artifact:
+    data = strict_json.parse(text, LARGEST)
+    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in (1, EXPORT_FORMAT):
+        _EXPORTED(data)
+        return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
+    description = Description.from_json(text)
+    identity = _identity(description.function, description.variant, description.target.name, description.bucket)
+    return _Artifact({name: dict(row) for name, row in description.components.items()}, identity)
+
+
+def _identity(function: str, variant: str, target: str, bucket: Mapping[str, int]) -> tuple[str, str, str, str]:
+    return function, variant, target, ", ".join(f"{name} = {size}" for name, size in sorted(bucket.items()))
+
+
+def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, components.Table]:
+    """Return the components of both artifacts, as far as they are known of both."""
+    if first.made_from is not None and second.made_from is not None:
+        tables = [dict(first.made_from), dict(second.made_from)]
+        if not all(components.INTERPRETER in table for table in tables):
+            for table in tables:
+                table.pop(components.INTERPRETER, None)
+        return tables[0], tables[1]
+    if first.serialized and second.serialized:
+        function = next((one.identity[0] for one in (first, second) if one.identity), "")
+        return _held(first.serialized, function), _held(second.serialized, function)
+    # A description alone: the other is compared by what both have.
+    known = first.made_from or second.made_from or {}
+    function = next((one.identity[0] for one in (first, second) if one.identity), "")
+    first_table, second_table = (
+        known if one.made_from is not None else _held(one.serialized, function) for one in (first, second)
+    )
+    common = [name for name in first_table if name in second_table or name.startswith("aval ")]
+    common += [name for name in second_table if name.startswith("aval ")]
+    return (
+        {name: row for name, row in first_table.items() if name in common},
+        {name: row for name, row in second_table.items() if name in common},
+    )
+
+
+_EXPORTED = json_shapes.record(
+    {
+        "function": json_shapes.text,
+        "variant": json_shapes.text,
+        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.text})),
+    },
+    rest=json_shapes.anything,
+)
+
+
+@functools.cache
+def _held(serialized: bytes, name: str) -> components.Table:
+    """Return the components that a portable artifact without a description has itself."""
+    found: components.Table = child.call(held, serialized, name)
+    return found
+
+
+def held(serialized: bytes, name: str) -> components.Table:
+    """Do that in this process, which jaxlib may end where the artifact is damaged.
+
+    name: of the function; "": as the artifact says. Raises ValueError where it is none.
+    """
+    exported = Exported.deserialize(serialized)
+    paths = map(argument_path, exported.in_tree.paths())
+    values: dict[str, object] = {f"aval {p}": str(a) for p, a in zip(paths, exported.in_avals, strict=True)}
+    values |= {"key platforms": list(exported.platforms), "devices": exported.nr_devices}
+    values["disabled checks"] = list(exported.disabled_safety_checks)
+    values["calling convention"] = exported.calling_convention_version
+    return {**components.source(name or exported.fun_name, exported.mlir_module_serialized), **components.table(values)}

@@ -1,0 +1,228 @@
+"""What `stagec inspect` tells of a file: a bundle, a portable artifact or a description of an executable."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import LARGEST, Description
+from stagec.core import child, json_shapes, reading, strict_json
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
+
+_START = 1000
+"""Bytes of a file that tell its kind."""
+_IDS = 16
+"""How many devices' ids a line tells."""
+
+
+def inspect(path: str) -> dict[str, Any]:
+    """Return a report on the file at `path`; "kind" says what it is. Native code reads it in a child process alone.
+
+    Raises StagecError when the file is none of the three kinds, or is damaged.
+    """
+    try:
+        start = reading.start(path, _START)
+        if start.startswith(b"PK"):
+            return _bundle(Archive(path))
+        if start.lstrip().startswith(b"{"):
+            return dict(json.loads(Description.from_json(reading.whole(path, LARGEST)).to_json()))
+        return dict(child.call(exported, reading.whole(path)))
+    except OSError as error:
+        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
+    except (LoadError, ValueError) as error:
+        what = str(error).removeprefix(f"{path}: ")
+        write = "give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)"
+        raise StagecError(Problem(path, "", what, write)) from error
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return the report for a person to read."""
+    match report["kind"]:
+        case "bundle":
+            return _bundle_text(report)
+        case "exported":
+            return _exported_text(report)
+    return _executable_text(report)
+
+
+def _bundle(archive: Archive) -> dict[str, Any]:
+    """The index, and of each executable how many operations and bytes it takes."""
+    archive.check_all()
+    report = copy.deepcopy(archive.index)
+    for function in report["functions"].values():
+        if "description" in function:
+            function["constants"] = _constants(archive.read(function["description"], LARGEST))
+        for executable in function["executables"]:
+            analysis = Description.from_json(archive.read(executable["description"], LARGEST)).analysis
+            executable |= {name: analysis[name] for name in ("flops", "peak_bytes")}
+    return report
+
+
+_CONSTANT = json_shapes.record({"name": json_shapes.text, "aval": json_shapes.text, "bytes": json_shapes.count})
+_DESCRIPTION = json_shapes.record({}, {"constants": json_shapes.array(_CONSTANT)}, rest=json_shapes.anything)
+
+
+def _constants(text: bytes) -> list[dict[str, Any]]:
+    """Return the large constants of a portable artifact, as its description says. Raises ValueError."""
+    data = strict_json.parse(text, LARGEST)
+    _DESCRIPTION(data)
+    return list(data.get("constants", ()))
+
+
+def exported(data: bytes) -> dict[str, Any]:
+    """Return the report on a portable artifact. Raises ValueError where it is none; jaxlib may end the process."""
+    from stagec.stages.exported import Exported
+
+    found = Exported.deserialize(data)
+    order, vjp = 0, found
+    while vjp.has_vjp():
+        order, vjp = order + 1, vjp.vjp()
+    return {
+        "kind": "exported",
+        "fun_name": found.fun_name,
+        **found.interface(),
+        "module_kept_var_idx": list(found.module_kept_var_idx),
+        "ordered_effects": list(found.ordered_effects),
+        "unordered_effects": list(found.unordered_effects),
+        "disabled_safety_checks": list(found.disabled_safety_checks),
+        "uses_global_constants": found.uses_global_constants,
+        "vjp_order": order,
+        "mlir_module_bytes": len(found.mlir_module_serialized),
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def _bundle_text(report: dict[str, Any]) -> str:
+    members = report["members"]
+    total = sum(member["bytes"] for member in members.values())
+    lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
+    if report["weights"]:
+        stored = {weight["member"] for weight in report["weights"].values()}
+        size = sum(members[member]["bytes"] for member in stored)
+        lines.append(f"  weights: {len(report['weights'])} arrays, {size:,} bytes")
+    for name, target in report["targets"].items():
+        lines.append(f"  target {name}: {_hardware(target)}")
+    rows = [("", "bytes", "flops", "peak bytes", "sha256")]
+    signatures = {}
+    for name, function in report["functions"].items():
+        signatures[len(rows)] = f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}"
+        entry = members[function["exported"]]
+        platforms = f"portable: {', '.join(function['platforms'])}"
+        rows.append((platforms, f"{entry['bytes']:,}", "", "", entry["sha256"][:12]))
+        for constant in function.get("constants", ()):
+            what = f"constant: {constant['name'] or 'an array'} {constant['aval']}"
+            rows.append((what, f"{constant['bytes']:,}", "", "", ""))
+        for executable in function["executables"]:
+            bucket = ", ".join(f"{dim} = {size}" for dim, size in executable["bucket"].items())
+            entry = members[executable["executable"]]
+            flops, peak = (_figure(executable[name]) for name in ("flops", "peak_bytes"))
+            what = " ".join(filter(None, (executable["target"], bucket)))
+            rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, (what, *figures, digest) in enumerate(rows):
+        lines += [signatures[number]] if number in signatures else []
+        columns = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:-1], strict=True)]
+        lines.append("  ".join([f"    {what:<{widths[0]}}", *columns, digest]))
+    return "\n".join(lines) + "\n"
+
+
+def _figure(value: float | str) -> str:
+    """A figure of an analysis: XLA does not say all of them."""
+    return value if isinstance(value, str) else f"{value:,.0f}"
+
+
+def _exported_text(report: dict[str, Any]) -> str:
+    return (
+        f"portable artifact of {report['fun_name']}: {report['bytes']:,} bytes, sha256 {report['sha256'][:12]}\n"
+        f"  platforms  {', '.join(report['platforms'])}\n"
+        f"  arguments  {', '.join(report['in_avals'])}\n"
+        f"  results    {', '.join(report['out_avals'])}\n"
+        f"  vjp order  {report['vjp_order']}\n"
+        + "".join(f"  calls      {name} ({kind})\n" for name, kind in report["custom_calls"].items())
+        + "".join(
+            f"  effect     {_class_name(effect)} ({kind})\n"
+            for kind in ("ordered", "unordered")
+            for effect in report[f"{kind}_effects"]
+        )
+    )
+
+
+def _class_name(text: str) -> str:
+    """Return the class's name in what JAX stores of an effect: `<class 'module.name'>`."""
+    return text.removeprefix("<class '").removesuffix("'>")
+
+
+def _hardware(target: dict[str, Any]) -> str:
+    """What a person wants to read of a target."""
+    return " ".join(
+        [target["platform"], *(str(target[key]) for key in ("isa", "device", "topology") if target.get(key))]
+    )
+
+
+def _executable_text(report: dict[str, Any]) -> str:
+    target = report["target"]
+    bucket = ", ".join(f"{dim} = {size}" for dim, size in report["bucket"].items())
+    lines = [
+        f"executable of {report['function']} for {target['name']} ({_hardware(target)})",
+        f"  size       {report['executable_bytes']:,} bytes, sha256 {report['executable_sha256'][:12]}",
+        *([f"  bucket     {bucket}"] if bucket else []),
+        f"  arguments  {', '.join(report['in_avals'])}",
+        f"  results    {', '.join(report['out_avals'])}",
+        *_assignment_lines(report["device_assignment"]),
+        *_analysis_lines(report["analysis"], report["cost_analysis"]),
+        f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
+    """The mesh, and which devices lie along it."""
+    if assignment is None:
+        return []
+    axes = zip(assignment["axis_names"], assignment["axis_sizes"], strict=True)
+    mesh = ", ".join(f"{name} = {size}" for name, size in axes) or "no mesh"
+    ids = list(map(str, assignment["device_ids"]))
+    listed = ", ".join([*ids[:_IDS], *(["..."] if len(ids) > _IDS else [])])
+    return [f"  devices    {len(ids)} ({mesh}), row by row: {listed}"]
+
+
+def _analysis_lines(analysis: dict[str, Any], cost_analysis: dict[str, float]) -> list[str]:
+    """What it takes, on one device, and what XLA counts."""
+    sizes = ", ".join(
+        f"{name} {_figure(analysis[key])}"
+        for name, key in (
+            ("arguments", "argument_bytes"),
+            ("outputs", "output_bytes"),
+            ("aliases", "alias_bytes"),
+            ("temporaries", "temporary_bytes"),
+            ("code", "code_bytes"),
+        )
+    )
+    calls = [
+        f"{_figure(entry['count'])} {kind} ({_figure(entry['bytes'])} bytes, {_figure(entry['sent_bytes'])} sent)"
+        for kind, entry in analysis["collectives"].items()
+    ]
+    roofline = analysis["roofline"]
+    if not isinstance(roofline, str):
+        parts = ", ".join(f"{name} {roofline[f'{key}_seconds']:.3g} s" for name, key in _BOUNDS.items())
+        roofline = f"{roofline['seconds']:.3g} s, bound by {roofline['bound']} ({parts})"
+    own = {name: _figure(cost_analysis.get(name, 0.0) if cost_analysis else "unknown") for name in _COUNTED}
+    return [
+        f"  peak       {_figure(analysis['peak_bytes'])} bytes on one device",
+        f"  memory     {sizes}",
+        f"  flops      {_figure(analysis['flops'])}",
+        f"  accesses   {_figure(analysis['bytes_accessed'])} bytes",
+        *([f"  exchanges  {', '.join(calls)}"] if calls else []),
+        f"  roofline   {roofline}",
+        f"  XLA says   flops {own['flops']}, accesses {own['bytes_accessed']} bytes, each loop once",
+        *(f"  unknown    {reason}" for reason in analysis["unknown"]),
+    ]
+
+
+_BOUNDS = {"compute": "compute", "memory": "memory", "links": "link"}
+_COUNTED = ("flops", "bytes_accessed")

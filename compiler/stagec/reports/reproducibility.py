@@ -1,0 +1,270 @@
+"""What `stagec reproduce` does: build artifacts again, twice, in fresh processes with everything varied that can be.
+
+Each build has its own folder, HOME, time zone, locale, hash seed, set of cores, umask, user name and, where libfaketime
+is installed, its own clock. Export and compile run as Bazel's actions run them. Artifacts are compared with what was
+built before and with each other; of a difference the first layer that has it is named, with a readable diff.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagec.backends.compilation import backend
+from stagec.core import specs
+from stagec.core.errors import Problem, StagecError
+from stagec.stages import mlir
+from stagec.stages.exported import Exported
+
+_SHOWN = 40
+"""Lines of a diff that are printed."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A portable artifact that was built: its name, its slice of the plan, and its files.
+
+    lowered: what JAX lowered for devices; None where no target has one.
+    """
+
+    name: str
+    spec: Path
+    exported: Path
+    description: Path
+    lowered: Path | None = None
+
+
+@dataclass(frozen=True)
+class Executable:
+    """An executable that was built: its name, the name of its export, its slice of the plan, and both files."""
+
+    name: str
+    export: str
+    spec: Path
+    executable: Path
+    description: Path
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a build differs from others in what must not matter.
+
+    folder: name of the folder that it runs in. env: variables. umask: of its files.
+    cores: how many of the process's cores it may use. clock: for libfaketime, "" for the real one.
+    """
+
+    folder: str
+    env: Mapping[str, str]
+    umask: int
+    cores: int
+    clock: str
+
+
+# MALLOC_ARENA_MAX (glibc) moves the memory of threads, and with it what XLA derives from addresses.
+VARIATIONS = (
+    Variation("a", {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C", "USER": "nobody"}, 0o022, 1, ""),
+    Variation(
+        "another place/with a longer name",
+        {
+            "PYTHONHASHSEED": "12345",
+            "TZ": "Asia/Kathmandu",
+            "LC_ALL": "C.UTF-8",
+            "LANG": "tr_TR.UTF-8",
+            "USER": "root",
+            "MALLOC_ARENA_MAX": "1",
+        },
+        0o077,
+        1024,
+        "2031-02-03 04:05:06",
+    ),
+)
+"""The two builds of `reproduce`."""
+
+
+def variation(number: int) -> Variation:
+    """Return the variation of the build `number` of many; equal numbers have equal variations."""
+    base = VARIATIONS[number % 2]
+    env = {**base.env, "PYTHONHASHSEED": str(number * 7919 % 4294967296), "TZ": f"XXX{number % 24 - 12}"}
+    clock = f"20{30 + number % 30}-01-{number % 27 + 1:02} 01:02:03" if base.clock else ""
+    return Variation(f"{base.folder}{number}", env, base.umask, number % 3 + 1, clock)
+
+
+def reproduce(
+    exports: Sequence[Export],
+    executables: Sequence[Executable],
+    roots: Sequence[str],
+    arguments: Sequence[str] = (),
+    plugins: Mapping[str, Path] | None = None,
+) -> tuple[list[str], int]:
+    """Build every artifact twice; return (what differs, a text for each artifact; how many artifacts were compared).
+
+    roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
+    plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
+    slice names it. Tracing another one with them would be something else: JAX imports what it finds.
+    Raises StagecError when a build fails.
+    """
+    command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(Path(__file__).parents[1] / "__main__.py")))]
+    found: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+        outs = []
+        for how in VARIATIONS:
+            folder = Path(scratch, how.folder)
+            copied = _copy_roots(roots, folder)
+            outs.append(folder / "out")
+            (folder / "out").mkdir()
+            for artifact in exports:
+                paths = [part for root in copied for part in ("--import-root", root)]
+                out = folder / "out" / f"{artifact.name}.exported"
+                words: list[str | Path] = ["export", "--spec", artifact.spec, "--output", out, *paths]
+                words += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
+                needed = specs.function_spec(artifact.spec.read_text()).plugins
+                packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
+                _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name, packages)
+            for one in executables:
+                stem = folder / "out" / one.name
+                # From the built export: a difference there is told once, and not again of every executable.
+                built = next(artifact for artifact in exports if artifact.name == one.export)
+                words = ["compile", "--spec", one.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
+                words += ["--lowered", built.lowered] if built.lowered else []
+                plugin = (plugins or {}).get(_platform(one))
+                _run([*command, *words, "--description", f"{stem}.json"], how, folder, one.name, plugin)
+        for artifact in exports:
+            name = f"{artifact.name}.exported"
+            different = _compare([artifact.exported, *(out / name for out in outs)])
+            # The description has the digest of the other file.
+            found += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
+            if artifact.lowered:
+                found += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
+        for one in executables:
+            found += _compare([one.executable, *(out / f"{one.name}.xla" for out in outs)], _platform(one))
+            found += _compare([one.description, *(out / f"{one.name}.json" for out in outs)])
+    return found, len(exports) + len(executables)
+
+
+def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:
+    """Return the first layer in which two artifacts of one kind differ, and a diff of it.
+
+    platform: of the executables, if they are such.
+    Layers: of a portable artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
+    "optimized HLO", "buffer assignment", "object code" and "container"; of a text "text".
+    """
+    layers = zip(_layers(first, platform), _layers(second, platform), strict=False)
+    for (layer, left, readable), (_, right, other) in layers:
+        if left != right:
+            return layer, _diff(readable, other, left, right)
+    return "container", _diff([], [], first, second)
+
+
+def _compare(files: Sequence[Path], platform: str = "cpu") -> list[str]:
+    """Compare the built file with both others, and these with each other."""
+    names = ("the built artifact", "the first build here", "the second build here")
+    data = [file.read_bytes() for file in files]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        if data[i] != data[j]:
+            layer, lines = first_difference(data[i], data[j], platform)
+            more = [f"    ... {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []
+            shown = [f"    {line[:200]}" for line in lines[:_SHOWN]] + more
+            text = f"{files[0].name}: {names[i]} and {names[j]} differ; the first layer that differs is the {layer}"
+            return ["\n".join([text, f"    --- {names[i]}", f"    +++ {names[j]}", *shown])]
+    return []
+
+
+def _layers(data: bytes, platform: str) -> Iterator[tuple[str, bytes, list[str]]]:
+    """Yield (name of the layer, its bytes, lines for a reader) from the first stage to the last."""
+    if data.lstrip().startswith(b"{"):
+        yield "text", data, data.decode("utf-8", "replace").splitlines()
+        return
+    if not data or data.startswith(b"PK"):
+        yield "container", data, []
+        return
+    try:
+        exported = Exported.deserialize(data)
+    except ValueError:
+        for name, part, text in backend(platform).layers(data):
+            yield name, part, text.splitlines()
+        return
+    with mlir.make_context() as context:
+        text = str(mlir.read_artifact(context, exported.mlir_module_serialized))
+    yield "StableHLO", exported.mlir_module_serialized, text.splitlines()
+    yield "container", data, []
+
+
+def _diff(first: list[str], second: list[str], left: bytes, right: bytes) -> list[str]:
+    lines = list(difflib.unified_diff(first, second, lineterm="", n=1))[2:]
+    if lines:
+        return lines
+    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    start = max(0, at - 16)
+    return [
+        f"{len(left):,} and {len(right):,} bytes, the first that differs is at {at:,}",
+        f"-{left[start : at + 16].hex(' ')}",
+        f"+{right[start : at + 16].hex(' ')}",
+    ]
+
+
+def _platform(one: Executable) -> str:
+    return specs.executable_spec(one.spec.read_text()).target.platform
+
+
+def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
+    """Copy the import roots into `folder`, so that sources have other paths; return the copies."""
+    copies = []
+    for number, root in enumerate(roots):
+        copy = folder / f"root{number}"
+        # Runfiles are links: what they point to is copied.
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__", ".git", "site-packages", "*.runfiles"))
+        copies.append(str(copy))
+    folder.mkdir(parents=True, exist_ok=True)
+    return copies
+
+
+def run_varied(
+    command: Sequence[str | Path], how: Variation, folder: Path, packages: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of stagec as `how` says, in `folder`, in a process of its own; return what it said.
+
+    packages: a folder of packages that it finds besides those that this process finds.
+    """
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    fixed = {"PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
+    env = {**passed, **fixed, "HOME": str(home), **how.env}
+    if packages:
+        env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
+    faketime = _faketime()
+    if how.clock and faketime:
+        env |= {"LD_PRELOAD": faketime, "FAKETIME": f"@{how.clock}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+    def prepare() -> None:
+        os.umask(how.umask)
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: how.cores])
+
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=env,
+        preexec_fn=prepare,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _run(command: Sequence[str | Path], how: Variation, folder: Path, name: str, packages: Path | None = None) -> None:
+    done = run_varied(command, how, folder, packages)
+    if done.returncode:
+        raise StagecError(Problem(name, "", f"building it again in {how.folder!r} failed", done.stderr.strip()))
+
+
+def _faketime() -> str:
+    """Return the path of libfaketime; "" where it is not installed."""
+    return next((str(path) for path in sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), "")

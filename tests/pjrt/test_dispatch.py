@@ -1,0 +1,180 @@
+"""Calls with numpy arrays go through jaxlib's `pjit` where that does the same, with JAX in the process and without."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jaxlib import _jax
+
+import stagec
+from stagec.loader.flat import Flat
+from tests.building import COMPILER, build
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+enable_x64 = true
+[functions.single]
+entry = "model:f"
+args = ["f32[4]", "f32[4]"]
+targets = ["cpu-avx2"]
+[functions.double]
+entry = "model:f"
+args = ["f64[4]", "f32[4]"]
+targets = ["cpu-avx2"]
+[functions.donating]
+entry = "model:f"
+args = ["f32[4]", "f32[4]"]
+donate_argnums = [0]
+targets = ["cpu-avx2"]
+"""
+MODEL = "def f(x, y):\n    return x + y, x\n"
+X, Y = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+FINE = np.array([1, 1, 1, 1 + 2**-40])
+"""No array of 32-bit floats."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dispatch")
+    (folder / "m.toml").write_text(MANIFEST)
+    (folder / "model.py").write_text(MODEL)
+    return build("m.toml", folder, folder)
+
+
+@pytest.fixture
+def bundle(built: Path) -> Iterator[stagec.Bundle]:
+    with stagec.load(built, policy="executable_only") as loaded:
+        yield loaded
+
+
+def dispatched(function: Any) -> list[bool]:
+    """Whether each of the calls that a function, or a flat one, remembers goes through `pjit`."""
+    known = function._prepared.values()
+    prepared = known if isinstance(function, Flat) else [run.__self__ for _, run in known]
+    return [type(one._call) is _jax.PjitFunction for one in prepared]
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "on_device", "quick"),
+    [
+        ("single", X, "", True),
+        ("single", X, "y", True),
+        ("single", X, "xy", False),  # nothing is converted
+        ("double", FINE, "", False),
+        ("double", FINE, "x", True),  # only what is converted counts
+        ("donating", X, "", False),
+    ],
+)
+def test_what_goes_through_pjit(bundle: stagec.Bundle, name: str, x: Any, on_device: str, quick: bool) -> None:
+    function = bundle[name]
+    arguments = [stagec.device_put(value) if key in on_device else value for key, value in (("x", x), ("y", Y))]
+    for called in (function, function.flat(*arguments)):
+        for _ in range(3):
+            total, same = called(*arguments)
+            assert np.asarray(total).tobytes() == (x + Y).tobytes()
+            assert np.asarray(same).tobytes() == x.tobytes()
+        assert dispatched(called) == [quick]
+
+
+@pytest.mark.parametrize("setting", [jax.disable_jit, lambda: jax.enable_x64(True), lambda: jax.log_compiles(True)])
+def test_settings_of_jax_change_no_results(bundle: stagec.Bundle, setting: Any) -> None:
+    for name, x in (("single", X), ("double", FINE)):
+        wanted = (x + Y).tobytes()
+        for context in (contextlib.nullcontext, setting, contextlib.nullcontext):
+            for _ in range(3):
+                with context():
+                    total, _ = bundle[name](x, Y)
+                assert total.tobytes() == wanted
+        with pytest.raises(stagec.CallError, match="has dtype"):
+            bundle[name](x.astype(np.float16), Y)
+    # An array of 64 bits is taken for one of 32, unless JAX says that it is what it is.
+    for called in (bundle["single"], bundle["single"].flat(X, Y)) * 2:
+        with jax.enable_x64(True), pytest.raises(stagec.CallError, match=r"args\[0\] has dtype float64, float32 is"):
+            called(FINE, Y)
+        total, _ = called(FINE, Y)
+        assert np.asarray(total).tobytes() == (FINE.astype(np.float32) + Y).tobytes()
+
+
+def test_a_call_while_jax_traces_is_a_call(bundle: stagec.Bundle) -> None:
+    def traced(z: jax.Array) -> jax.Array:
+        results = [bundle["single"](X, Y)[0] for _ in range(3)]
+        assert all(type(result) is np.ndarray for result in results)
+        return z + results[-1]
+
+    wanted = (Y + X + Y).tolist()
+    assert jax.jit(traced)(Y).tolist() == wanted
+    assert jax.vmap(traced)(Y[None])[0].tolist() == wanted
+    assert traced(Y).tolist() == wanted
+
+
+def test_an_error_of_xla_is_one_either_way(bundle: stagec.Bundle) -> None:
+    function = bundle["single"]
+    y = stagec.device_put(Y)
+    for _ in range(2):
+        function(X, y)
+    bundle["donating"](y, Y)
+    for called in (function, function.flat(X, Y)):
+        with pytest.raises(stagec.CallError) as refusal:
+            called(X, y)
+        assert (refusal.value.code, "args[1] was donated" in str(refusal.value)) == ("deleted", True)
+
+
+def test_what_is_remembered_goes_with_the_bundle(built: Path) -> None:
+    def executables() -> int:
+        return sum(type(thing) is _jax.PjitFunction for thing in gc.get_objects())
+
+    before = executables()
+    gc.disable()
+    try:
+        with stagec.load(built) as bundle:
+            for _ in range(2):
+                bundle["single"](X, Y)
+            assert executables() == before + 1
+        assert executables() == before  # at once, without a collection
+    finally:
+        gc.enable()
+
+
+IMPORTED_LATER = """
+import sys
+import numpy as np
+import stagec
+
+x, y = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+with stagec.load(sys.argv[1]) as bundle:
+    single = bundle["single"]
+    for _ in range(3):
+        assert single(x, y)[0].tolist() == [1, 2, 3, 4]
+    assert "jax" not in sys.modules
+    import jax
+    double = np.arange(3.0)
+    seen = []
+    traced = jax.jit(lambda x: seen.append(isinstance(x, jax.core.Tracer)) or x * 2)
+    assert traced(double).dtype == np.float32
+    with jax.enable_x64(True):
+        assert traced(double).dtype == np.float64
+        assert single(x, y)[0].tolist() == [1, 2, 3, 4]
+    with jax.disable_jit():
+        traced(double)
+        assert single(x, y)[0].tolist() == [1, 2, 3, 4]
+    assert seen == [True, True, False], seen
+    assert single(x, y)[0].tolist() == [1, 2, 3, 4]
+    single.flat(x, y)(x, y)
+"""
+
+
+def test_jax_may_be_imported_later(built: Path) -> None:
+    path = os.pathsep.join([*(entry for entry in sys.path if entry.endswith("site-packages")), str(COMPILER)])
+    command = [sys.executable, "-B", "-s", "-c", IMPORTED_LATER, str(built)]
+    done = subprocess.run(command, env={"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
