@@ -1,4 +1,4 @@
-"""The code itself: style, types, and which room may import which."""
+"""The code itself: style, types, and which package imports which."""
 
 import ast
 import subprocess
@@ -7,114 +7,60 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import COMPILER, ROOT
+from tests.building import ROOT
+from tools import imports
 
-# From the top of the house to the bottom: a room imports from rooms below it, and from its own.
-ROOMS = (
-    "cli",
-    "worker",
-    "comparison",
-    "explanation",
-    "autotuning",
-    "inputs",
-    "reproducibility",
-    "inspection",
-    "profiles",
-    "serving",
-    "manifest",
-    "frontends",
-    "bundle",
-    "stages",
-    "backends",
-    "runtime",
-    "vocabulary",
-)
-VOCABULARY = (
-    "avals",
-    "components",
-    "dimensions",
-    "errors",
-    "expressions",
-    "hardware",
-    "partitions",
-    "phases",
-    "reading",
-    "specs",
-    "trees",
-    "version",
-)
-PACKAGES = {
-    "cli": {"numpy"},
-    "worker": set(),
-    "comparison": set(),
-    "explanation": set(),
-    "autotuning": {"jaxlib"},
-    "inputs": set(),
-    "reproducibility": {"jaxlib"},
-    "inspection": set(),
-    "profiles": set(),
-    "serving": set(),
-    "manifest": {"pydantic", "pydantic_core"},
-    "frontends": {"jax", "jaxlib", "numpy"},
-    "bundle": {"cryptography"},
-    "stages": {"jaxlib", "flatbuffers"},
-    "backends": {"jaxlib"},
-    "runtime": {"cryptography", "jaxlib", "numpy", "ml_dtypes"},
-    "vocabulary": set(),
-}
+FILES = imports.modules()
+EDGES = imports.graph(FILES)
 
 
-def _room(parts: tuple[str, ...]) -> str | None:
-    """The room of a module below the package; None for the package's own __init__ and __main__."""
-    if not parts or parts[0].startswith("__"):
-        return None
-    return "vocabulary" if parts[0] in VOCABULARY else parts[0]
+def test_packages_import_what_the_table_says() -> None:
+    """tools/imports.py: `PACKAGES` has every import between packages, and none that nobody needs."""
+    assert imports.arrows(EDGES) == {name: set(one.imports) for name, one in imports.PACKAGES.items()}
 
 
-def _imports(path: Path) -> set[tuple[str, ...]]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {tuple(alias.name.split(".")) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = tuple((node.module or "").split("."))
-            found |= {(*module, alias.name) for alias in node.names} if module == ("stagec",) else {module}
-    return found
+def test_packages_of_others_are_those_of_the_table() -> None:
+    found: dict[str, set[str]] = {name: set() for name in imports.PACKAGES}
+    for name, path in FILES.items():
+        if package := imports.package(name):
+            others = {one for one in imports.imports(name, path, FILES) if one not in FILES}
+            found[package] |= others - sys.stdlib_module_names
+    assert found == {name: set(one.others) for name, one in imports.PACKAGES.items()}
 
 
-MODULES = sorted((COMPILER / "stagec").rglob("*.py"))
+def test_nothing_imports_in_circles() -> None:
+    assert imports.circles(imports.arrows(EDGES)) == []
+    assert imports.circles(EDGES) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(COMPILER)))
-def test_a_room_imports_from_rooms_below(path: Path) -> None:
-    room = _room(path.relative_to(COMPILER / "stagec").with_suffix("").parts)
-    if room is None:
-        return
-    for imported in _imports(path):
-        if imported[0] == "stagec":
-            target = _room(imported[1:])
-            assert target is None or ROOMS.index(target) >= ROOMS.index(room), f"{room} imports {target}"
-        elif imported[0] not in sys.stdlib_module_names:
-            assert imported[0] in PACKAGES[room], f"{room} imports {imported[0]}"
+def test_a_circle_is_found() -> None:
+    assert imports.circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+
+
+def test_the_page_has_the_table() -> None:
+    """`python3 tools/imports.py --write` writes it."""
+    text = imports.PAGE.read_text("utf-8")
+    assert imports.page(text) == text
+    assert imports.table() in text
+
+
+def test_every_package_is_listed() -> None:
+    folders = {path.parent.relative_to(imports.SOURCES) for path in FILES.values()} - {Path()}
+    assert {".".join(folder.parts) for folder in folders} == set(imports.PACKAGES)
 
 
 def test_expressions_are_parsed_in_one_place() -> None:
     """Python 3.11's parser is safe for one thread at a time: `expressions` has the lock."""
-    found = [path.name for path in MODULES if "ast.parse(" in path.read_text("utf-8")]
+    found = [path.name for path in sorted(FILES.values()) if "ast.parse(" in path.read_text("utf-8")]
     assert found == ["expressions.py"]
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     """What is read is data: docs/security.md."""
-    for path in MODULES:
-        assert not {"pickle", "marshal", "shelve", "copyreg"} & {imported[0] for imported in _imports(path)}, path
+    for name, path in FILES.items():
+        assert {"pickle", "marshal", "shelve", "copyreg"}.isdisjoint(imports.imports(name, path, FILES)), path
         calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {function.id for function in calls if isinstance(function, ast.Name)}, path
-
-
-def test_every_room_is_listed() -> None:
-    rooms = {_room(path.relative_to(COMPILER / "stagec").with_suffix("").parts) for path in MODULES}
-    assert rooms - {None} == set(ROOMS)
 
 
 def test_files_of_tests_have_names_of_their_own() -> None:

@@ -16,15 +16,20 @@ load("//rules/private:signing.bzl", "aot_signing")
 PLANNER_SOURCES = [
     "stagec/__init__.py",
     "stagec/__main__.py",
-    "stagec/core/avals.py",
     "stagec/backends/__init__.py",
     "stagec/backends/options.py",
     "stagec/cli/__init__.py",
     "stagec/cli/files.py",
     "stagec/cli/plan.py",
+    "stagec/core/__init__.py",
+    "stagec/core/avals.py",
     "stagec/core/dimensions.py",
     "stagec/core/errors.py",
     "stagec/core/expressions.py",
+    "stagec/core/partitions.py",
+    "stagec/core/reading.py",
+    "stagec/core/specs.py",
+    "stagec/core/version.py",
     "stagec/hardware/__init__.py",
     "stagec/hardware/autotuning.py",
     "stagec/hardware/catalog.py",
@@ -38,10 +43,6 @@ PLANNER_SOURCES = [
     "stagec/manifest/targets.py",
     "stagec/manifest/toml.py",
     "stagec/manifest/values.py",
-    "stagec/core/partitions.py",
-    "stagec/core/reading.py",
-    "stagec/core/specs.py",
-    "stagec/core/version.py",
 ]
 
 # What planning reads beside its code and the manifest: the checked-in hardware.

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from stagec.bundle import writing
 from stagec.bundle.archive import Archive, encode, encode_index
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.sources import OnDisk
-from stagec.bundle.writing import Inconsistent, Member, gather
+from stagec.bundle.writing import Inconsistent, Member
 from stagec.core.refusal import LoadError
 from stagec.core.specs import FunctionSpec, function_spec
 from stagec.core.version import VERSION
 from stagec.pjrt import compatibility
+from stagec.stages.exported import Exported
 from tests.building import COMPILER, checked, stagec
 
 FUNCTIONS = ("loop", "mlp")
@@ -37,6 +39,20 @@ def member(stem: Path, name: str = "") -> Member:
     """The files of a compile action, as a member called `name`."""
     files = (Path(f"{stem}{suffix}").read_bytes() for suffix in (".xla", ".json", ".stablehlo.mlirbc"))
     return Member(name or stem.name, *files)
+
+
+def gather(
+    name: str,
+    version: str,
+    exports: dict[str, bytes],
+    specs: dict[str, FunctionSpec],
+    members: list[Member],
+    descriptions: dict[str, bytes] | None = None,
+) -> dict[str, Any]:
+    """The members of a bundle, of exports that have descriptions or not."""
+    plain = [one for one in exports if one not in (descriptions or {})]
+    interfaces = {one: Exported.deserialize(exports[one]).interface() for one in plain}
+    return writing.gather(name, version, exports, specs, members, descriptions, interfaces=interfaces)
 
 
 def test_bytes_depend_on_the_content_alone(zoo: Path) -> None:

@@ -207,8 +207,8 @@ def test_a_named_target_needs_a_prepared_process() -> None:
     with pytest.raises(stagec.CannotCompile) as error:
         lower(model, PARAMS, X).compile(target=target)
     assert str(error.value) == (
-        "this process is not prepared to compile for server: call prepare_process(target) of stagec.backends.cpu.compiler "
-        "before jaxlib is first used, or compile for this machine (target=None)"
+        "this process is not prepared to compile for server: call prepare_process(target) of "
+        "stagec.backends.cpu.compiler before jaxlib is first used, or compile for this machine (target=None)"
     )
 
 

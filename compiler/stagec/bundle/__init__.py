@@ -1,1 +1,4 @@
-"""Bundles: exported artifacts and executables of a manifest in one file. It writes and reads the format, on the standard library alone."""
+"""Bundles: exported artifacts and executables of a manifest in one file.
+
+What reads and what writes the format, on the standard library alone.
+"""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.bundle import index
-from stagec.bundle.archive import FORMAT, INDEX, Content, content, digest, encode_index, members_table
+from stagec.bundle.archive import FORMAT, INDEX, Content, digest, encode_index, members_table
 from stagec.bundle.binding import Bindings
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.expiry import readable_until
@@ -45,15 +45,17 @@ def gather(
     descriptions: Mapping[str, bytes] | None = None,
     weights: Mapping[str, Mapping[str, Tensor]] | None = None,
     golden: Mapping[str, Mapping[str, Tensor]] | None = None,
+    interfaces: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Content]:
     """Return the members of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
 
     exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
     specs: the slice of each of `exports`.
-    descriptions: what each of `exports` was made from, and what it is: the module of one with a description is not
-        read. May be left out of those that bind no argument.
+    descriptions: what each of `exports` was made from, and what it is. No module is read here. May be left out of those
+        that bind no argument.
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
     golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
+    interfaces: what `Exported.interface` returns for each of `exports` without a description.
     Raises Inconsistent when an executable was not compiled from the export given, or is not the one described;
     StagecError when weights are not those that the bound arguments take.
     """
@@ -64,7 +66,7 @@ def gather(
     for full_name, exported in sorted(exports.items()):
         artifact, spec = full_name.removeprefix(f"{name}."), specs[full_name]
         given = (descriptions or {}).get(full_name)
-        described = _described(full_name, given, exported) if given else _undescribed(exported)
+        described = _described(full_name, given, exported) if given else _undescribed((interfaces or {})[full_name])
         versions = _versions(described)
         functions[artifact] = {
             "function": spec.name,
@@ -187,11 +189,9 @@ def _described(name: str, description: bytes, exported: Content) -> dict[str, An
     return data
 
 
-def _undescribed(exported: Content) -> dict[str, Any]:
-    """Return what a portable artifact without a description says itself."""
-    from stagec.stages.exported import Exported  # jaxlib: nothing else here needs it
-
-    return {**Exported.deserialize(bytes(content(exported))).interface(), "bound": {}, "components": {}}
+def _undescribed(interface: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of an exported artifact without a description."""
+    return {**interface, "bound": {}, "components": {}}
 
 
 def _versions(described: Mapping[str, Any]) -> dict[str, str]:

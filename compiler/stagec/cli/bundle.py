@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Sums, on_disk, print_json, read, read_text, read_weights, split, write_parts
 from stagec.core.errors import Problem, StagecError
+
+if TYPE_CHECKING:
+    from stagec.bundle.archive import Content
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +70,8 @@ def run(options: argparse.Namespace) -> None:
     golden = read_weights(options.golden)
     sums = Sums()
     try:
-        inputs = exports, slices, executables, descriptions, weights, golden
+        interfaces = {name: _interface(exported) for name, exported in exports.items() if name not in descriptions}
+        inputs = exports, slices, executables, descriptions, weights, golden, interfaces
         members = gather(options.name, options.version, *inputs)
         # Weights and executables are larger than memory may be: they are copied from file to file.
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
@@ -73,3 +79,11 @@ def run(options: argparse.Namespace) -> None:
         raise StagecError(Problem(options.output, "", str(error))) from error
     if options.json:
         print_json({"name": options.name, "output": options.output, **sums.to_plain()})
+
+
+def _interface(exported: Content) -> Mapping[str, Any]:
+    """Return what an exported artifact without a description says itself. What Bazel's actions bundle has one."""
+    from stagec.bundle.archive import content
+    from stagec.stages.exported import Exported
+
+    return Exported.deserialize(bytes(content(exported))).interface()

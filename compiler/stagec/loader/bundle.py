@@ -13,7 +13,8 @@ from stagec.bundle.archive import Archive
 from stagec.core.avals import Aval, parse_aval, physical
 from stagec.core.node_types import NodeTypes, Types
 from stagec.core.refusal import CallError, LoadError
-from stagec.loader.function import Compile, Function, Loaded
+from stagec.loader.function import Function
+from stagec.loader.loaded import Compile, Loaded
 from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
 from stagec.pjrt import compatibility, host
 from stagec.pjrt.arrays import dtype_of

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.core.avals import Aval
 from stagec.core.refusal import CallError
+from stagec.loader.loaded import Loaded
 from stagec.loader.selection import Shapes
 from stagec.pjrt.arrays import Array
 from stagec.pjrt.calling_convention import Signature
 from stagec.pjrt.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
-
-if TYPE_CHECKING:
-    from stagec.loader.function import Loaded
 
 
 class Flat:

@@ -3,63 +3,29 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from jaxlib import _jax
 
 from stagec.bundle import index
-from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.avals import Aval, num_bytes, parse_aval
-from stagec.core.node_types import NodeTypes
 from stagec.core.refusal import CallError, LoadError
 from stagec.core.trees import Tree
 from stagec.loader import selection
 from stagec.loader.flat import Flat
-from stagec.loader.selection import Asked, BoundArray, Offer, Selection, Shapes
+from stagec.loader.loaded import Loaded
+from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, host
-from stagec.pjrt.calling_convention import OMITTED, Convention, Interface, Signature
-from stagec.pjrt.executable import Executable
-from stagec.pjrt.host import Host
+from stagec.pjrt.calling_convention import OMITTED, Interface, Signature
 from stagec.pjrt.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.pjrt.shardings import Sharding
-from stagec.pjrt.weights import Bound, Weight, Weights
+from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
     from stagec.loader.padding import Fit, Padding
-
-Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
-"""Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
-
-
-@dataclass
-class Loaded:
-    """What the functions of a loaded bundle share.
-
-    archive: None when the bundle was closed. path, name: of the bundle.
-    devices: that the caller names, in order; empty: those of the platform. compile: None where nothing may be compiled.
-    locations: whether the files with source locations beside the bundle are read.
-    """
-
-    archive: Archive | None
-    path: str
-    name: str
-    host: Host
-    asked: Asked
-    types: NodeTypes
-    weights: Weights
-    devices: tuple[_jax.Device, ...] = ()
-    compile: Compile | None = None
-    locations: bool = True
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def devices_for(self, platform: str, count: int) -> Sequence[_jax.Device]:
-        """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count")."""
-        return self.devices[:count] if self.devices else clients.devices(platform, count)
 
 
 class Function:

@@ -1,7 +1,7 @@
 """What `stagec explain A B` tells: which components of two artifacts differ, by name (`stagec.core.components`).
 
-In the place of an artifact stand the current inputs (`stagec.reports.inputs`): all that one is made from is known before XLA
-compiles.
+In the place of an artifact stand the current inputs (`stagec.reports.inputs`): all that one is made from is known
+before XLA compiles.
 """
 
 from __future__ import annotations

@@ -1,0 +1,186 @@
+"""The import graph of the package: which packages there are, what each may import, and where it goes in circles.
+
+usage: python3 tools/imports.py [--write]
+
+Prints the graph in numbers, and every circle of modules. `--write` puts the table of packages into ARCHITECTURE.md.
+tests/test_code.py holds the code against `PACKAGES`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "compiler" / "stagec"
+PAGE = ROOT / "ARCHITECTURE.md"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of stagec: what it is about, the packages of stagec that it imports, and those of others."""
+
+    about: str
+    imports: tuple[str, ...] = ()
+    others: frozenset[str] = field(default_factory=frozenset)
+
+
+def _package(about: str, imports: str = "", others: str = "") -> Package:
+    return Package(about, tuple(imports.split()), frozenset(others.split()))
+
+
+# From the top to the bottom. Whoever adds an import between packages writes it here, and says in the change why.
+PACKAGES: Mapping[str, Package] = {
+    "cli": _package(
+        "the commands: argv, what they print, exit statuses",
+        "backends backends.cpu backends.cuda bundle core frontends hardware loader manifest pjrt reports stages worker",
+        "numpy",
+    ),
+    "worker": _package("Bazel's persistent worker: its messages, the fork of each action, what a fork may see", "core"),
+    "reports": _package(
+        "what people ask of artifacts: inspect, diff, explain, profile, reproduce, autotune",
+        "backends backends.cuda bundle core hardware manifest pjrt stages",
+        "jaxlib",
+    ),
+    "manifest": _package(
+        "TOML to checked models to a plan; the JSON Schema", "core hardware", "pydantic pydantic_core"
+    ),
+    "frontends": _package(
+        "a function to an Exported; no other package imports JAX or runs a model's code",
+        "bundle core loader pjrt stages",
+        "jax jaxlib numpy",
+    ),
+    "loader": _package(
+        "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",
+        "backends bundle core pjrt stages",
+        "jaxlib numpy",
+    ),
+    "stages": _package(
+        "Exported, Lowered, Compiled", "backends backends.cpu bundle core costs pjrt", "flatbuffers jaxlib"
+    ),
+    "backends.cpu": _package("XLA's compiler for CPUs", "backends core pjrt", "jaxlib"),
+    "backends.cuda": _package("XLA's compiler for NVIDIA devices", "backends core costs hardware pjrt", "jaxlib"),
+    "backends.tpu": _package("XLA's compiler for TPUs", "backends core costs hardware pjrt", "jaxlib"),
+    "backends": _package(
+        "what the compilers of all platforms have in common: `Backend`, options, changes to XLA's code",
+        "core costs pjrt",
+        "jaxlib",
+    ),
+    "pjrt": _package("what runs XLA: clients, arrays, executables, calls", "bundle core", "jaxlib ml_dtypes numpy"),
+    "bundle": _package("the format of bundles, both sides; provenance and signatures", "core", "cryptography"),
+    "costs": _package("what an optimized program costs, counted in its HLO", "core"),
+    "hardware": _package("devices and topologies, from manifests/targets", "core"),
+    "core": _package("the vocabulary: avals, trees, specs, errors, phases"),
+}
+
+
+def modules(sources: Path = SOURCES) -> dict[str, Path]:
+    """Return the file of each module by its name below stagec; a package's `__init__` has the package's name."""
+    found = {}
+    for path in sorted(sources.rglob("*.py")):
+        parts = path.relative_to(sources).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def package(module: str) -> str:
+    """Return which package a module is in: the folder that it lies in, and "" for stagec's own face."""
+    return module if module in PACKAGES else module.rpartition(".")[0]
+
+
+def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules that a file imports, wherever it does: ours without "stagec.", others by their first name."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for full in names:
+            first, _, below = full.partition(".")
+            if first != "stagec":
+                yield first
+            else:
+                yield below if below in known else below.rpartition(".")[0]
+
+
+def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Return which of our modules each of our modules imports."""
+    return {name: {one for one in imports(name, path, known) if one in known} - {name} for name, path in known.items()}
+
+
+def arrows(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return which packages each package imports."""
+    found: dict[str, set[str]] = {name: set() for name in PACKAGES}
+    for name, others in edges.items():
+        if own := package(name):
+            found[own] |= {package(other) for other in others} - {own, ""}
+    return found
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return what imports itself by way of others: sets of nodes that all reach each other, each sorted."""
+    reached = {name: _reached(edges, name) for name in edges}
+    together = {tuple(sorted(one for one in edges if one in reached[name] and name in reached[one])) for name in edges}
+    return sorted(list(one) for one in together if one)
+
+
+def _reached(edges: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [*edges[start]]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += edges[name]
+    return found
+
+
+def floors(packages: Mapping[str, set[str]]) -> dict[str, int]:
+    """Return how many packages lie below each, on the longest way down. There must be no circle."""
+    found: dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in found:
+            found[name] = max((floor(below) + 1 for below in packages[name]), default=0)
+        return found[name]
+
+    return {name: floor(name) for name in packages}
+
+
+def table() -> str:
+    """Return the table of packages for ARCHITECTURE.md."""
+    rows = ["| package | what it is about | imports of ours | of others |", "| --- | --- | --- | --- |"]
+    for name, one in PACKAGES.items():
+        others = ", ".join(sorted(one.others))
+        rows.append(f"| `{name.replace('.', '/')}` | {one.about} | {', '.join(one.imports)} | {others} |")
+    return "\n".join(rows) + "\n"
+
+
+def page(text: str) -> str:
+    """Return ARCHITECTURE.md with the table of today."""
+    return re.sub(r"(<!-- packages -->\n).*?(?=<!-- end -->)", lambda found: found[1] + table(), text, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Print the graph in numbers."""
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+        return
+    edges = graph(modules())
+    between = arrows(edges)
+    round_and_round = circles(between)
+    levels = "" if round_and_round else f" on {max(floors(between).values()) + 1} layers"
+    print(f"{len(between)} packages{levels}, {sum(map(len, between.values()))} imports between them")
+    print(f"{len(edges)} modules, {sum(map(len, edges.values()))} imports between them")
+    print(f"circles of packages: {round_and_round or 'none'}")
+    print(f"circles of modules: {circles(edges) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()
