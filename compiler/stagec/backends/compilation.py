@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from stagec.backends import options
+from stagec.backends.options import suggestion
+from stagec.core import compiler_options as options
 from stagec.core.errors import StagecError
 from stagec.core.specs import CompilerOption
 from stagec.costs.links import Links
@@ -137,7 +138,7 @@ def set_options(settings: xla_client.CompileOptions, compiler_options: Mapping[s
 
 def _no_option(name: str) -> CannotCompile:
     what = f"this jaxlib's XLA has no option {name}"
-    return CannotCompile(what, f"compiler_options.{name}", options.suggestion(name))
+    return CannotCompile(what, f"compiler_options.{name}", suggestion(name))
 
 
 def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:

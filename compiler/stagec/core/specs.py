@@ -122,7 +122,7 @@ class CpuTarget:
     parallelism: int
     """Into how many partitions XLA may split an operation."""
     compiler_options: Mapping[str, CompilerOption]
-    """XLA flags without their dashes, and the others that `backends.options` knows."""
+    """XLA flags without their dashes, and the others that `core.compiler_options` knows."""
     platform: Literal["cpu"] = "cpu"
 
     def told(self) -> list[str]:

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stagec.backends import options as compiler_options
-from stagec.core import reading
+from stagec.core import compiler_options, reading
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import CpuTarget as CpuSpec
 from stagec.core.specs import CudaTarget as CudaSpec

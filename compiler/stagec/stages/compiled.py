@@ -22,11 +22,11 @@ from stagec.backends import analysis, compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule, DoesNotFit, Hardware
 from stagec.backends.cpu import compiler as cpu
 from stagec.backends.cpu import x86
-from stagec.backends.options import told
 from stagec.bundle import archive, index
 from stagec.bundle.description import Description, DeviceAssignment, Target
 from stagec.core import components, json_shapes, phases
 from stagec.core.avals import Aval
+from stagec.core.compiler_options import told
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import CallError, LoadError
 from stagec.core.specs import CompilerOption, ExecutableSpec, Scalar, TargetSpec
