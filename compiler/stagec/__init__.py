@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from stagec.pjrt.arrays import device_put, make_array_from_single_device_arrays
     from stagec.pjrt.clients import devices
     from stagec.stages.compiled import Compiled
-    from stagec.stages.exported import Exported, NotExported
-    from stagec.stages.lowered import CannotLower, Lowered
+    from stagec.stages.errors import CannotLower, NotExported
+    from stagec.stages.exported import Exported
+    from stagec.stages.lowered import Lowered
     from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 
 __version__ = VERSION
@@ -80,8 +81,9 @@ _MODULES = {
     "core.refusal": ("CallError", "LoadError"),
     "loader.serving": ("load",),
     "stages.compiled": ("Compiled",),
-    "stages.exported": ("Exported", "NotExported"),
-    "stages.lowered": ("CannotLower", "Lowered"),
+    "stages.errors": ("CannotLower", "NotExported"),
+    "stages.exported": ("Exported",),
+    "stages.lowered": ("Lowered",),
     "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
     "core.trees": ("PyTreeNode",),
 }

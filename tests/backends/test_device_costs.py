@@ -31,7 +31,7 @@ import dataclasses
 backend = compilation.backend(platform)
 backend.prepare_process(catalog.target("v5e:1x1" if platform == "tpu" else "h200"))
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import lower_exported
+from stagec.stages.lowering import lower_exported
 found = {}
 for given in targets:
     name, target, topology = given.split(" ")

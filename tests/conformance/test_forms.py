@@ -10,7 +10,7 @@ import pytest
 
 import stagec
 from stagec.frontends import kernels
-from stagec.stages.lowered import lower_exported
+from stagec.stages.lowering import lower_exported
 from tests.conformance.operations import OPERATIONS
 from tests.conformance.views import portable
 

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from stagec.costs import collectives, hlo, totals
 from stagec.costs.collectives import Exchange, groups, sent_bytes
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import lower_exported
+from stagec.stages.lowering import lower_exported
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def compile_all(platform: str, exported: Path, out: Path, only: list[str]) -> No
 
     hardware = target(platform)
     backend(platform).prepare_process(hardware)
-    from stagec.stages.compiled import compile_exported
+    from stagec.stages.building import compile_exported
 
     for name in shuffled(only or [file.stem for file in exported.glob("*.exported")]):
         child = os.fork()

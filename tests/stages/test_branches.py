@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from stagec.stages import mlir
 from stagec.stages.branches import inline_known_branches
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import lower_exported
+from stagec.stages.lowering import lower_exported
 
 MODULE = """
 func.func public @main(%arg0: tensor<i32>) -> tensor<i32> {{

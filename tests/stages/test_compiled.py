@@ -19,8 +19,11 @@ from stagec.bundle.description import DeviceAssignment
 from stagec.core.avals import parse_aval
 from stagec.core.specs import CpuTarget
 from stagec.stages.compiled import Compiled
+from stagec.stages.errors import CannotLower
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import ArgInfo, CannotLower, Lowered, lower_exported
+from stagec.stages.info import ArgInfo
+from stagec.stages.lowered import Lowered
+from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import Format, GSPMDSharding, Layout, Mesh, SingleDeviceSharding
 from tests.building import COMPILER
 
@@ -487,7 +490,7 @@ import sys
 sys.modules["jax"] = None
 import numpy as np
 import stagec
-from stagec.stages.lowered import lower_exported
+from stagec.stages.lowering import lower_exported
 folder = sys.argv[1]
 read = lambda name: open(f"{folder}/{name}", "rb").read()
 inputs = np.load(f"{folder}/inputs.npz")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagec.stages.exported import Exported, NotExported
+from stagec.stages.errors import NotExported
+from stagec.stages.exported import Exported
 from tests.zoo import effects
 
 

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from stagec.core.specs import Limits
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import lower_exported
+from stagec.stages.lowering import lower_exported
 from tests.building import checked, stagec, write_specs
 
 MODEL = """

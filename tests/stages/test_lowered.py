@@ -14,8 +14,9 @@ from stagec.core.avals import parse_aval
 from stagec.core.refusal import CallError
 from stagec.loader.serving import compile_exported
 from stagec.pjrt.clients import devices
+from stagec.stages.errors import CannotLower, SizesDoNotFit
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import CALLING_CONVENTIONS, CannotLower, SizesDoNotFit, lower_exported
+from stagec.stages.lowering import CALLING_CONVENTIONS, lower_exported
 
 
 def exported(zoo: Path, function: str) -> Exported:

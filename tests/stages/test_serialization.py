@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from stagec.core.avals import Aval
-from stagec.stages.exported import Exported, NotExported
+from stagec.stages.errors import NotExported
+from stagec.stages.exported import Exported
 
 FIELDS = (
     *("fun_name", "in_tree", "out_tree", "nr_devices", "platforms", "ordered_effects", "unordered_effects"),

@@ -16,7 +16,7 @@ import pytest
 import stagec
 from stagec.core.avals import parse_aval
 from stagec.frontends.wrapped import Traced, Wrapped
-from stagec.stages.lowered import ArgInfo
+from stagec.stages.info import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 from tests.conformance.views import portable
 

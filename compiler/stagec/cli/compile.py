@@ -27,8 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preload() -> None:
-    import stagec.stages.compiled
-    import stagec.stages.limits
+    import stagec.stages.building
+    import stagec.stages.compiling
     import stagec.stages.serialization  # noqa: F401
     from stagec.backends.cpu import compiler as cpu
 
@@ -52,20 +52,20 @@ def run(options: argparse.Namespace) -> None:
 
 def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
-        from stagec.stages import compiled
+        from stagec.stages import building
 
     if options.stablehlo or options.hlo_before:
-        _, lowered = compiled.lower(serialized, spec, lowered_for)
+        _, lowered = building.lower(serialized, spec, lowered_for)
         for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
             if path:
                 write_whole(path, lowered.as_text(dialect).encode())
     if options.hlo_after:
-        write_whole(options.hlo_after, compiled.optimized_hlo(serialized, spec, lowered_for).encode())
+        write_whole(options.hlo_after, building.optimized_hlo(serialized, spec, lowered_for).encode())
 
 
 def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
-        from stagec.stages.compiled import compile_exported
+        from stagec.stages.building import compile_exported
         from stagec.stages.limits import advice
 
     started = time.monotonic()

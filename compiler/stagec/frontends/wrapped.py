@@ -23,7 +23,9 @@ from stagec.frontends import callbacks, exporting, kernels
 from stagec.frontends.pytrees import check, to_tree
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
-from stagec.stages.lowered import ArgInfo, Lowered, lower_exported
+from stagec.stages.info import ArgInfo
+from stagec.stages.lowered import Lowered
+from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import NamedSharding
 
 _SETTINGS: Any = jax.config

@@ -65,7 +65,7 @@ def _time(current: Inputs, export: str, spec: ExecutableSpec) -> list[Result]:
     from jaxlib.mlir import ir
 
     from stagec.stages import mlir
-    from stagec.stages.compiled import lower, problem
+    from stagec.stages.building import lower, problem
 
     serialized, _, lowered_for = current.portable(export)
     _, lowered = lower(serialized, spec, lowered_for)

@@ -218,7 +218,7 @@ def _portable(current: Inputs, name: str) -> _Artifact:
 
 
 def _executable(current: Inputs, name: str) -> _Artifact:
-    from stagec.stages.compiled import made_from
+    from stagec.stages.building import made_from
 
     export, spec = current.executables[name]
     serialized, _, lowered_for = current.portable(export)

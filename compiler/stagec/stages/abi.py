@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.core.avals import Aval
 from stagec.core.trees import argument_path
 from stagec.costs import hlo
+from stagec.stages.program import Program
 from stagec.stages.shardings import NamedSharding
-
-if TYPE_CHECKING:
-    from stagec.stages.lowered import Lowered
 
 _TYPE = re.compile(r"[a-z0-9]+\[([^\]]*)\](?:\{([\d,]*):?([^}]*)\})?")
 _TILES, _TILE = re.compile(r"T(?:\([\d,]+\))+"), re.compile(r"\(([\d,]+)\)")
 
 
-def of_module(lowered: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
+def of_module(program: Program, text: str) -> dict[str, list[dict[str, Any]]]:
     """Return "parameters" and "results" of an executable, in the order in which PJRT takes and gives them.
 
-    text: the optimized HLO that XLA made of `lowered`. Arguments that the program drops are no parameters. Of each:
+    text: the optimized HLO that XLA made of `program`. Arguments that the program drops are no parameters. Of each:
 
     path: the argument or result, such as `args[0]['w']`.
     dtype, shape: of the whole array. shard_shape: of the part on one device, which is what PJRT takes and gives there.
@@ -31,23 +29,23 @@ def of_module(lowered: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
         addend. memory_kind: where it lies in another memory than the device's own, which one ("pinned_host").
     """
     parameters, results = hlo.entry_types(text)
-    paths = list(map(argument_path, lowered.in_tree.paths()))
+    paths = list(map(argument_path, program.in_tree.paths()))
     return {
         "parameters": [
             {
-                **_array(paths[i], lowered.flat_in_avals[i], lowered.in_shardings[i], kind, memory),
-                "donated": lowered.donated[i],
+                **_array(paths[i], program.flat_in_avals[i], program.in_shardings[i], kind, memory),
+                "donated": program.donated[i],
             }
-            for i, kind, memory in zip(lowered.kept_var_idx, parameters, lowered.in_memory_kinds, strict=True)
+            for i, kind, memory in zip(program.kept_var_idx, parameters, program.in_memory_kinds, strict=True)
         ],
         "results": [
             _array(f"result{path}", aval, sharding, kind, memory)
             for path, aval, sharding, kind, memory in zip(
-                lowered.out_tree.paths(),
-                lowered.flat_out_avals,
-                lowered.out_shardings,
+                program.out_tree.paths(),
+                program.flat_out_avals,
+                program.out_shardings,
                 results,
-                lowered.out_memory_kinds,
+                program.out_memory_kinds,
                 strict=True,
             )
         ],

@@ -12,7 +12,7 @@ from stagec.bundle import archive, index
 from stagec.core import json_shapes
 from stagec.core.refusal import LoadError
 from stagec.core.specs import TargetSpec
-from stagec.stages.exported import NotExported
+from stagec.stages.errors import NotExported
 
 _INDEX = json_shapes.record(
     {

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from jaxlib import xla_client
 
@@ -17,23 +17,17 @@ from stagec.core.avals import Aval
 from stagec.core.dimensions import DimensionError, solve
 from stagec.core.node_types import NodeTypes
 from stagec.core.refusal import CallError
-from stagec.core.trees import Tree, TreeMismatch, argument_path
+from stagec.core.trees import TreeMismatch, argument_path
 from stagec.stages import mlir
+from stagec.stages.artifact import Artifact, OneSharding
 from stagec.stages.shardings import NamedSharding, named_sharding
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
-OneSharding: TypeAlias = NamedSharding | xla_client.HloSharding | None
-"""How one array is split; None: not specified. Bytes from before January 2026 have XLA's form, without axis names."""
-
-
-class NotExported(ValueError):
-    """The bytes are not a serialized `Exported` that this version can read."""
-
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Artifact):
     """A JAX function lowered to StableHLO.
 
     Fields and methods are those of `jax.export.Exported`
@@ -58,31 +52,12 @@ class Exported:
     the serialization (empty: all on the device), and the vector-Jacobian product or what makes it.
     """
 
-    fun_name: str
-    in_tree: Tree
-    in_avals: tuple[Aval, ...]
-    out_tree: Tree
-    out_avals: tuple[Aval, ...]
-    nr_devices: int
-    platforms: tuple[str, ...]
-    ordered_effects: tuple[str, ...]
-    unordered_effects: tuple[str, ...]
-    disabled_safety_checks: tuple[str, ...]
-    mlir_module_serialized: bytes = field(repr=False)
-    calling_convention_version: int
-    module_kept_var_idx: tuple[int, ...]
-    uses_global_constants: bool
-    _in_shardings: tuple[OneSharding, ...]
-    _out_shardings: tuple[OneSharding, ...]
-    _memory_spaces: tuple[int, ...] = ()
-    _vjp: Exported | Callable[[], Exported] | None = field(default=None, repr=False)
-
     @staticmethod
     def deserialize(serialized: bytes | bytearray) -> Exported:
         """Read what `serialize`, here or in JAX, wrote. Raises NotExported when the bytes are something else."""
         from stagec.stages import serialization
 
-        return serialization.read(bytes(serialized))
+        return serialization.read(Exported, bytes(serialized))
 
     def serialize(self, vjp_order: int = 0) -> bytes:
         """Return the bytes that `jax.export.deserialize` reads.
@@ -128,21 +103,6 @@ class Exported:
             "calling_convention_version": self.calling_convention_version,
         }
 
-    def has_vjp(self) -> bool:
-        """Whether `vjp` can be called."""
-        return self._vjp is not None
-
-    def vjp(self) -> Exported:
-        """Return the vector-Jacobian product, itself exported.
-
-        Its arguments are flat: those of this function, then a cotangent for each result; its results are a tuple of
-        cotangents, one for each argument. A cotangent of integers has dtype f0: an array of bools, all False.
-        Raises ValueError when it was not exported.
-        """
-        if self._vjp is None:
-            raise ValueError("No VJP is available")
-        return self._vjp if isinstance(self._vjp, Exported) else self._vjp()
-
     def mlir_module(self, serialized: bool = True) -> Any:
         """Return the module as StableHLO text with locations, or as an `ir.Module` when `serialized` is False."""
         with mlir.make_context() as context:
@@ -164,7 +124,7 @@ class Exported:
         return self._compiled_for(args, kwargs)(*args, **kwargs)
 
     def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        from stagec.stages.lowered import lower_exported
+        from stagec.stages.lowering import lower_exported
 
         sizes = self._sizes(args, kwargs)
         key = tuple(sorted(sizes.items()))

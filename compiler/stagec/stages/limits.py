@@ -16,10 +16,6 @@ from stagec.bundle.description import Description
 from stagec.core.avals import DTYPES, Aval
 from stagec.core.errors import Problem
 from stagec.core.specs import ExecutableSpec
-from stagec.core.trees import argument_path
-from stagec.stages import mlir
-from stagec.stages.exported import Exported
-from stagec.stages.lowered import Lowered
 
 _LARGEST = 8
 """How many arrays a message lists."""
@@ -29,18 +25,18 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def exceeded(
-    description: Description, program: str, hardware: Hardware, exported: Exported, spec: ExecutableSpec
+    description: Description, program: str, hardware: Hardware, names: Sequence[str], spec: ExecutableSpec
 ) -> Iterator[Problem]:
     """Yield what is over a limit of `spec`, or over the memory of the device.
 
-    program: the optimized HLO as text. exported: what it was made of; it has the names of arguments.
+    program: the optimized HLO as text. names: of the arguments that it takes.
     A figure that is not known is over its limit, unless that is allowed, and within the memory of the device.
     """
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
         what = f"peak memory {told(peak)} is over the {told(hardware.memory)} that one {hardware.device_kind} has"
-        yield Problem(spec.manifest, spec.key, what, _table(description, program, exported), _about(spec))
+        yield Problem(spec.manifest, spec.key, what, _table(description, program, names), _about(spec))
     counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
     figures: dict[str, tuple[Any, float | None]] = {
         "peak_memory": (peak, limits.peak_memory),
@@ -65,7 +61,7 @@ def exceeded(
             write = "leave the limit out, or write allow_unknown = true beside it"
         elif figure > limit:
             what = f"{name} {' is over the limit of '.join(_pair(key, figure, limit))}"
-            write = _table(description, program, exported) if key == "peak_memory" else ""
+            write = _table(description, program, names) if key == "peak_memory" else ""
             write = _moved(description) if key.startswith("collectives") else write
         else:
             continue
@@ -94,13 +90,14 @@ def advice(spec: ExecutableSpec, seconds: float) -> Problem | None:
     return Problem(spec.manifest, f"{spec.limits.key}.compile_time", what)
 
 
-def does_not_fit(error: DoesNotFit, exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Problem:
+def does_not_fit(
+    error: DoesNotFit, names: Sequence[str], avals: Sequence[Aval], nr_devices: int, spec: ExecutableSpec
+) -> Problem:
     """Return the problem of a program that XLA itself finds too large for the device.
 
     XLA's table of buffers gets the names of arguments for their numbers. Where it gives none there are no sizes on one
-    device, so arguments are listed whole.
+    device, so arguments are listed whole. names, avals: of the arguments that the program takes.
     """
-    names = _arguments(exported, lowered.kept_var_idx)
 
     def named(match: re.Match[str]) -> str:
         index = int(match[1])
@@ -108,10 +105,9 @@ def does_not_fit(error: DoesNotFit, exported: Exported, lowered: Lowered, spec: 
 
     write = re.sub(r"\bArgument (\d+)\b", named, error.write)
     if not write:
-        avals = [lowered.flat_in_avals[i] for i in lowered.kept_var_idx]
         largest = sorted(zip(avals, names, strict=True), key=lambda pair: -_aval_size(pair[0]))[:_LARGEST]
         rows = [(told(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
-        head = "largest, on all devices together:" if lowered.nr_devices > 1 else "largest:"
+        head = "largest, on all devices together:" if nr_devices > 1 else "largest:"
         write = "\n".join([head, *_rows(rows)])
     return Problem(spec.manifest, spec.key, str(error), write, _about(spec))
 
@@ -139,7 +135,7 @@ def _about(spec: ExecutableSpec) -> str:
     return f"{name} for {spec.target.name}{bucket}"
 
 
-def _table(description: Description, program: str, exported: Exported) -> str:
+def _table(description: Description, program: str, names: Sequence[str]) -> str:
     """The largest arrays on one device, and which argument or result each is."""
     analysis = description.analysis
     sums = [
@@ -152,7 +148,7 @@ def _table(description: Description, program: str, exported: Exported) -> str:
     ]
     if analysis["alias_bytes"] not in (0, UNKNOWN):
         sums[-1] += f" ({told(analysis['alias_bytes'])} of them in the memory of arguments)"
-    arguments = dict(enumerate(_arguments(exported, description.kept_var_idx)))
+    arguments = dict(enumerate(names))
     results = {index: f"result{path}" for index, path in enumerate(description.out_tree.paths())}
     rows = []
     for buffer in buffers(program)[:_LARGEST]:
@@ -175,13 +171,3 @@ def _moved(description: Description) -> str:
     found = description.analysis["collectives"].items()
     every = ((kind, entry) for kind, entry in found if UNKNOWN not in entry.values())
     return ", ".join(f"{entry['count']:,} {kind} of {told(entry['bytes'])} in all" for kind, entry in every)
-
-
-def _arguments(exported: Exported, kept_var_idx: Sequence[int]) -> list[str]:
-    """For each argument that the program takes, how a person knows it: "params['w']", with the parameter's name.
-
-    JAX stores that in the module; where it is not there, "args[0]['w']".
-    """
-    paths = list(exported.in_tree.paths())
-    stored = mlir.argument_names(exported.mlir_module_serialized, len(kept_var_idx))
-    return [name or argument_path(paths[i]) for name, i in zip(stored, kept_var_idx, strict=True)]

@@ -16,10 +16,12 @@ from jaxlib import xla_client
 
 from stagec.core.avals import Aval, parse_aval
 from stagec.core.trees import LEAF, Tree
-from stagec.stages.exported import Exported, NotExported, OneSharding
+from stagec.stages.artifact import Artifact, OneSharding
+from stagec.stages.errors import NotExported
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Artifact)
 
 # enum DType, by value.
 # fmt: off
@@ -41,16 +43,16 @@ _DEEPEST = 100
 """Levels of a tree, as in JSON (`strict_json.DEEPEST`)."""
 
 
-def read(serialized: bytes) -> Exported:
-    """Read what `jax.export.Exported.serialize` wrote. Raises NotExported when the bytes are something else."""
+def read(kind: type[A], serialized: bytes) -> A:
+    """Read what `jax.export.Exported.serialize` wrote, as a `kind`. Raises NotExported when it is something else."""
     try:
-        return _read_exported(_Table.root(serialized))
+        return _read_exported(kind, _Table.root(serialized))
     # flatbuffers checks nothing: what a wrong offset raises depends on where it points.
     except (ValueError, IndexError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise NotExported(f"not a serialized jax.export.Exported ({error or type(error).__name__})") from error
 
 
-def write(exported: Exported, vjp_order: int) -> bytes:
+def write(exported: Artifact, vjp_order: int) -> bytes:
     """Return the bytes of `exported` with `vjp_order` orders of its vector-Jacobian products.
 
     Raises ValueError when it has fewer, or a dtype that the format does not have.
@@ -146,7 +148,7 @@ class _Table:
         return bytes(self._table.Bytes[start + 4 : start + 4 + length])
 
 
-def _read_exported(table: _Table) -> Exported:
+def _read_exported(kind: type[A], table: _Table) -> A:
     # Since version 10 avals, meshes and shardings are stored once and named by index; older bytes list them.
     unique_avals = [_read_aval(aval) for aval in table.tables(19)]
     unique_meshes = [_read_mesh(mesh) for mesh in table.tables(20)]
@@ -168,7 +170,7 @@ def _read_exported(table: _Table) -> Exported:
     in_shardings, out_shardings = shardings(24, 7), shardings(25, 8)
     memory_spaces = tuple(space for _, space in (*in_avals, *out_avals))
     vjp = table.table(17)
-    exported = Exported(
+    exported = kind(
         fun_name=table.text(1),
         in_tree=in_tree,
         in_avals=tuple(aval for aval, _ in in_avals),
@@ -187,13 +189,13 @@ def _read_exported(table: _Table) -> Exported:
         _in_shardings=in_shardings or (None,) * len(in_avals),
         _out_shardings=out_shardings or (None,) * len(out_avals),
         _memory_spaces=() if set(memory_spaces) <= {DEVICE_MEMORY} else memory_spaces,
-        _vjp=_read_exported(vjp) if vjp else None,
+        _vjp=_read_exported(kind, vjp) if vjp else None,
     )
     _check(exported)
     return exported
 
 
-def _check(exported: Exported) -> None:
+def _check(exported: Artifact) -> None:
     """Raise ValueError where fields do not belong together; offsets that were changed often give such values."""
     count, kept = len(exported.in_avals), exported.module_kept_var_idx
     if list(kept) != sorted({index for index in kept if index < count}):
@@ -292,7 +294,7 @@ class _Writer:
     def __init__(self, builder: flatbuffers.Builder) -> None:
         self._builder = builder
 
-    def exported(self, exported: Exported, vjp_order: int) -> int:
+    def exported(self, exported: Artifact, vjp_order: int) -> int:
         builder = self._builder
         if vjp_order > 0 and not exported.has_vjp():
             raise ValueError(

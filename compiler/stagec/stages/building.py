@@ -1,0 +1,163 @@
+"""What a manifest asks for: an exported artifact becomes the executable of a target and a bucket, within its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shlex
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from stagec.backends import compilation
+from stagec.backends.compilation import CannotCompile, DoesNotFit
+from stagec.core import components, phases
+from stagec.core.errors import Problem, StagecError
+from stagec.core.specs import ExecutableSpec
+from stagec.core.trees import argument_path
+from stagec.core.version import VERSION
+from stagec.pjrt import compatibility, locations
+from stagec.stages import by_device, limits, mlir
+from stagec.stages.compiled import Compiled
+from stagec.stages.describing import fields
+from stagec.stages.errors import CannotLower, NotExported
+from stagec.stages.exported import Exported
+from stagec.stages.lowered import Lowered
+from stagec.stages.lowering import lower_exported
+from stagec.stages.shardings import NamedSharding
+
+
+def compile_exported(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
+    """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
+
+    lowered_for: what JAX lowers for devices, where that is another module (`by_device`): an executable is made of that.
+    The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
+    compiled, or is over a limit.
+    """
+    exported, lowered = lower(serialized, spec, lowered_for)
+    compiled = _compile(exported, lowered, spec)
+    stablehlo = mlir.to_portable(lowered.module)
+    description = compiled.description._replace(
+        manifest=spec.manifest,
+        function=spec.function,
+        variant=spec.variant,
+        bucket=dict(sorted(spec.bucket.items())),
+        exported_sha256=hashlib.sha256(serialized).hexdigest(),
+        stablehlo_sha256=hashlib.sha256(stablehlo).hexdigest(),
+        components=_made_from(exported, lowered, spec),
+    )
+    hardware = compilation.backend(spec.target.platform).hardware(spec.target)
+    problems = list(limits.exceeded(description, compiled.as_text(), hardware, _names(exported, lowered), spec))
+    if problems:
+        raise StagecError(*problems)
+    return dataclasses.replace(compiled, description=description, stablehlo=stablehlo)
+
+
+def optimized_hlo(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> str:
+    """Return what XLA makes of the program of `compile_exported`, as HLO text; also where that is over a limit.
+
+    The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
+    compiled.
+    """
+    return _compile(*lower(serialized, spec, lowered_for), spec).as_text()
+
+
+def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Compiled:
+    try:
+        return lowered.compile(target=spec.target)
+    except DoesNotFit as error:
+        avals = [lowered.flat_in_avals[i] for i in lowered.kept_var_idx]
+        found = limits.does_not_fit(error, _names(exported, lowered), avals, lowered.nr_devices, spec)
+        raise StagecError(found) from error
+    except CannotCompile as error:
+        raise problem(error, spec, _how_to_locate(error, lowered)) from error
+
+
+def made_from(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> components.Table:
+    """Return the components of the executable that `compile_exported` makes of the same, without compiling.
+
+    Raises StagecError when it cannot be lowered.
+    """
+    return _made_from(*lower(serialized, spec, lowered_for), spec)
+
+
+@phases.phase("refine")
+def lower(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> tuple[Exported, Lowered]:
+    """Specialize a serialized `Exported` as `spec` says; return it, or that for the target's device, too.
+
+    Raises StagecError when it cannot be.
+    """
+    try:
+        exported = Exported.deserialize(by_device.read(lowered_for, spec.target) or serialized)
+        return exported, lower_exported(exported, spec.target.platform, spec.bucket)
+    except (NotExported, CannotLower) as error:
+        raise StagecError(Problem(spec.manifest, spec.key, str(error))) from error
+
+
+def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> components.Table:
+    backend = compilation.backend(spec.target.platform)
+    try:
+        hardware = backend.hardware(spec.target)
+    except CannotCompile as error:
+        raise problem(error, spec) from error
+    paths = [*map(argument_path, lowered.in_tree.paths()), *(f"result{path}" for path in lowered.out_tree.paths())]
+    shardings = (*lowered.in_shardings, *lowered.out_shardings)
+    return components.of_executable(
+        {
+            "function": spec.function,
+            "target": {
+                **fields(spec.target),
+                "device_kind": hardware.device_kind,
+                "requires": list(hardware.requires),
+            },
+            "bucket": dict(sorted(spec.bucket.items())),
+            "in_tree": lowered.in_tree.to_json(),
+            "in_avals": list(map(str, lowered.flat_in_avals)),
+            "out_tree": lowered.out_tree.to_json(),
+            "out_avals": list(map(str, lowered.flat_out_avals)),
+            "donated": lowered.donated,
+            "kept_var_idx": lowered.kept_var_idx,
+            "shardings": {path: _told(sharding) for path, sharding in zip(paths, shardings, strict=True) if sharding},
+            "versions": {"jaxlib": compatibility.version(), "stagec": VERSION, **(hardware.versions or {})},
+        },
+        exported.mlir_module_serialized,
+        backend.environment(spec.target),
+    )
+
+
+def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:
+    """Return the error of an executable with its place in the manifest. write: what to do, where `error` has none."""
+    key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
+    return StagecError(Problem(spec.manifest, key, str(error), error.write or write))
+
+
+def _how_to_locate(error: CannotCompile, lowered: Lowered) -> str:
+    """Say how to find the lines of the model that XLA's message is about; "" where it is about no operation."""
+    with mlir.make_context():
+        operations = locations.of_module(ir.Module.parse(lowered.module))
+    found = locations.locate(str(error.__cause__ or error), operations)
+    names = list(dict.fromkeys(operation.name or operation.target or operation.opcode for operation in found))
+    if not names:
+        return ""
+    return (
+        f"it is about {', '.join(names)}; to see the lines, build the function with --output_groups=debug and write\n"
+        f"stagec locate FILE.debug.mlir {shlex.quote(names[0])}"
+    )
+
+
+def _told(sharding: Any) -> str:
+    """Return a sharding as text for a reader."""
+    if not isinstance(sharding, NamedSharding):
+        return str(sharding)
+    mesh = ", ".join(f"{name} = {size}" for name, size in sharding.mesh.shape.items())
+    return f"{sharding.spec} over {mesh}"
+
+
+def _names(exported: Exported, lowered: Lowered) -> list[str]:
+    """For each argument that the program takes, how a person knows it: "params['w']", with the parameter's name.
+
+    JAX stores that in the module; where it is not there, "args[0]['w']".
+    """
+    paths = list(exported.in_tree.paths())
+    stored = mlir.argument_names(exported.mlir_module_serialized, len(lowered.kept_var_idx))
+    return [name or argument_path(paths[i]) for name, i in zip(stored, lowered.kept_var_idx, strict=True)]

@@ -1,0 +1,69 @@
+"""Compiling a program for a target, or for the CPU in front of us, without JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from jaxlib.mlir import ir
+
+from stagec.backends import compilation
+from stagec.backends.compilation import CannotCompile
+from stagec.bundle.description import Target
+from stagec.core import phases
+from stagec.core.compiler_options import told
+from stagec.core.specs import CompilerOption, TargetSpec
+from stagec.pjrt import compatibility
+from stagec.pjrt.custom_calls import register_custom_calls
+from stagec.stages import mlir
+from stagec.stages.compiled import Compiled
+from stagec.stages.describing import describe, mesh_of, settings
+from stagec.stages.on_host import compile_for_host
+from stagec.stages.program import Program
+
+
+def compile_program(program: Program, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
+    """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
+    refusal = compatibility.refusal()
+    if refusal:
+        raise CannotCompile(refusal)
+    options = compilation.checked(options)
+    platform = target.platform if target else "cpu"
+    if program.platform != platform:
+        raise CannotCompile(
+            f"{program.fun_name} is lowered for {program.platform}; "
+            f"{f'target {target.name} is for' if target else 'without a target, it is compiled for'} {platform}"
+        )
+    if target is None:
+        return compile_for_host(program, options)
+    if platform == "cpu":
+        register_custom_calls(program.custom_calls)
+    backend = compilation.backend(platform)
+    if any(os.environ.get(name) != value for name, value in backend.environment(target).items()):
+        raise CannotCompile(
+            f"this process is not prepared to compile for {target.name}: call prepare_process(target) of "
+            f"stagec.backends.{platform}.compiler before jaxlib is first used, or compile for this machine (target=None)"
+        )
+    named = dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+    hardware, mesh = backend.hardware(named), mesh_of(program)
+    sizes = mesh.axis_sizes if mesh else (program.nr_devices,) if program.nr_devices > 1 else ()
+    with phases.phase("compile"), mlir.make_context():
+        module = backend.compile_module(ir.Module.parse(program.module), named, sizes)
+    description = describe(
+        program,
+        Target(
+            name=named.name,
+            platform=named.platform,
+            device_kind=hardware.device_kind,
+            requires=hardware.requires,
+            compiler_options=dict(sorted(told(named.compiler_options).items())),
+            settings=settings(named),
+        ),
+        module,
+        hardware,
+        mesh,
+    )
+    versions = {**description.versions, **(hardware.versions or {})}
+    description = description._replace(versions=dict(sorted(versions.items())))
+    return Compiled(module.executable, description, module.hlo, mesh)

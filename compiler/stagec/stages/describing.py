@@ -1,0 +1,103 @@
+"""The description of an executable that XLA made of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from stagec.backends import analysis
+from stagec.backends.compilation import CompiledModule, Hardware
+from stagec.bundle.description import Description, DeviceAssignment, Target
+from stagec.core import phases
+from stagec.core.compiler_options import told
+from stagec.core.specs import Scalar, TargetSpec
+from stagec.core.version import VERSION
+from stagec.pjrt import compatibility
+from stagec.pjrt.custom_calls import TOOLCHAIN, provider
+from stagec.stages import abi, mlir
+from stagec.stages.program import Program
+from stagec.stages.shardings import Mesh, NamedSharding
+
+
+@phases.phase("analyze")
+def describe(
+    program: Program,
+    target: Target,
+    module: CompiledModule,
+    hardware: Hardware,
+    mesh: Mesh | None,
+) -> Description:
+    """Describe an executable that comes from no manifest."""
+    return Description(
+        manifest="",
+        function=program.fun_name,
+        variant="",
+        target=target,
+        bucket={},
+        in_tree=program.in_tree,
+        in_avals=program.flat_in_avals,
+        out_tree=program.out_tree,
+        out_avals=program.flat_out_avals,
+        nr_devices=program.nr_devices,
+        device_assignment=_assignment(module, mesh),
+        kept_var_idx=program.kept_var_idx,
+        donated=program.donated,
+        # XLA adds calls of its own and drops dead ones: the optimized program is what runs.
+        custom_calls={name: _provider(program, name) for name in sorted(_custom_calls(module.hlo))},
+        cost_analysis=module.cost_analysis,
+        memory_analysis=module.memory_analysis,
+        analysis=analysis.of_module(module, hardware),
+        versions={"jaxlib": compatibility.version(), "stagec": VERSION},
+        abi=abi.of_module(program, module.hlo),
+        exported_sha256="",
+        stablehlo_sha256="",
+        executable_sha256=hashlib.sha256(module.executable).hexdigest(),
+        executable_bytes=len(module.executable),
+        components={},
+    )
+
+
+def mesh_of(program: Program) -> Mesh | None:
+    """Return the mesh of the module's shardings: the named one, which knows types of axes, or the declared one."""
+    if program.nr_devices == 1:
+        return None
+    named = [s.mesh for s in (*program.in_shardings, *program.out_shardings) if isinstance(s, NamedSharding)]
+    with mlir.make_context():
+        axes = mlir.mesh(ir.Module.parse(program.module)) or {}
+    declared = Mesh(tuple(axes.values()), tuple(axes))
+    return next((mesh for mesh in (*named, declared) if mesh.size == program.nr_devices), None)
+
+
+def _assignment(module: CompiledModule, mesh: Mesh | None) -> DeviceAssignment | None:
+    if len(module.device_ids) == 1:
+        return None
+    axes = (mesh.axis_names, mesh.axis_sizes) if mesh else ((), ())
+    return DeviceAssignment(*axes, tuple(module.device_ids), tuple(map(tuple, module.coords)))
+
+
+def settings(target: TargetSpec) -> dict[str, Scalar]:
+    """Return the fields that only targets of this platform have."""
+    common = ("name", "platform", "compiler_options")
+    return {key: value for key, value in fields(target).items() if key not in common}
+
+
+def fields(target: TargetSpec) -> dict[str, Any]:
+    """Return the fields of a target, with a digest in the place of a whole file."""
+    found = dataclasses.asdict(target)
+    found["compiler_options"] = told(target.compiler_options)
+    if found.get("autotuning_results"):
+        found["autotuning_results"] = hashlib.sha256(found["autotuning_results"].encode()).hexdigest()
+    return found
+
+
+def _provider(program: Program, name: str) -> str:
+    """Return who provides a custom call of the optimized program: XLA's compiler itself, where the module has none."""
+    return provider(name) if name in program.custom_calls or program.platform == "cpu" else TOOLCHAIN
+
+
+def _custom_calls(hlo: str) -> set[str]:
+    return set(re.findall(r'custom_call_target="([^"]+)"', hlo))

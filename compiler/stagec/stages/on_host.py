@@ -1,0 +1,89 @@
+"""Compiling for the devices of this process, with JAX's own settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from jaxlib import _jax, xla_client
+from jaxlib.mlir import ir
+
+from stagec.backends import compilation
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware
+from stagec.backends.cpu import compiler as cpu
+from stagec.backends.cpu import x86
+from stagec.bundle.description import Target
+from stagec.core.compiler_options import told
+from stagec.core.specs import CompilerOption
+from stagec.pjrt import arrays, clients, host, turns
+from stagec.pjrt.calling_convention import Signature
+from stagec.pjrt.custom_calls import register_custom_calls
+from stagec.pjrt.executable import Executable
+from stagec.stages import mlir
+from stagec.stages.compiled import Compiled
+from stagec.stages.describing import describe, mesh_of
+from stagec.stages.program import Program
+
+
+def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) -> Compiled:
+    """Compile for the CPU in front of us; what the program may need is what this CPU has."""
+    loaded = load(program, options, clients.devices("cpu", program.nr_devices))
+    serialized = bytes(loaded.loaded.serialize())
+    hlo = str(loaded.loaded.hlo_modules()[0].to_string())
+    features = cpu.stored_features(serialized)
+    requires = tuple(flag for flag in sorted(host.cpu_flags()) if x86.llvm_names([flag]) <= features)
+    # XLA stores preferences of the code generator as well, and calls them missing when the executable is loaded.
+    raw = cpu.canonicalize(serialized, x86.BASELINE | x86.llvm_names(requires))
+    target = Target(
+        name="host",
+        platform="cpu",
+        device_kind=cpu.stored_cpu_name(serialized),
+        requires=requires,
+        compiler_options=dict(sorted(told(options).items())),
+        settings={"isa": "", "parallelism": os.cpu_count() or 1},
+    )
+    figures = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
+    module, mesh = CompiledModule(raw, *figures, hlo, range(program.nr_devices)), mesh_of(program)
+    description = describe(program, target, module, Hardware(target.device_kind), mesh)
+    compiled = Compiled(raw, description, hlo, mesh)
+    signature = Signature(program.fun_name, description)
+    signature.executable = loaded
+    compiled.__dict__["_signature"] = signature
+    return compiled
+
+
+def load(program: Program, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
+    """Compile for devices of this process with JAX's own settings: XLA chooses shardings where none is given.
+
+    devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.
+    """
+    if program.platform == "cpu":
+        register_custom_calls(program.custom_calls)
+    count = program.nr_devices
+    settings = xla_client.CompileOptions()
+    settings.num_replicas, settings.num_partitions = 1, count
+    build = settings.executable_build_options
+    build.use_spmd_partitioning = True
+    kept = [program.in_shardings[i] for i in program.kept_var_idx]
+    build.allow_spmd_sharding_propagation_to_parameters = [s is None for s in kept]
+    build.allow_spmd_sharding_propagation_to_output = [s is None for s in program.out_shardings]
+    compilation.set_options(settings, options)
+    with mlir.make_context():
+        module = ir.Module.parse(program.module)
+        # Exports from before Shardy have no mesh, and shardings in the older form.
+        build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
+        settings.device_assignment = clients.assignment([device.id for device in devices])
+        try:
+            with turns.for_this_machine():
+                loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
+        except _jax.JaxRuntimeError as error:
+            raise compilation.refusal(str(error), options) from error
+    parameters, results = (
+        [(tuple(map(int, aval.shape)), arrays.dtype_of(aval)) for aval in avals]
+        for avals in ([program.flat_in_avals[i] for i in program.kept_var_idx], program.flat_out_avals)
+    )
+    kinds = {number: kind for number, kind in enumerate(program.in_memory_kinds) if kind}
+    try:
+        return Executable(loaded, parameters, results, devices, kinds)
+    except ValueError as error:
+        raise CannotCompile(f"{program.fun_name} cannot be called: {error}") from error
