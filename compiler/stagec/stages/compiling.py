@@ -42,8 +42,9 @@ def compile_program(program: Program, options: Mapping[str, CompilerOption], tar
     backend = compilation.backend(platform)
     if any(os.environ.get(name) != value for name, value in backend.environment(target).items()):
         raise CannotCompile(
-            f"this process is not prepared to compile for {target.name}: call prepare_process(target) of "
-            f"stagec.backends.{platform}.compiler before jaxlib is first used, or compile for this machine (target=None)"
+            f"this process is not prepared to compile for {target.name}: call prepare_process(target) "
+            f"of stagec.backends.{platform}.compiler before jaxlib is first used, "
+            "or compile for this machine (target=None)"
         )
     named = dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
     hardware, mesh = backend.hardware(named), mesh_of(program)
