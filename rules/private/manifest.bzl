@@ -25,6 +25,7 @@ PLANNER_SOURCES = [
     "stagec/core/dimensions.py",
     "stagec/core/errors.py",
     "stagec/core/expressions.py",
+    "stagec/core/frontends.py",
     "stagec/core/partitions.py",
     "stagec/core/reading.py",
     "stagec/core/specs.py",

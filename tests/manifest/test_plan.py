@@ -113,6 +113,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "golden": {},
         "devices": [],
         "plugins": [],
+        "frontend": "jax",
     }
     assert planned == {
         "format": 1,

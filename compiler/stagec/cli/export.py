@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import sys
@@ -39,7 +40,9 @@ def run(options: argparse.Namespace) -> None:
 
     spec = specs.function_spec(read_text(options.spec))
     with phases.phase("import"):
-        frontend = importlib.import_module(f"stagec.frontends.{'stablehlo' if spec.is_module else 'jax'}")
+        from stagec.frontends.frontend import frontend as frontend_of
+
+        frontend = frontend_of(spec.frontend)
     if options.debug_output:
         write_whole(options.debug_output, frontend.export_with_locations(spec, options.import_root).encode())
     if options.jaxpr:
@@ -47,7 +50,6 @@ def run(options: argparse.Namespace) -> None:
     if not options.output:
         return
     with phases.phase("export"):
-        serialized: bytes
         serialized, lowered_for = frontend.export(spec, options.import_root)
         if spec.padding:
             from stagec.frontends import padding
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
             bound = binding.resolve(spec, serialized, frontend.parameters(spec, options.import_root))
         from stagec.frontends import constants
 
-        large = constants.find(spec, serialized)
+        large = constants.find(serialized, functools.partial(frontend.named_arrays, spec))
     for problem in constants.advice(spec, large):
         sys.stderr.write(f"{problem}\n")
     write_whole(options.output, serialized)

@@ -86,14 +86,17 @@ def of_export(
     spec: the function's slice of the plan. stablehlo: the module. avals: path of the argument -> aval.
     versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.
     """
-    # Devices change none of its bytes; plugins are told by their versions.
-    told = ("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins")
+    # Devices change none of its bytes, plugins have versions, and the entry shows the frontend.
+    shown_otherwise = (
+        *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
+        "frontend",
+    )
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
     values |= {
         f"sharding {key}" if "sharding" in key or key == "mesh" else f"key {key}": value
         for key, value in sorted(spec.items())
-        if key not in told
+        if key not in shown_otherwise
     }
     values["environment enable_x64"] = spec["enable_x64"]
     values |= {

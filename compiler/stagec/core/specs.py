@@ -38,7 +38,7 @@ class FunctionSpec:
     manifest: str
     """Path of the manifest, relative to the workspace; files that `args` names are relative to its folder."""
     entry: str
-    """`package.module:attribute`, or the path of a StableHLO file relative to the manifest's folder."""
+    """`package.module:attribute`, or the path of a file relative to the manifest's folder."""
     args: Sequence[Any]
     """A tree of avals in canonical spelling for each positional argument; empty where `avals` is given."""
     kwargs: Mapping[str, Any]
@@ -84,10 +84,8 @@ class FunctionSpec:
     plugins: Sequence[str] = ()
     """Platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic."""
 
-    @property
-    def is_module(self) -> bool:
-        """Whether the entry is a StableHLO file."""
-        return ":" not in self.entry
+    frontend: str = "jax"
+    """Which of `frontends.FRONTENDS` makes an exported artifact of the entry, by its name."""
 
     @property
     def artifact(self) -> str:

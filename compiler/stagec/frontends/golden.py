@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.export
 import numpy as np
 
 from stagec.bundle.safetensors import Tensor
@@ -15,8 +14,9 @@ from stagec.core.avals import DTYPES, Aval, evaluate_shape, physical
 from stagec.core.errors import StagecError, nearest
 from stagec.core.specs import FunctionSpec
 from stagec.core.trees import argument_path
-from stagec.frontends import jax as frontend
 from stagec.frontends import user_code
+from stagec.frontends.frontend import frontend
+from stagec.frontends.jax import KEY_IMPLEMENTATIONS, devices_mesh
 from stagec.loader import trials
 from stagec.pjrt.arrays import dtype_of
 from stagec.stages.exported import Exported
@@ -49,21 +49,14 @@ def make(
     jax.config.update("jax_num_cpu_devices", exported.nr_devices)
 
     def call() -> list[Any]:
-        function: Any
-        if spec.is_module:
-            jax.config.update("jax_enable_x64", True)  # a module has the dtypes that it has
-            portable = jax.export.deserialize(bytearray(serialized))
-            function, structure = portable.call, portable.in_tree
-        else:
-            staged = frontend.stage(spec, import_roots)
-            function, structure = staged.jitted, jax.tree.structure((staged.args, staged.kwargs))
+        function, structure = frontend(spec.frontend).reference(spec, import_roots, serialized)
 
         # PRNG keys are made in a jit of ours: an array that lies on a device has no place in the mesh of the other.
         def run(leaves: list[Any]) -> list[Any]:
             args, kwargs = jax.tree.unflatten(structure, map(_logical, leaves, avals))
             return list(map(_words, jax.tree.leaves(function(*args, **kwargs))))
 
-        with jax.set_mesh(frontend.devices_mesh(spec)) if spec.mesh else contextlib.nullcontext():
+        with jax.set_mesh(devices_mesh(spec)) if spec.mesh else contextlib.nullcontext():
             return list(map(np.asarray, jax.jit(run)(values)))
 
     results = user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")
@@ -113,7 +106,7 @@ _NAMES = {DTYPES[name].numpy_name: name for name in sorted(DTYPES)}
 
 def _logical(value: Any, aval: Aval) -> Any:
     if aval.dtype.startswith("key<"):
-        return jax.random.wrap_key_data(value, impl=frontend.KEY_IMPLEMENTATIONS[aval.dtype])
+        return jax.random.wrap_key_data(value, impl=KEY_IMPLEMENTATIONS[aval.dtype])
     return value
 
 

@@ -25,7 +25,8 @@ from stagec.core.avals import DTYPES, Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
-from stagec.frontends import callbacks, exporting, kernels, pytrees, source_locations, user_code
+from stagec.frontends import callbacks, closures, exporting, kernels, pytrees, source_locations, user_code
+from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
 
@@ -149,6 +150,18 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     except (TypeError, ValueError):
         return []  # a builtin
     return [parameter.name for parameter in found if parameter.kind in positional and parameter.name not in spec.static]
+
+
+def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
+    """Yield the arrays that the function closed over, and those of its module that it uses."""
+    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
+    yield from closures.arrays(function, least)
+
+
+def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
+    """Return the function itself under `jax.jit`, not what was exported of it."""
+    staged = stage(spec, import_roots)
+    return staged.jitted, jax.tree.structure((staged.args, staged.kwargs))
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:

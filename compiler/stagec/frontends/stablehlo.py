@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from stagec.core.avals import Aval
 from stagec.core.specs import FunctionSpec
 from stagec.core.trees import LEAF, Tree
 from stagec.core.version import VERSION
+from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import compatibility, custom_calls
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
@@ -105,6 +106,21 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     """Return no names: the arguments of a module have positions alone."""
     return []
+
+
+def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
+    """Yield nothing: a module's constants have no names."""
+    yield from ()
+
+
+def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
+    """Return what JAX calls of the artifact: nothing was traced that it could be compared with."""
+    import jax  # as another process would call it; nothing else here needs JAX
+    import jax.export
+
+    jax.config.update("jax_enable_x64", True)  # a module has the dtypes that it has
+    portable = jax.export.deserialize(bytearray(serialized))
+    return portable.call, portable.in_tree
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:

@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stagec.core import reading
+from stagec.core import frontends, reading
 from stagec.core.errors import Problem, StagecError, nearest, show
+from stagec.core.frontends import Frontend
 from stagec.core.specs import TargetSpec
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import TOPOLOGY
@@ -197,9 +198,9 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
         if isinstance(mesh, str) and mesh not in meshes:
             write = nearest(mesh, meshes) or f"add a table [meshes.{key_path((mesh,))}]"
             yield Problem(file, key_path((*where, "mesh")), f'unknown mesh "{mesh}"', write)
-        yield from _module_keys(function, where, file)
+        yield from _meaningless_keys(function, where, file)
         written = [key for key in ("args", "kwargs") if key in function]
-        if _is_module(function.get("entry")):
+        if _frontend(function).endings:
             pass
         elif "avals" in function and written:
             what = f"{' and '.join(written)} and avals both say what the arguments are"
@@ -218,24 +219,18 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
                     yield Problem(file, key_path((*where, *location, key)), what, "keep one of the two")
 
 
-def _is_module(entry: object) -> bool:
-    return isinstance(entry, str) and ":" not in entry and entry.endswith((".mlir", ".mlirbc"))
+def _frontend(function: Mapping[str, Any]) -> Frontend:
+    entry = function.get("entry")
+    return frontends.of_entry(entry if isinstance(entry, str) else "")
 
 
-def _module_keys(function: Mapping[str, Any], where: tuple[str, str], file: str) -> Iterator[Problem]:
-    """Keys that have no meaning where the entry is a StableHLO module: nothing is traced there."""
-    if not _is_module(function.get("entry")):
-        return
-    for key in _TRACING:
+def _meaningless_keys(function: Mapping[str, Any], where: tuple[str, str], file: str) -> Iterator[Problem]:
+    """Keys that have no meaning where the entry is a file: nothing is traced there."""
+    frontend = _frontend(function)
+    for key in frontend.meaningless:
         if key in function:
-            what = f"{function['entry']} is a StableHLO module, which is not traced"
+            what = f"{function['entry']} is {frontend.what}"
             yield Problem(file, key_path((*where, key)), what, f"leave {key} out; the module itself says it")
-
-
-_TRACING = (
-    *("args", "kwargs", "avals", "constraints", "static", "variants", "donate_argnums", "donate_argnames"),
-    *("keep_unused", "inline", "matmul_precision", "mesh", "in_shardings", "out_shardings", "vjp_order"),
-)
 
 
 def _static_tables(function: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:

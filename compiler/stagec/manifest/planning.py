@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from stagec.core import frontends
 from stagec.core.avals import Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.dimensions import DimensionError, constraint_holds, names_in
 from stagec.core.errors import Problem, StagecError, nearest, show
@@ -176,6 +177,7 @@ def _function_spec(
         bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
         devices=_devices(manifest, function),
         plugins=function.plugins,
+        frontend=frontends.of_entry(function.entry).name,
     )
 
 

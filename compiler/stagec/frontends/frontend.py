@@ -1,0 +1,54 @@
+"""What the frontends have in common: one module for each, with the functions of `Frontend`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, cast
+
+from stagec.core.specs import FunctionSpec
+
+NamedArray: TypeAlias = tuple[str, Any, str]
+"""An array that a function reaches by a name: the name, the array, and FILE:LINE of the function that uses it."""
+
+
+class Frontend(Protocol):
+    """A module of this package that makes an exported artifact of what `spec.entry` names.
+
+    import_roots: folders below which the user's modules and files are found, first wins.
+    Each function raises StagecError for every mistake of the user's.
+    """
+
+    def export(self, spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
+        """Return the artifact in the serialization format of `jax.export`, and what differs by device.
+
+        The second is what `stages.by_device` writes, empty where nothing differs. Neither holds a source location.
+        """
+
+    def export_with_locations(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+        """Return the module of `export` as StableHLO text in which operations have their places in the sources."""
+
+    def jaxpr(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+        """Return what was traced, as text without addresses."""
+
+    def parameters(self, spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
+        """Return the names of the parameters that take positional arguments, in order; empty where none have names."""
+
+    def versions(self, spec: FunctionSpec) -> dict[str, str]:
+        """Return what the artifact was made with: name -> version."""
+
+    def named_arrays(self, spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
+        """Yield the arrays of `least` bytes and more that the function reaches by names of its own."""
+
+    def reference(
+        self, spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes
+    ) -> tuple[Callable[..., Any], Any]:
+        """Return a function that JAX runs to say what is right, and JAX's structure of its `(args, kwargs)`.
+
+        serialized: the artifact that `export` made.
+        """
+
+
+def frontend(name: str) -> Frontend:
+    """Return the frontend of a name (`core.frontends`). What it traces with is imported now."""
+    return cast(Frontend, importlib.import_module(f"stagec.frontends.{name}"))
