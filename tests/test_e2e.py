@@ -401,9 +401,9 @@ def test_where_the_time_of_a_build_went(built: Workspace, tmp_path: Path) -> Non
     built.replace("models/attention.py", "axis=-1) @ value", "axis=-1) @ value * 3")
     events = tmp_path / "events.json"
     built.build("--output_groups=+profile", f"--build_event_json_file={events}")
-    table = checked("profile", events, "--svg", tmp_path / "build.svg")
+    table = checked("profile", events, "--trace", tmp_path / "build.json")
     assert {"models.attention", "models.attention.cpu", "models"} <= {line.split(" ")[0] for line in table.splitlines()}
-    assert "models.attention.cpu" in (tmp_path / "build.svg").read_text()
+    assert "models.attention.cpu" in (tmp_path / "build.json").read_text()
 
 
 def test_explain_an_artifact_and_what_would_be_built_now(built: Workspace) -> None:

@@ -1,10 +1,10 @@
-"""`stagec profile`: a table and a picture of what actions recorded."""
+"""`stagec profile`: a table and a trace of what actions recorded."""
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from stagec.reports import profiles
 from tests.building import checked, stagec
 
 PROFILES: list[dict[str, Any]] = [
@@ -55,22 +55,41 @@ def test_the_table_is_the_same_of_files_folders_and_build_events(tmp_path: Path)
     assert [row["artifact"] for row in report["actions"]] == ["m.f.cpu.batch<8", "m.f"]
 
 
-def test_the_picture_has_every_action_in_its_place(tmp_path: Path) -> None:
+def test_the_trace_has_every_action_in_its_place(tmp_path: Path) -> None:
     written(tmp_path)
-    checked("profile", tmp_path, "--svg", tmp_path / "build.svg")
-    picture = ElementTree.parse(tmp_path / "build.svg").getroot()
-    space = {"svg": "http://www.w3.org/2000/svg"}
-    texts = [text.text for text in picture.iterfind("svg:text", space)]
-    assert {"export m.f", "compile m.f.cpu.batch<8", "0.0 s", "4.0 s", "2.50 s", "trace", "compile"} <= set(texts)
-    bars = {
-        bar.findtext("svg:title", namespaces=space): (float(bar.attrib["x"]), float(bar.attrib["width"]))
-        for bar in picture.iterfind("svg:rect[svg:title]", space)
+    checked("profile", tmp_path, "--trace", tmp_path / "build.json")
+    events = json.loads((tmp_path / "build.json").read_text())["traceEvents"]
+    slices = {(one["cat"], one["name"], one["ts"]): one["dur"] for one in events if one["ph"] == "X"}
+    assert slices == {
+        ("action", "export m.f", 0): 1_000_000,
+        ("phase", "import", 0): 250_000,
+        ("phase", "trace", 250_000): 500_000,
+        ("phase", "other", 750_000): 250_000,
+        ("action", "compile m.f.cpu.batch<8", 1_500_000): 2_500_000,
+        ("phase", "refine", 1_500_000): 500_000,
+        ("phase", "compile", 2_000_000): 1_500_000,
+        ("phase", "refine", 3_500_000): 250_000,
+        ("phase", "other", 3_750_000): 250_000,
     }
-    assert len(bars) == 6  # two of seven are as long, and called the same
-    first, trace, compiled = bars["import 0.250 s"], bars["trace 0.500 s"], bars["compile 1.500 s"]
-    assert trace[0] == first[0] + first[1]
-    assert compiled[1] / trace[1] == 3
-    assert compiled[0] - first[0] == trace[1] * 4  # 2 s after the first start
+    assert {one["tid"] for one in events if one["ph"] == "X"} == {0}
+
+
+def test_actions_that_overlap_have_tracks_of_their_own() -> None:
+    starts = [0.0, 0.5, 1.0, 1.2]
+    found = [{**PROFILES[0], "artifact": f"m.{i}", "started": start} for i, start in enumerate(starts)]
+    events = json.loads(profiles.as_trace(found))["traceEvents"]
+    tracks = {one["args"]["artifact"]: one["tid"] for one in events if one.get("cat") == "action"}
+    assert tracks == {"m.0": 0, "m.1": 1, "m.2": 0, "m.3": 2}
+
+
+def test_the_picture_that_was_says_what_to_write(tmp_path: Path) -> None:
+    written(tmp_path)
+    done = stagec("profile", tmp_path, "--svg", "build.svg", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "--svg: stagec draws no pictures any more\n  write --trace build.json, and open that in https://ui.perfetto.dev\n",
+    )
 
 
 def test_what_is_no_profile_is_told(tmp_path: Path) -> None:

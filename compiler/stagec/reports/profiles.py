@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -14,19 +13,8 @@ from urllib.parse import unquote, urlparse
 from stagec.core.errors import Problem, StagecError
 
 _SUFFIX = ".profile.json"
-_LEFT, _WIDTH, _LINE, _TOP = 320, 900, 16, 56
-_COLOURS = {
-    "import": "#8c959f",
-    "trace": "#1f77b4",
-    "lower": "#17a2a2",
-    "export": "#6f42c1",
-    "refine": "#e3a008",
-    "compile": "#d1542c",
-    "analyze": "#c04f86",
-    "canonicalize": "#2da44e",
-    "other": "#b5bac0",
-}
-"""In the order of a build; each can be told from a light and from a dark background."""
+_PHASES = ("import", "trace", "lower", "export", "refine", "compile", "analyze", "canonicalize", "other")
+"""In the order of a build."""
 
 
 def read(paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -116,8 +104,8 @@ def _by_phase(profiles: Iterable[dict[str, Any]]) -> dict[str, float]:
     for profile in profiles:
         for name, _, length in profile["phases"]:
             seconds[name] += length
-    known = [name for name in _COLOURS if name in seconds]
-    return {name: seconds[name] for name in [*known, *sorted(set(seconds) - set(_COLOURS))]}
+    known = [name for name in _PHASES if name in seconds]
+    return {name: seconds[name] for name in [*known, *sorted(set(seconds) - set(_PHASES))]}
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -142,40 +130,35 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join([*(line.rstrip() for line in lines), last]) + "\n"
 
 
-def as_svg(profiles: Sequence[dict[str, Any]]) -> str:
-    """Return a picture: a line for each action in the order of their starts, time to the right, coloured by phase."""
+def as_trace(profiles: Sequence[dict[str, Any]]) -> str:
+    """Return the build as Chrome trace events, which Perfetto and chrome://tracing show: JSON, one event a line.
+
+    Each action is a slice with its phases below it; actions that overlap are on tracks of their own.
+    The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    """
     begin = min(profile["started"] for profile in profiles)
-    wall = max(profile["started"] + profile["seconds"] for profile in profiles) - begin or 1.0
-    height, width = _TOP + _LINE * len(profiles) + 16, _LEFT + _WIDTH + 90
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        "<style>text { font: 11px system-ui, sans-serif; fill: #24292f }",
-        ".grid { stroke: #8c959f; stroke-opacity: .35 }",
-        "@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } }</style>",
+    ends: list[float] = []
+    events: list[dict[str, Any]] = []
+    for profile in sorted(profiles, key=lambda profile: profile["started"]):
+        start = profile["started"] - begin
+        track = next((i for i, end in enumerate(ends) if end <= start), len(ends))
+        ends[track : track + 1] = [start + profile["seconds"]]
+        arguments = {"artifact": profile["artifact"], "max_rss": profile["max_rss"]}
+        name = f"{profile['command']} {profile['artifact']}"
+        events.append(_slice(name, "action", track, start, profile["seconds"], arguments))
+        events += [_slice(phase, "phase", track, start + at, seconds, {}) for phase, at, seconds in profile["phases"]]
+    tracks = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": track, "args": {"name": f"actions {track + 1}"}}
+        for track in range(len(ends))
     ]
-    for place, name in enumerate(_by_phase(profiles)):
-        x = 10 + 110 * place
-        parts.append(f'<rect x="{x}" y="8" width="11" height="11" rx="2" fill="{_colour(name)}"/>')
-        parts.append(f'<text x="{x + 16}" y="18">{escape(name)}</text>')
-    for tick in range(6):
-        across, seconds = _LEFT + _WIDTH * tick / 5, wall * tick / 5
-        parts.append(f'<line class="grid" x1="{across:g}" x2="{across:g}" y1="{_TOP - 6}" y2="{height - 12}"/>')
-        parts.append(f'<text x="{across:g}" y="{_TOP - 12}" text-anchor="middle">{seconds:.1f} s</text>')
-    for row, profile in enumerate(profiles):
-        y, start = _TOP + _LINE * row, profile["started"] - begin
-        told = f"{profile['command']} {profile['artifact']}"
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 11}" text-anchor="end">{escape(told)}</text>')
-        for name, at, seconds in profile["phases"]:
-            x, length = _LEFT + _WIDTH * (start + at) / wall, max(0.3, _WIDTH * seconds / wall)
-            title = f"<title>{escape(name)} {seconds:.3f} s</title>"
-            parts.append(
-                f'<rect x="{x:.2f}" y="{y + 2}" width="{length:.2f}" height="{_LINE - 4}" '
-                f'fill="{_colour(name)}">{title}</rect>'
-            )
-        end = _LEFT + _WIDTH * (start + profile["seconds"]) / wall
-        parts.append(f'<text x="{end + 4:.2f}" y="{y + 11}">{profile["seconds"]:.2f} s</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    named = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "stagec"}}
+    lines = ",\n".join(json.dumps(event) for event in (named, *tracks, *events))
+    return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
 
 
-def _colour(name: str) -> str:
-    return _COLOURS.get(name, _COLOURS["other"])
+def _slice(
+    name: str, category: str, track: int, at: float, seconds: float, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a complete event; its times are whole microseconds."""
+    times = {"ts": round(at * 1e6), "dur": round(seconds * 1e6)}
+    return {"name": name, "cat": category, "ph": "X", "pid": 1, "tid": track, **times, "args": args}
