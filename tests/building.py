@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stagec.core.actions import ENVIRONMENT
+
 ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
 
@@ -17,10 +19,7 @@ def action_environment() -> dict[str, str]:
     site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     return {
         "PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER)]),
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONSAFEPATH": "1",
-        "JAX_PLATFORMS": "cpu",
+        **ENVIRONMENT,
     }
 
 

@@ -26,6 +26,7 @@ PLANNER_SOURCES = [
     "stagec/core/errors.py",
     "stagec/core/expressions.py",
     "stagec/core/frontends.py",
+    "stagec/core/naming.py",
     "stagec/core/partitions.py",
     "stagec/core/reading.py",
     "stagec/core/specs.py",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from stagec.core import json_shapes, strict_json
+from stagec.core import json_shapes, naming, strict_json
 from stagec.core.avals import Aval, parse_aval
 from stagec.core.trees import Tree
 
@@ -135,7 +135,7 @@ class Description(NamedTuple):
     @property
     def artifact(self) -> str:
         """What the artifacts of this signature are called: the function's name, and `-VARIANT` where it has one."""
-        return f"{self.function}-{self.variant}" if self.variant else self.function
+        return naming.artifact(self.function, self.variant)
 
     @property
     def memory_kinds(self) -> dict[int, str]:

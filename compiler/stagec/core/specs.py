@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from stagec.core import naming
 from stagec.core.errors import Problem, StagecError
 
 Scalar = str | bool | int | float
@@ -90,12 +91,12 @@ class FunctionSpec:
     @property
     def artifact(self) -> str:
         """What the artifacts are called: the function's name, and `-VARIANT` where it has variants."""
-        return f"{self.name}-{self.variant}" if self.variant else self.name
+        return naming.artifact(self.name, self.variant)
 
     @property
     def key(self) -> str:
         """The key of the function in its manifest, or of its variant."""
-        return f"functions.{self.name}.variants.{self.variant}" if self.variant else f"functions.{self.name}"
+        return naming.key(self.name, self.variant)
 
     def problem(self, key: str, what: str, write: str = "") -> StagecError:
         """Return the error that says what is wrong at `key` of this function; "" is the function itself."""
@@ -235,7 +236,7 @@ class ExecutableSpec:
     @property
     def key(self) -> str:
         """The key of the function in its manifest, or of its variant."""
-        return f"functions.{self.function}.variants.{self.variant}" if self.variant else f"functions.{self.function}"
+        return naming.key(self.function, self.variant)
 
 
 def to_json(spec: object) -> str:
@@ -267,7 +268,7 @@ def target_spec(data: Any) -> TargetSpec:
 
 
 def _build(kind: type[T], data: Any) -> T:
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
-    if not isinstance(data, dict) or set(data) != names:
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    if not isinstance(data, dict) or set(data) != known:
         raise ValueError(f"not a {kind.__name__}")
     return kind(**data)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.bundle.archive import Archive
+from stagec.core import naming
 from stagec.core.avals import parse_aval
 from stagec.core.refusal import LoadError
 from stagec.loader import trials
@@ -38,10 +39,10 @@ class Check:
 
     def as_text(self) -> str:
         """Return one line for a person."""
-        sizes = "".join(f", {dim} = {size}" for dim, size in self.bucket.items())
         errors = f"largest error {self.absolute:.3g}, relative {self.relative:.3g}"
         allowed = f"allowed {self.atol:.3g} + {self.rtol:.3g} * |value|"
-        place = f"{self.function} for {self.target}{sizes}: {self.path}"
+        what = filter(None, (f"{self.function} for {self.target}", naming.bucket(self.bucket)))
+        place = f"{', '.join(what)}: {self.path}"
         return f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"
 
 

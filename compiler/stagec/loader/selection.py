@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from stagec.core import naming
 from stagec.core.avals import Aval, evaluate_shape, physical
 from stagec.core.refusal import LoadError
 from stagec.pjrt.custom_calls import UNKNOWN
@@ -314,5 +315,5 @@ def _day(text: str) -> datetime.date | None:
 def _sizes(offer: Offer) -> str:
     """Return the sizes that an executable is for: its bucket, or where it has none its arguments."""
     if offer.bucket:
-        return ", ".join(f"{name} = {size}" for name, size in sorted(offer.bucket.items()))
+        return naming.bucket(offer.bucket)
     return ", ".join(map(str, offer.static_avals))

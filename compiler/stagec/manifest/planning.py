@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from stagec.core import frontends
+from stagec.core import frontends, naming
 from stagec.core.avals import Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.dimensions import DimensionError, constraint_holds, names_in
 from stagec.core.errors import Problem, StagecError, nearest, show
@@ -110,7 +110,7 @@ def describe(plan: Plan) -> str:
     rows = [("portable", export.name, ", ".join(export.spec.platforms)) for export in plan.exports]
     for executable in plan.executables:
         target, bucket = executable.spec.target, executable.spec.bucket
-        details = [*target.told(), _sizes(bucket)]
+        details = [*target.told(), naming.bucket(bucket)]
         rows.append(("executable", executable.name, ", ".join(filter(None, details))))
     rows.append(("bundle", plan.name, f"version {plan.version}"))
     width = max(len(name) for _, name, _ in rows)
@@ -323,7 +323,7 @@ def _check_buckets(
     """Buckets that break a constraint or give an argument an impossible shape. Every dimension has sizes here."""
     buckets = list(_buckets(function)) if function.buckets else []
     for index, constraint in enumerate(function.constraints):
-        broken = [_sizes(bucket) for bucket in buckets if not _holds(constraint, bucket)]
+        broken = [naming.bucket(bucket) for bucket in buckets if not _holds(constraint, bucket)]
         if broken:
             what = f'"{constraint}" is not true for {"; ".join(broken)}'
             yield problem(("constraints", index), what, "change the sizes in buckets, or the constraint")
@@ -384,7 +384,7 @@ def _check_golden(manifest: Manifest, function: Function, problem: _Report) -> I
     buckets = list(_buckets(function))
     if golden.bucket and golden.bucket not in buckets:
         write = f"write for example bucket = {show(buckets[-1])}" if function.buckets else "leave it out: it has none"
-        yield problem(("golden", "bucket"), f"{_sizes(golden.bucket)} is no bucket of the function", write)
+        yield problem(("golden", "bucket"), f"{naming.sizes(golden.bucket)} is no bucket of the function", write)
 
 
 def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
@@ -410,8 +410,7 @@ def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], 
     count, available = math.prod(mesh.values()), catalog.num_devices(target)
     if available is None or count in (1, available):
         return
-    sizes = ", ".join(f"{axis} = {size}" for axis, size in mesh.items())
-    what = f'mesh "{name}" ({sizes}) has {count} devices, and target "{target.name}" has {available}'
+    what = f'mesh "{name}" ({naming.sizes(mesh)}) has {count} devices, and target "{target.name}" has {available}'
     fit = catalog.topologies_with(count, target)
     larger = f", or a target of {count}: topology = {' or '.join(map(show, fit))}" if fit else ""
     yield problem(("mesh",), what, f"write a mesh of {available}{larger}")
@@ -505,19 +504,16 @@ def _holds(constraint: str, bucket: Mapping[str, int]) -> bool:
         return False
 
 
-def _sizes(bucket: Mapping[str, int]) -> str:
-    return ", ".join(f"{dim} = {size}" for dim, size in bucket.items())
-
-
 def _collisions(manifest: Manifest) -> Iterator[Problem]:
     """Names that would give two artifacts one file name."""
     taken: dict[str, _Location] = {name.lower(): ("functions", name) for name in manifest.functions}
     for name, function in manifest.functions.items():
         for variant in function.variants:
             place: _Location = ("functions", name, "variants", variant)
-            first = taken.setdefault(f"{name}-{variant}".lower(), place)
+            called = naming.artifact(name, variant)
+            first = taken.setdefault(called.lower(), place)
             if first != place:
-                what = f'its artifacts would be called "{name}-{variant}", like those of {key_path(first)}'
+                what = f'its artifacts would be called "{called}", like those of {key_path(first)}'
                 yield Problem(manifest.file, key_path(place), what, "give one of them another name")
     reserved = {"functions": ("aot",), "targets": ("exported", "golden", "profile")}
     targets = {written: target.name for written, target in manifest.targets.items()}

@@ -19,7 +19,7 @@ from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import child, components, json_shapes, reading, strict_json
+from stagec.core import child, components, json_shapes, naming, reading, strict_json
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import LoadError
 from stagec.core.specs import FunctionSpec
@@ -258,7 +258,7 @@ def _description(text: bytes) -> _Artifact:
 
 
 def _identity(function: str, variant: str, target: str, bucket: Mapping[str, int]) -> tuple[str, str, str, str]:
-    return function, variant, target, ", ".join(f"{name} = {size}" for name, size in sorted(bucket.items()))
+    return function, variant, target, naming.bucket(bucket)
 
 
 def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, components.Table]:

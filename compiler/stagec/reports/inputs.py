@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.bundle.description import LARGEST
-from stagec.core import reading, specs, strict_json
+from stagec.core import actions, reading, specs, strict_json
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import ExecutableSpec, FunctionSpec
 
@@ -95,16 +95,7 @@ def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: 
 
 def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:
     """Export in a process of its own, as the build does: what one function imports must not be told of another."""
-    flags = ["-B", *(["-s"] if sys.flags.no_user_site else []), *(["-S"] if sys.flags.no_site else [])]
-    entry = Path(__file__).parents[1] / "__main__.py"
-    env = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, packages)),
-    }
+    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         slice_, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
         slice_.write_text(specs.to_json(spec))
@@ -112,9 +103,7 @@ def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) ->
         words: list[str | Path] = ["export", "--spec", slice_]
         words += [part for pair in zip(options, outputs, strict=True) for part in pair]
         words += [part for root in roots for part in ("--import-root", root)]
-        done = subprocess.run(
-            [sys.executable, *flags, entry, *words], env=env, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*actions.command(), *words], env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StagecError(Problem("", "", done.stderr.strip()))
         exported, description, lowered = (output.read_bytes() for output in outputs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import child, json_shapes, reading, strict_json
+from stagec.core import child, json_shapes, naming, reading, strict_json
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import LoadError
 
@@ -118,10 +118,9 @@ def _bundle_text(report: dict[str, Any]) -> str:
             what = f"constant: {constant['name'] or 'an array'} {constant['aval']}"
             rows.append((what, f"{constant['bytes']:,}", "", "", ""))
         for executable in function["executables"]:
-            bucket = ", ".join(f"{dim} = {size}" for dim, size in executable["bucket"].items())
             entry = members[executable["executable"]]
             flops, peak = (_figure(executable[name]) for name in ("flops", "peak_bytes"))
-            what = " ".join(filter(None, (executable["target"], bucket)))
+            what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]))))
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (what, *figures, digest) in enumerate(rows):
@@ -166,7 +165,7 @@ def _hardware(target: dict[str, Any]) -> str:
 
 def _executable_text(report: dict[str, Any]) -> str:
     target = report["target"]
-    bucket = ", ".join(f"{dim} = {size}" for dim, size in report["bucket"].items())
+    bucket = naming.bucket(report["bucket"])
     lines = [
         f"executable of {report['function']} for {target['name']} ({_hardware(target)})",
         f"  size       {report['executable_bytes']:,} bytes, sha256 {report['executable_sha256'][:12]}",
@@ -184,8 +183,8 @@ def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
     """The mesh, and which devices lie along it."""
     if assignment is None:
         return []
-    axes = zip(assignment["axis_names"], assignment["axis_sizes"], strict=True)
-    mesh = ", ".join(f"{name} = {size}" for name, size in axes) or "no mesh"
+    axes = dict(zip(assignment["axis_names"], assignment["axis_sizes"], strict=True))
+    mesh = naming.sizes(axes) or "no mesh"
     ids = list(map(str, assignment["device_ids"]))
     listed = ", ".join([*ids[:_IDS], *(["..."] if len(ids) > _IDS else [])])
     return [f"  devices    {len(ids)} ({mesh}), row by row: {listed}"]

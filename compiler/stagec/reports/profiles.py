@@ -161,4 +161,4 @@ def _slice(
 ) -> dict[str, Any]:
     """Return a complete event; its times are whole microseconds."""
     times = {"ts": round(at * 1e6), "dur": round(seconds * 1e6)}
-    return {"name": name, "cat": category, "ph": "X", "pid": 1, "tid": track, **times, "args": args}
+    return {"name": name, "cat": category, "ph": "X", "pid": 1, "tid": track, **times, "args": arguments}

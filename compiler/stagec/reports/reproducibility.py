@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.backends.compilation import backend
-from stagec.core import specs
+from stagec.core import actions, specs
 from stagec.core.errors import Problem, StagecError
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
@@ -110,7 +110,7 @@ def reproduce(
     slice names it. Tracing another one with them would be something else: JAX imports what it finds.
     Raises StagecError when a build fails.
     """
-    command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(Path(__file__).parents[1] / "__main__.py")))]
+    command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         outs = []
@@ -235,8 +235,7 @@ def run_varied(
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    fixed = {"PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
-    env = {**passed, **fixed, "HOME": str(home), **how.env}
+    env = {**passed, **actions.ENVIRONMENT, "HOME": str(home), **how.env}
     if packages:
         env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
     faketime = _faketime()

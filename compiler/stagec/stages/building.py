@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, DoesNotFit
-from stagec.core import components, phases
+from stagec.core import components, naming, phases
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import ExecutableSpec
 from stagec.core.trees import argument_path
@@ -149,8 +149,7 @@ def _told(sharding: Any) -> str:
     """Return a sharding as text for a reader."""
     if not isinstance(sharding, NamedSharding):
         return str(sharding)
-    mesh = ", ".join(f"{name} = {size}" for name, size in sharding.mesh.shape.items())
-    return f"{sharding.spec} over {mesh}"
+    return f"{sharding.spec} over {naming.sizes(sharding.mesh.shape)}"
 
 
 def _names(exported: Exported, lowered: Lowered) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from stagec.backends.analysis import UNKNOWN, buffers
 from stagec.backends.compilation import DoesNotFit, Hardware
 from stagec.bundle.description import Description
+from stagec.core import naming
 from stagec.core.avals import DTYPES, Aval
 from stagec.core.errors import Problem
 from stagec.core.specs import ExecutableSpec
@@ -130,9 +131,8 @@ _NAMES = {
 
 def _about(spec: ExecutableSpec) -> str:
     """Say which executable it is about: limits hold for all buckets and variants."""
-    name = f"{spec.function}-{spec.variant}" if spec.variant else spec.function
-    bucket = "".join(f", {dim} = {size}" for dim, size in sorted(spec.bucket.items()))
-    return f"{name} for {spec.target.name}{bucket}"
+    name = f"{naming.artifact(spec.function, spec.variant)} for {spec.target.name}"
+    return ", ".join(filter(None, (name, naming.bucket(spec.bucket))))
 
 
 def _table(description: Description, program: str, names: Sequence[str]) -> str:

@@ -1,0 +1,25 @@
+"""How artifacts and sizes are called, in file names and in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def artifact(function: str, variant: str) -> str:
+    """Return what the artifacts of a function are called: its name, and `-VARIANT` where it has variants."""
+    return f"{function}-{variant}" if variant else function
+
+
+def key(function: str, variant: str) -> str:
+    """Return the key of a function in its manifest, or of its variant."""
+    return f"functions.{function}.variants.{variant}" if variant else f"functions.{function}"
+
+
+def sizes(given: Mapping[str, int]) -> str:
+    """Return sizes by name as a person reads them, `batch = 8, length = 64`: of a bucket, or of a mesh's axes."""
+    return ", ".join(f"{name} = {size}" for name, size in given.items())
+
+
+def bucket(given: Mapping[str, int]) -> str:
+    """Return the sizes of a bucket as `sizes` does, sorted by dimension; "" for none."""
+    return sizes(dict(sorted(given.items())))
