@@ -6,10 +6,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
-from safetensors.numpy import save_file
 
 from tests.building import ROOT, build
 
@@ -44,9 +42,16 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of tests/zoo/zoo.toml, built once a session; its other artifacts lie beside it."""
+    """The bundle of tests/zoo/zoo.toml; its other artifacts lie beside it.
+
+    In Bazel it is built once for all tests (STAGEC_ZOO names the bundle), elsewhere once a session.
+    """
     root, out = tmp_path_factory.mktemp("zoo_source"), tmp_path_factory.mktemp("zoo")
-    shutil.copytree(ROOT / "tests" / "zoo", root / "tests" / "zoo")
-    weights = {"dense.kernel": np.arange(6, dtype=np.float32).reshape(3, 2), "dense.bias": np.ones(3, np.float32)}
-    save_file(weights, root / "tests" / "zoo" / "weights.safetensors")
-    return build("tests/zoo/zoo.toml", out, root)
+    if "STAGEC_ZOO" not in os.environ:
+        shutil.copytree(ROOT / "tests" / "zoo", root / "tests" / "zoo")
+        return build("tests/zoo/zoo.toml", out, root)
+    built = Path(os.environ["STAGEC_ZOO"])
+    for file in built.parent.glob("zoo.*"):
+        if file.is_file():
+            shutil.copy(file, out / file.name.replace(".spec.json", ".spec"))
+    return out / built.name
