@@ -29,9 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.backends import known_builds
+from stagec.backends import known_builds  # noqa: E402  # found through the line above
 from stagec.backends.known_builds import Build  # noqa: E402
-from stagec.backends.tpu import compiler as tpu  # noqa: E402  # found through the line above
+from stagec.backends.tpu import compiler as tpu  # noqa: E402
 
 PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
 LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}

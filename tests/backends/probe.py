@@ -120,7 +120,7 @@ import functools, hashlib, json, sys
 given = json.loads(sys.argv[1])
 from stagec.core import specs
 from stagec.backends import compilation, hash_seeds
-from stagec.backends.cuda.compiler import compiler as cuda
+from stagec.backends.cuda import compiler as cuda
 if given["seed"] is not None:
     hash_seeds.changes = functools.partial(hash_seeds.changes, seed=given["seed"])
     cuda._UNORDERED.clear()  # the order is to be seen
