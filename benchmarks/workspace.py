@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import models
-from stagec.backends.cpu.x86 import ISA
+from stagec.hardware.x86 import ISA
 from stagec.pjrt import host
 from tests.nested import NestedBazel
 

@@ -99,16 +99,16 @@ def compile_all(folder: Path, setting: Setting) -> None:
     """Compile every program as `setting` says, and store the executables and their custom calls."""
     import jax
 
-    from stagec.backends import hash_seeds, machine_code
-    from stagec.backends.cpu import cores, cpuid, x86
+    from stagec.hardware import x86
+    from stagec.patches import cores, cpuid, hash_seeds, machine_code
 
     if setting.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     code = machine_code.loaded("libjax_common.so")
-    changes = [*(cpuid.changes(code, x86.ISA[setting.isa]) if setting.isa else ())]
-    changes += hash_seeds.changes(code) if setting.seeds else []
-    changes += cores.changes(code, int(setting.nproc)) if setting.one_core else []
-    with machine_code.changed(changes):
+    changes = [*(cpuid.patches(code, x86.ISA[setting.isa]) if setting.isa else ())]
+    changes += hash_seeds.patches(code) if setting.seeds else []
+    changes += cores.patches(code, int(setting.nproc)) if setting.one_core else []
+    with machine_code.patched(changes):
         for number, (function, arguments) in enumerate(programs().values()):
             compiled = jax.jit(function).lower(*arguments).compile()
             calls = sorted(set(re.findall(r'custom_call_target="([^"]+)"', compiled.as_text())))

@@ -60,16 +60,19 @@ PACKAGES: Mapping[str, Package] = {
         "jaxlib numpy",
     ),
     "stages": _package(
-        "Exported, Lowered, Compiled", "backends backends.cpu bundle core costs pjrt", "flatbuffers jaxlib"
+        "Exported, Lowered, Compiled", "backends backends.cpu bundle core costs hardware pjrt", "flatbuffers jaxlib"
     ),
-    "backends.cpu": _package("XLA's compiler for CPUs", "backends core pjrt", "jaxlib"),
-    "backends.cuda": _package("XLA's compiler for NVIDIA devices", "backends core costs hardware pjrt", "jaxlib"),
+    "backends.cpu": _package("XLA's compiler for CPUs", "backends core hardware patches pjrt", "jaxlib"),
+    "backends.cuda": _package(
+        "XLA's compiler for NVIDIA devices", "backends core costs hardware patches pjrt", "jaxlib"
+    ),
     "backends.tpu": _package("XLA's compiler for TPUs", "backends core costs hardware pjrt", "jaxlib"),
     "backends": _package(
-        "what the compilers of all platforms have in common: `Backend`, options, changes to XLA's code",
-        "core costs pjrt",
+        "what the compilers of all platforms have in common: `Backend`, options, plugins",
+        "core costs patches pjrt",
         "jaxlib",
     ),
+    "patches": _package("changes to XLA's machine code in memory, for builds of it that are known", "core hardware"),
     "pjrt": _package("what runs XLA: clients, arrays, executables, calls", "bundle core", "jaxlib ml_dtypes numpy"),
     "bundle": _package("the format of bundles, both sides; provenance and signatures", "core", "cryptography"),
     "costs": _package("what an optimized program costs, counted in its HLO", "core"),

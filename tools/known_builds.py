@@ -3,8 +3,8 @@
     python tools/known_builds.py add WHEEL [WHEEL ...]
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
 
-`add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/backends/probe.py), and writes
-its row into compiler/stagec/backends/known_builds.json. A build that is not as those that are known gets no row, and
+`add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/patches/probe.py), and writes
+its row into compiler/stagec/patches/known_builds.json. A build that is not as those that are known gets no row, and
 you are told what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
 nothing.
 
@@ -29,9 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.backends import known_builds  # noqa: E402  # found through the line above
-from stagec.backends.known_builds import Build  # noqa: E402
 from stagec.backends.tpu import compiler as tpu  # noqa: E402
+from stagec.patches import known_builds  # noqa: E402  # found through the line above
+from stagec.patches.known_builds import Build  # noqa: E402
 
 PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
 LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
@@ -115,7 +115,7 @@ def described(wheel: Path, any_python: str) -> Build:
         member = next(name for name in archive.namelist() if name.endswith("/" + LIBRARIES[distribution]))
         try:
             found = known_builds.examined(Path(archive.extract(member, folder)))
-        except known_builds.CannotChange as error:
+        except known_builds.PatchError as error:
             raise Unsuitable(f"{error}") from error
     return dataclasses.replace(found, version=parts[2], python=tag)
 
@@ -131,7 +131,7 @@ def tried(wheel: Path, row: Build, under: str) -> Build:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT / "compiler"), str(ROOT)])}
         for tool in Path(folder).glob("nvidia/cu13/bin/*"):
             tool.chmod(0o755)
-        command = [sys.executable, "-s", "-m", "tests.backends.probe", platform_name]
+        command = [sys.executable, "-s", "-m", "tests.patches.probe", platform_name]
         done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     if done.returncode:
         raise Unsuitable(done.stderr.strip() or f"the process that compiles ended with {done.returncode}")

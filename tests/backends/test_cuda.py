@@ -107,8 +107,8 @@ def test_nothing_of_the_build_machine_is_stored(tmp_path: Path) -> None:
 
 _UNCHANGED = """
 import sys
-from stagec.backends.cuda.compiler import compiler as cuda, nvidia
 from stagec.backends import plugins
+from stagec.backends.cuda import compiler as cuda, nvidia
 from stagec.hardware import catalog
 cuda.prepare_process(catalog.target("h200"))
 from jaxlib.mlir import ir
@@ -302,7 +302,7 @@ def test_what_is_wrong_with_a_result_is_told_by_xla(tmp_path: Path) -> None:
 _TWICE = """
 import dataclasses, sys
 from stagec.backends import compilation
-from stagec.backends.cuda.compiler import compiler as cuda
+from stagec.backends.cuda import compiler as cuda
 from stagec.hardware import catalog
 target = catalog.target("h200")
 cuda.prepare_process(target)
@@ -336,8 +336,8 @@ def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
 
 _DESCRIBE = """
 import sys
-from stagec.backends.cuda.compiler import compiler as cuda, nvidia
 from stagec.backends import plugins
+from stagec.backends.cuda import compiler as cuda, nvidia
 from stagec.hardware import catalog
 cuda.prepare_process(catalog.target("h200"))
 config = nvidia.target_config(catalog.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA, cuda._CUB)

@@ -139,7 +139,7 @@ def test_how_many_chips_a_host_has_is_part_of_the_target(tmp_path: Path) -> None
 _ORDERS = """
 import json, sys
 from stagec.backends import plugins
-from stagec.backends.tpu.compiler import compiler as tpu, mesh as tpu_mesh
+from stagec.backends.tpu import compiler as tpu, mesh as tpu_mesh
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import parse_topology
 tpu.prepare_process(catalog.target("v5e:2x2"))
@@ -180,7 +180,7 @@ def test_a_mesh_lies_on_a_topology_as_jax_lays_it(tmp_path: Path) -> None:
 _JAX_ORDERS = """
 import dataclasses, json, sys
 from stagec.backends import plugins
-from stagec.backends.tpu.compiler import compiler as tpu
+from stagec.backends.tpu import compiler as tpu
 from stagec.hardware import catalog
 from stagec.hardware.tpu_topologies import parse_topology
 tpu.prepare_process(catalog.target("v5e:2x2"))

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from stagec.backends import descriptors, elf
 from stagec.core.compiler_options import BUILD_OPTIONS
+from stagec.patches import descriptors, elf
 
 
 @functools.cache

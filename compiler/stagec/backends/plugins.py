@@ -20,10 +20,10 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends import hash_seeds, known_builds, machine_code
 from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal, set_options
 from stagec.backends.options import suggestion
 from stagec.core.specs import CompilerOption
+from stagec.patches import hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, turns
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def compile_for(
             return compile_(module, _jax.DeviceList(tuple(devices)), options)
     except known_builds.UnknownBuild as error:
         raise CannotCompile(str(error), write=error.write) from error
-    except machine_code.CannotChange as error:
+    except machine_code.PatchError as error:
         raise CannotCompile(f"this machine cannot build for {plugin.platform}: {error}", "", error.write) from error
     except _jax.JaxRuntimeError as error:
         message = str(error)
@@ -194,7 +194,7 @@ def compile_for(
 def _changed(plugin: Plugin) -> Iterator[None]:
     code = machine_code.loaded(plugin.library)
     known_builds.known(code, plugin.wanted())
-    with machine_code.changed(hash_seeds.changes(code)):
+    with machine_code.patched(hash_seeds.patches(code)):
         yield
 
 

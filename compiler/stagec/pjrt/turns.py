@@ -1,6 +1,6 @@
 """Who compiles in this process: any number of threads for the machine as it is, or one for another machine.
 
-While a thread compiles for a target, all of XLA in this process is shown the target's CPU (backends/machine_code.py).
+While a thread compiles for a target, all of XLA in this process is shown the target's CPU (patches/machine_code.py).
 What asks for the machine meanwhile would believe it: making a client, compiling for this machine, loading an
 executable. Each of these waits. Running an executable asks for nothing, and does not wait.
 """

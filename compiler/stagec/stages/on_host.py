@@ -11,10 +11,10 @@ from jaxlib.mlir import ir
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware
 from stagec.backends.cpu import compiler as cpu
-from stagec.backends.cpu import x86
 from stagec.bundle.description import Target
 from stagec.core.compiler_options import told
 from stagec.core.specs import CompilerOption
+from stagec.hardware import x86
 from stagec.pjrt import arrays, clients, host, turns
 from stagec.pjrt.calling_convention import Signature
 from stagec.pjrt.custom_calls import register_custom_calls

@@ -20,11 +20,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends import hash_seeds, known_builds, machine_code
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal, set_options
-from stagec.backends.cpu import cores, cpuid, x86
 from stagec.core import phases, wire
 from stagec.core.specs import CpuTarget
+from stagec.hardware import x86
+from stagec.patches import cores, cpuid, hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, turns
 
 if TYPE_CHECKING:
@@ -70,25 +70,25 @@ def presented(target: CpuTarget) -> Iterator[None]:
 
     jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. What does not
     go through stagec, as JAX's own compilations, must not run meanwhile.
-    Raises machine_code.CannotChange where this build of jaxlib is not known, or this system does not allow it.
+    Raises machine_code.PatchError where this build of jaxlib is not known, or this system does not allow it.
     """
     with turns.for_another_machine():
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
-        changes = [*cpuid.changes(code, ISA[target.isa]), *cores.changes(code, target.parallelism)]
-        with machine_code.changed([*changes, *hash_seeds.changes(code)]):
+        changes = [*cpuid.patches(code, ISA[target.isa]), *cores.patches(code, target.parallelism)]
+        with machine_code.patched([*changes, *hash_seeds.patches(code)]):
             yield
 
 
 def find_code() -> None:
     """Find what `presented` changes, for this process and those that it forks; jaxlib must be imported."""
-    with contextlib.suppress(machine_code.CannotChange):  # compiling will say so
+    with contextlib.suppress(machine_code.PatchError):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
         for isa in ISA.values():
-            cpuid.changes(code, isa)
-        cores.changes(code, 1)
-        hash_seeds.changes(code)
+            cpuid.patches(code, isa)
+        cores.patches(code, 1)
+        hash_seeds.patches(code)
 
 
 def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = ()) -> CompiledModule:
@@ -118,7 +118,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
             executable = client.compile_and_load(module, devices, options)
     except known_builds.UnknownBuild as error:
         raise CannotCompile(str(error), write=error.write) from error
-    except machine_code.CannotChange as error:
+    except machine_code.PatchError as error:
         raise CannotCompile(f"this machine cannot build for {target.isa}: {error}", "isa", error.write) from error
     except _jax.JaxRuntimeError as error:
         raise refusal(str(error), target.compiler_options) from error

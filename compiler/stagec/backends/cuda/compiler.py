@@ -30,7 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends import known_builds, plugins
+from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.cuda import nvidia, riegeli
 from stagec.core import phases, wire
@@ -39,6 +39,7 @@ from stagec.core.specs import CudaTarget
 from stagec.costs.links import Links, Switch
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.cuda_devices import Device
+from stagec.patches import known_builds
 from stagec.pjrt import compatibility
 
 if TYPE_CHECKING:

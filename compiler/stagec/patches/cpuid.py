@@ -12,8 +12,8 @@ import ctypes
 import functools
 import struct
 
-from stagec.backends.cpu.x86 import Isa
-from stagec.backends.machine_code import Change, Code, room_near
+from stagec.hardware.x86 import Isa
+from stagec.patches.machine_code import Code, Patch, room_near
 
 # Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in the place of the first two.
 _CPUID, _XCHG_SIZE, _JUMP_SIZE = b"\x0f\xa2", 3, 5
@@ -26,18 +26,18 @@ _ROOM = 1 << 18
 
 
 @functools.cache
-def changes(code: Code, isa: Isa) -> tuple[Change, ...]:
+def patches(code: Code, isa: Isa) -> tuple[Patch, ...]:
     """Return the changes to `code`, a library with LLVM in it, that let LLVM see a CPU that has `isa` and nothing else.
 
-    Raises CannotChange when there is no room for them.
+    Raises PatchError when there is no room for them.
     """
     at = room_near(code, _ROOM)
-    result: list[Change] = []
+    result: list[Patch] = []
     for address in sites(code):
         before = ctypes.string_at(address, _JUMP_SIZE)
         answer = _answer(isa, address, before, at)
         jump = b"\xe9" + struct.pack("<i", at - address - _JUMP_SIZE)
-        result += [Change(at, bytes(len(answer)), answer), Change(address, before, jump)]
+        result += [Patch(at, bytes(len(answer)), answer), Patch(address, before, jump)]
         at += len(answer)
     return tuple(result)
 

@@ -1,4 +1,4 @@
-"""Try the build of a library that is installed here: `python -m tests.backends.probe cpu`, or `cuda`, or `tpu`.
+"""Try the build of a library that is installed here: `python -m tests.patches.probe cpu`, or `cuda`, or `tpu`.
 
 A program is compiled in fresh processes: twice in circumstances that differ, which must make the same bytes, and with
 other seeds of XLA's hash tables, which shows whether they are ours to choose. What is for a CPU is run as well. All of
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.backends import known_builds, machine_code, plugins
+from stagec.backends import plugins
 from stagec.backends.cuda import compiler as cuda
 from stagec.backends.tpu import compiler as tpu
 from stagec.hardware import catalog
+from stagec.patches import known_builds, machine_code
 
 # XLA:CPU hoists the loop, and gives the kernel its arguments in the order of a hash table. It makes the shift, which is
 # bound by memory, in the square root of the cores in parts; as gfni has an instruction for it, machines do too.
@@ -119,10 +120,11 @@ _COMPILE = """
 import functools, hashlib, json, sys
 given = json.loads(sys.argv[1])
 from stagec.core import specs
-from stagec.backends import compilation, hash_seeds
+from stagec.backends import compilation
+from stagec.patches import hash_seeds
 from stagec.backends.cuda import compiler as cuda
 if given["seed"] is not None:
-    hash_seeds.changes = functools.partial(hash_seeds.changes, seed=given["seed"])
+    hash_seeds.patches = functools.partial(hash_seeds.patches, seed=given["seed"])
     cuda._UNORDERED.clear()  # the order is to be seen
 target = specs.target_spec(given["target"])
 backend = compilation.backend(target.platform)
@@ -137,9 +139,9 @@ print(hashlib.sha256(made.executable).hexdigest()[:32])
 """
 _RUN = """
 import numpy as np
-from stagec.pjrt import clients, compatibility as jaxlib_lines
+from stagec.pjrt import clients, compatibility
 from stagec.pjrt.executable import Executable
-jaxlib_lines.hlo_print_options()
+compatibility.hlo_print_options()
 values = [np.full(4, x, np.float32) for x in (1, 2, 3, 4)]
 values += [np.arange(5, dtype=np.float32), np.arange(8000000).astype(np.uint8)]
 specs = [(value.shape, value.dtype) for value in values]
@@ -216,5 +218,5 @@ if __name__ == "__main__":
         row = dataclasses.asdict(examined(sys.argv[1]))
         digest, follows = made(sys.argv[1])
         print(json.dumps(row | {"made": digest, "follows_seed": follows}))
-    except (AssertionError, machine_code.CannotChange) as error:
+    except (AssertionError, machine_code.PatchError) as error:
         sys.exit(f"{error}")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stagec.backends import elf
 from stagec.core import wire
+from stagec.patches import elf
 
 SECTION = "protodesc_cold"
 """Name of the section."""

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.backends import descriptors, elf, hash_seeds
-from stagec.backends.cpu import cores, cpuid
-from stagec.backends.machine_code import CannotChange, Code, mapped
+from stagec.patches import cores, cpuid, descriptors, elf, hash_seeds
+from stagec.patches.machine_code import Code, PatchError, mapped
 
 TABLE = Path(__file__).with_suffix(".json")
 """The rows, one a line."""
@@ -27,7 +26,7 @@ Paths = Mapping[str, tuple[int, ...]]
 """Names of fields, from message to message, with a dot between -> their numbers."""
 
 
-class UnknownBuild(CannotChange):
+class UnknownBuild(PatchError):
     """stagec does not know this build of a library; the message says which, and `write` which ones it knows."""
 
 
@@ -119,7 +118,7 @@ class Build:
     version: that of the wheel.
     python: the tag of the Python that it is for, such as "cp313" or "cp314t"; "" where all have the same library.
     sites: how many places every change has. lacks: the fields of `Library.messages` that it does not have.
-    made: start of the SHA-256 of what it makes of the test's program (tests/backends/probe.py).
+    made: start of the SHA-256 of what it makes of the test's program (tests/patches/probe.py).
     follows_seed: whether that follows the seed of hash tables.
     tested: the Python with which it was made, twice.
     """
@@ -136,16 +135,16 @@ class Build:
 
 
 def rows() -> list[Build]:
-    """Return all builds that are known, by library, version and Python. Raises CannotChange when it cannot be read."""
+    """Return all builds that are known, by library, version and Python. Raises PatchError when it cannot be read."""
     try:
         return [Build(**row) for row in json.loads(TABLE.read_text("ascii"))]
     except (OSError, ValueError, TypeError) as error:
-        raise CannotChange(f"{TABLE.name} cannot be read: {error}", "install stagec again") from error
+        raise PatchError(f"{TABLE.name} cannot be read: {error}", "install stagec again") from error
 
 
 @functools.cache
 def known(code: Code, wanted: str = "") -> Build:
-    """Return the build of a library. Raises UnknownBuild, and CannotChange when its file cannot be read.
+    """Return the build of a library. Raises UnknownBuild, and PatchError when its file cannot be read.
 
     wanted: the version of its wheel that could be used here, or a prefix of it; "" where any could.
     """
@@ -189,11 +188,11 @@ def python_tag() -> str:
 def examined(path: Path) -> Build:
     """Return what the file of a library says of itself, without version, Python and test.
 
-    Raises CannotChange when it is no such library, or is not as those that are known: where a field has another number
+    Raises PatchError when it is no such library, or is not as those that are known: where a field has another number
     than in `Library.messages`, which all builds have in common, the code that edits the message must be looked at.
     """
     if path.name not in LIBRARIES:
-        raise CannotChange(f"stagec changes no {path.name}")
+        raise PatchError(f"stagec changes no {path.name}")
     library = LIBRARIES[path.name]
     with mapped(path) as code:
         sites = {change: len(find(code)) for change, find in library.sites.items()}
@@ -209,7 +208,7 @@ def examined(path: Path) -> Build:
                 others.append(f"{root} has {names} at {found}, not at {numbers}")
         others += [f"{root} has another at {names}" for names in _own(messages, root) if names not in paths]
     if others:
-        raise CannotChange(f"{path.name} is not as those that are known: {'; '.join(others)}")
+        raise PatchError(f"{path.name} is not as those that are known: {'; '.join(others)}")
     return Build(path.name, "", "", build_id, sites, lacks)
 
 

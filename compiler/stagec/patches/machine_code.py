@@ -1,7 +1,7 @@
 """Change machine code of a library in this process's memory for a while. No file is touched.
 
 What XLA asks of the machine and of its memory's layout cannot be set from outside (docs/reproducibility.md lists what
-was tried), so `cpuid` and `hash_seeds` say what a few instructions are to do instead, and `changed` does it.
+was tried), so `cpuid` and `hash_seeds` say what a few instructions are to do instead, and `patched` does it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.backends import elf
+from stagec.patches import elf
 
 _FORBIDDEN = "this system does not let a process change its own code"
 
 
-class CannotChange(OSError):
+class PatchError(OSError):
     """A library's code is not as expected, or cannot be changed in this process; the message says why.
 
     `write` says what to do instead; it may be empty.
@@ -32,7 +32,7 @@ class CannotChange(OSError):
 
 
 @dataclass(frozen=True)
-class Change:
+class Patch:
     """Other bytes at an address of this process; `before` and `after` are of one length."""
 
     address: int
@@ -69,24 +69,24 @@ class Code:
     def imported(self, function: str) -> int | None:
         """Return the address at which it keeps the address of another library's function; None where it imports none.
 
-        Raises CannotChange when its file cannot be read.
+        Raises PatchError when its file cannot be read.
         """
         with _read(self.path) as file:
             slot = file.imported(function)
         return None if slot is None else self.start + slot
 
     def build_id(self) -> str:
-        """Return what tells this build of the library from others. Raises CannotChange when its file cannot be read."""
+        """Return what tells this build of the library from others. Raises PatchError when its file cannot be read."""
         with _read(self.path) as file:
             return file.build_id
 
 
 @functools.cache  # a change splits the mapping into several
 def loaded(library: str) -> Code:
-    """Return the code of a library by its file's name. Raises CannotChange when this process has not loaded it."""
+    """Return the code of a library by its file's name. Raises PatchError when this process has not loaded it."""
     mappings = [mapping for mapping in _mappings() if mapping.path.endswith("/" + library)]
     if not mappings:
-        raise CannotChange(f"this process has no {library}")
+        raise PatchError(f"this process has no {library}")
     path, start = Path(mappings[0].path), mappings[0].start
     with _read(path) as file:
         return Code(path, start, start + file.code.address, file.code.size)
@@ -94,7 +94,7 @@ def loaded(library: str) -> Code:
 
 @contextlib.contextmanager
 def mapped(path: Path) -> Iterator[Code]:
-    """Map the file of a library to look at its code, which cannot run. Raises CannotChange when it cannot be read."""
+    """Map the file of a library to look at its code, which cannot run. Raises PatchError when it cannot be read."""
     with _read(path) as file:
         start = ctypes.addressof(ctypes.c_char.from_buffer(file.data))
         yield Code(path, start, start + file.code.offset, file.code.size)
@@ -106,14 +106,14 @@ def _read(path: Path) -> Iterator[elf.File]:
         with elf.opened(path) as file:
             yield file
     except (OSError, ValueError) as error:
-        raise CannotChange(f"{path.name} cannot be read: {error}") from error
+        raise PatchError(f"{path.name} cannot be read: {error}") from error
 
 
 @functools.cache
 def room_near(code: Code, size: int) -> int:
     """Return the address of `size` bytes of memory of our own, all 0, not farther from `code` than a jump can reach.
 
-    Raises CannotChange when there is none, or on a system that lets no process have memory to change and run.
+    Raises PatchError when there is none, or on a system that lets no process have memory to change and run.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
     for distance in range(16, 1800, 16):
@@ -124,28 +124,28 @@ def room_near(code: Code, size: int) -> int:
         if found != ctypes.c_void_p(-1).value:  # an old kernel takes the address for a hint
             _libc().munmap(found, size)
         elif ctypes.get_errno() in (errno.EACCES, errno.EPERM):
-            raise CannotChange(_FORBIDDEN)
-    raise CannotChange(f"there is no room beside {code.library} in this process's memory")
+            raise PatchError(_FORBIDDEN)
+    raise PatchError(f"there is no room beside {code.library} in this process's memory")
 
 
 @contextlib.contextmanager
-def changed(changes: Sequence[Change]) -> Iterator[None]:
+def patched(changes: Sequence[Patch]) -> Iterator[None]:
     """Make the changes in their order, and undo them afterwards, the last one first.
 
-    No other thread may run the code meanwhile (`runtime.compiling`). Raises CannotChange, with nothing changed, where
+    No other thread may run the code meanwhile (`pjrt.turns`). Raises PatchError, with nothing changed, where
     an address does not hold what it is said to, and on a system that does not let a process change its own code.
     """
     # A page that can no longer be made executable would be lost: memory of our own shows whether it can.
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         probe = ctypes.addressof(ctypes.c_char.from_buffer(page))
         if _libc().mprotect(probe, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise CannotChange(_FORBIDDEN)
+            raise PatchError(_FORBIDDEN)
     protections = _protections(changes)
-    made: list[tuple[Change, int]] = []
+    made: list[tuple[Patch, int]] = []
     try:
         for change, protection in zip(changes, protections, strict=True):
             if ctypes.string_at(change.address, len(change.before)) != change.before:
-                raise CannotChange("the code is not as it was found: something else has changed it")
+                raise PatchError("the code is not as it was found: something else has changed it")
             made.append((change, protection))
             _write(change.address, change.after, protection)
         yield
@@ -153,20 +153,20 @@ def changed(changes: Sequence[Change]) -> Iterator[None]:
         _undo(made)
 
 
-def _undo(made: Sequence[tuple[Change, int]]) -> None:
+def _undo(made: Sequence[tuple[Patch, int]]) -> None:
     """Undo changes, given with the protection of their pages, the last one first; one that fails keeps no other."""
-    failed: CannotChange | None = None
+    failed: PatchError | None = None
     for change, protection in reversed(made):
         try:
             if ctypes.string_at(change.address, len(change.before)) != change.before:
                 _write(change.address, change.before, protection)
-        except CannotChange as error:
+        except PatchError as error:
             failed = error
     if failed:
         raise failed
 
 
-def _protections(changes: Sequence[Change]) -> list[int]:
+def _protections(changes: Sequence[Patch]) -> list[int]:
     """Return the protection of each change's page."""
     mappings = list(_mappings())  # once: a library has hundreds
     found = []
@@ -176,7 +176,7 @@ def _protections(changes: Sequence[Change]) -> list[int]:
             (min(end, m.end) - max(start, m.start), m.protection) for m in mappings if m.start < end and start < m.end
         ]
         if sum(size for size, _ in parts) != end - start or len({protection for _, protection in parts}) != 1:
-            raise CannotChange(f"this process has no memory at {start:#x} that could be changed")
+            raise PatchError(f"this process has no memory at {start:#x} that could be changed")
         found.append(parts[0][1])
     return found
 
@@ -188,10 +188,10 @@ def _write(address: int, code: bytes, before: int) -> None:
     # Another thread may be running something else on the page: it stays executable where the system allows both.
     writable = mmap.PROT_READ | mmap.PROT_WRITE
     if _libc().mprotect(page, size, writable | before) and _libc().mprotect(page, size, writable):
-        raise CannotChange(_FORBIDDEN)
+        raise PatchError(_FORBIDDEN)
     ctypes.memmove(address, code, len(code))
     if _libc().mprotect(page, size, before):
-        raise CannotChange("this system does not let a process run code that it changed")
+        raise PatchError("this system does not let a process run code that it changed")
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _mappings() -> Iterator[_Mapping]:
     try:
         text = Path("/proc/self/maps").read_text()
     except OSError as error:
-        raise CannotChange(f"this process cannot see its own memory: {error}") from error
+        raise PatchError(f"this process cannot see its own memory: {error}") from error
     for line in text.splitlines():
         addresses, letters, _, _, _, *path = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from stagec.backends.cpu import x86
+from stagec.hardware import x86
 
 
 def test_a_level_has_the_features_of_those_before_it() -> None:

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from stagec.backends import machine_code
-from stagec.backends.cpu import x86
+from stagec.hardware import x86
+from stagec.patches import machine_code
 
 PRELUDE = """
 import ctypes, json, mmap, os, sys
 os.environ["NPROC"] = "2"
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
-from stagec.backends.cpu.compiler import compiler as cpu, cpuid, x86
-from stagec.backends import hash_seeds, known_builds, machine_code
+from stagec.backends.cpu import compiler as cpu
+from stagec.hardware import x86
+from stagec.patches import cpuid, hash_seeds, known_builds, machine_code
 from stagec.core.specs import CpuTarget
 from stagec.stages import mlir
 
@@ -83,7 +84,7 @@ def test_the_machine_is_seen_again_afterwards() -> None:
     before, after, inside = run(
         "before = compile_for_host()\n"
         "code = machine_code.loaded(cpu._LIBRARY)\n"
-        "with machine_code.changed(cpuid.changes(code, x86.ISA['SSE4_2'])): inside = compile_for_host()\n"
+        "with machine_code.patched(cpuid.patches(code, x86.ISA['SSE4_2'])): inside = compile_for_host()\n"
         "after = compile_for_host()\n"
         "print(json.dumps([[cpu.stored_cpu_name(data), sorted(cpu.stored_features(data))]\n"
         "    for data in (before, after, inside)]))"
@@ -99,7 +100,7 @@ def test_another_thread_asks_for_this_machine_afterwards(what: str) -> None:
     beside, alone, order = run(
         "import threading\n"
         "import numpy as np, stagec\n"
-        "from stagec.runtime import clients\n"
+        "from stagec.pjrt import clients\n"
         "from stagec.pjrt.executable import Executable\n"
         "def load(made): return Executable.load(made, *[[((64,), np.dtype(np.uint8))]] * 2, [], clients.devices())\n"
         "lowered = stagec.jit(lambda x: x << 3).lower(np.zeros(64, np.uint8))\n"
@@ -125,11 +126,11 @@ def test_another_thread_asks_for_this_machine_afterwards(what: str) -> None:
 OWN = """
 own = mmap.mmap(-1, mmap.PAGESIZE)
 start = ctypes.addressof(ctypes.c_char.from_buffer(own))
-def change(at, before, after): return machine_code.Change(start + at, before, after)
+def change(at, before, after): return machine_code.Patch(start + at, before, after)
 def try_changes(*changes):
     try:
-        with machine_code.changed(changes): return "changed", own[:4].decode()
-    except machine_code.CannotChange as error:
+        with machine_code.patched(changes): return "changed", own[:4].decode()
+    except machine_code.PatchError as error:
         return str(error), own[:4].decode()
 own[:4] = b"abcd"
 """
@@ -148,7 +149,7 @@ def test_a_failure_in_the_middle_leaves_nothing_changed(tmp_path: Path) -> None:
     program = (
         f"file = open({str(tmp_path / 'file')!r}, 'rb')\n"
         "fixed = machine_code._libc().mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)\n"
-        "def at(address, before): return machine_code.Change(address, before, b'z')\n"
+        "def at(address, before): return machine_code.Patch(address, before, b'z')\n"
         "print(json.dumps([\n"
         "    try_changes(change(0, b'a', b'x'), at(fixed, b'e'), change(1, b'b', b'x')),\n"
         "    try_changes(change(0, b'a', b'x'), at(8, b'e')),\n"
@@ -221,8 +222,8 @@ def test_a_process_that_can_open_no_more_files() -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))\n"
         "def refused(call, *given):\n"
         "    try: call(*given)\n"
-        "    except machine_code.CannotChange as error: return str(error), error.write\n"
-        "def change(): machine_code.changed([machine_code.Change(code.address, b'', b'')]).__enter__()\n"
+        "    except machine_code.PatchError as error: return str(error), error.write\n"
+        "def change(): machine_code.patched([machine_code.Patch(code.address, b'', b'')]).__enter__()\n"
         "found = [refused(machine_code.loaded, 'libother.so'), refused(known_builds.known, code), refused(change)]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
         "print(json.dumps(found))"
@@ -247,11 +248,11 @@ def test_a_library_that_is_not_there() -> None:
 def test_a_file_that_is_no_library(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "libno.so"
     path.write_bytes(content)
-    with pytest.raises(machine_code.CannotChange, match=r"^libno\.so cannot be read: "), machine_code.mapped(path):
+    with pytest.raises(machine_code.PatchError, match=r"^libno\.so cannot be read: "), machine_code.mapped(path):
         pass
     code = machine_code.Code(path, 0, 0, 0)
     for read in (code.build_id, lambda: code.imported("sched_getaffinity")):
-        with pytest.raises(machine_code.CannotChange, match=r"^libno\.so cannot be read: "):
+        with pytest.raises(machine_code.PatchError, match=r"^libno\.so cannot be read: "):
             read()
 
 

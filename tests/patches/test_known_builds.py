@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stagec.backends import elf, hash_seeds, known_builds, machine_code
 from stagec.backends.tpu import compiler as tpu
+from stagec.patches import elf, hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility
-from tests.backends import probe
 from tests.backends.deviceless import installed
-from tests.backends.test_machine_code import run
 from tests.building import COMPILER, ROOT
+from tests.patches import probe
+from tests.patches.test_machine_code import run
 
 ROWS = known_builds.rows()
 PLATFORMS = [
@@ -119,8 +119,8 @@ def test_a_build_with_other_sites_than_were_tested(change: str) -> None:
         "code = machine_code.loaded(cpu._LIBRARY)\n"
         f"site = {change}.sites(code)[0]\n"
         f"{change}.sites.cache_clear()\n"
-        "other = machine_code.Change(site, ctypes.string_at(site, 8), b'\\x90' * 8)\n"
-        f"with machine_code.changed([other]):{REFUSED.replace(chr(10), chr(10) + '    ')}"
+        "other = machine_code.Patch(site, ctypes.string_at(site, 8), b'\\x90' * 8)\n"
+        f"with machine_code.patched([other]):{REFUSED.replace(chr(10), chr(10) + '    ')}"
     )
     wanted = row.sites[change]
     what = f"is not as it was tested: {wanted - 1} sites of {change} in the place of {wanted}"
@@ -173,14 +173,14 @@ def test_a_library_whose_messages_are_others(
     if not refused:
         assert known_builds.examined(path).lacks == lacks
         return
-    with pytest.raises(machine_code.CannotChange) as caught:
+    with pytest.raises(machine_code.PatchError) as caught:
         known_builds.examined(path)
     assert str(caught.value).startswith("libjax_common.so is not as those that are known: ")
     assert str(caught.value).endswith(refused)
 
 
 def test_a_library_that_stagec_does_not_change(tmp_path: Path) -> None:
-    with pytest.raises(machine_code.CannotChange, match=r"^stagec changes no libno\.so$"):
+    with pytest.raises(machine_code.PatchError, match=r"^stagec changes no libno\.so$"):
         known_builds.examined(tmp_path / "libno.so")
 
 
@@ -204,7 +204,7 @@ def test_a_seed_becomes_a_constant(tmp_path: Path, code: str, changed: str) -> N
     memory = bytearray(before)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     library = machine_code.Code(tmp_path / "libtpu.so", start, start, len(memory))
-    (change,) = hash_seeds.changes(library, 0x1234)
+    (change,) = hash_seeds.patches(library, 0x1234)
     at = change.address - start
     assert before[at : at + len(change.before)] == change.before
     memory[at : at + len(change.after)] = change.after

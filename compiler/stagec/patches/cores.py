@@ -11,15 +11,15 @@ import ctypes
 import functools
 import struct
 
-from stagec.backends.machine_code import Change, Code, room_near
+from stagec.patches.machine_code import Code, Patch, room_near
 
 _MOST = 1000  # XLA asks with room for 1,024
 
 
-def changes(code: Code, cores: int) -> list[Change]:
+def patches(code: Code, cores: int) -> list[Patch]:
     """Return the changes that let the library `code` see so many cores.
 
-    Raises CannotChange when there is no room for them, or its file cannot be read.
+    Raises PatchError when there is no room for them, or its file cannot be read.
     """
     whole, rest = divmod(min(cores, _MOST), 8)
     answer = b"".join(
@@ -31,12 +31,12 @@ def changes(code: Code, cores: int) -> list[Change]:
         )
     )
     at = room_near(code, 4096)
-    jumps = [Change(slot, ctypes.string_at(slot, 8), struct.pack("<Q", at)) for slot in sites(code)]
-    return [Change(at, bytes(len(answer)), answer), *jumps]
+    jumps = [Patch(slot, ctypes.string_at(slot, 8), struct.pack("<Q", at)) for slot in sites(code)]
+    return [Patch(at, bytes(len(answer)), answer), *jumps]
 
 
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
-    """Return the address at which the library keeps that of `sched_getaffinity`. Raises CannotChange as `changes`."""
+    """Return the address at which the library keeps that of `sched_getaffinity`. Raises PatchError as `patches`."""
     slot = code.imported("sched_getaffinity")
     return () if slot is None else (slot,)

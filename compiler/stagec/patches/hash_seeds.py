@@ -13,7 +13,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from stagec.backends.machine_code import Change, Code
+from stagec.patches.machine_code import Code, Patch
 
 SEED = 0xAD53
 """What every table gets."""
@@ -30,15 +30,15 @@ _MOST = 64
 _MOVES = {b"\x31\xd1": b"\xb1", b"\x31\xca": b"\xb2"}
 
 
-def changes(code: Code, seed: int = SEED) -> list[Change]:
+def patches(code: Code, seed: int = SEED) -> list[Patch]:
     """Return the changes to `code`, a library with Abseil in it, that make the seed of every new table the same."""
     found = []
     for address in sites(code):
         before = ctypes.string_at(address, _ADD_SIZE)
         if before == _STEP[:_ADD_SIZE]:
-            found.append(Change(address, before, b"\xb8" + seed.to_bytes(4, "little")))
+            found.append(Patch(address, before, b"\xb8" + seed.to_bytes(4, "little")))
         else:
-            found.append(Change(address, before[:2], _MOVES[before[:2]] + bytes((seed & 0xFF,))))
+            found.append(Patch(address, before[:2], _MOVES[before[:2]] + bytes((seed & 0xFF,))))
     return found
 
 
