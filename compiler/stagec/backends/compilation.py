@@ -141,6 +141,20 @@ def _no_option(name: str) -> CannotCompile:
     return CannotCompile(what, f"compiler_options.{name}", suggestion(name))
 
 
+def compile_options(ids: Sequence[int], compiler_options: Mapping[str, CompilerOption]) -> xla_client.CompileOptions:
+    """Return XLA's options for a target: a partition for each device of `ids`, split as the module's shardings say.
+
+    Raises CannotCompile when an option cannot have its value, or XLA has no such option.
+    """
+    from stagec.pjrt import clients
+
+    options = clients.compile_options(ids)
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = True
+    set_options(options, compiler_options)
+    return options
+
+
 def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
     """Return what XLA's status says, naming the option that is at fault."""
     first = message.strip().splitlines()[0]

@@ -7,7 +7,6 @@ environment then: `prepare_process` comes first.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
 import mmap
@@ -20,7 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends.compilation import CannotCompile, DoesNotFit, refusal, set_options
+from stagec.backends.compilation import CannotCompile, DoesNotFit, compile_options, refusal
 from stagec.backends.options import suggestion
 from stagec.core.specs import CompilerOption
 from stagec.patches import hash_seeds, known_builds, machine_code
@@ -165,16 +164,9 @@ def compile_for(
     load: whether they are here, and XLA is to load what it makes.
     Raises CannotCompile when XLA refuses the module or an option, and when this build of the plugin is not known.
     """
-    from jaxlib import _jax, xla_client
+    from jaxlib import _jax
 
-    ids = array.array("i", (device.id for device in partitions or devices))
-    flat = memoryview(ids).cast("B")
-    options = xla_client.CompileOptions()
-    options.num_replicas, options.num_partitions = 1, len(devices)
-    options.device_assignment = xla_client.DeviceAssignment.create(flat.cast("i", (1, len(ids))))
-    options.executable_build_options.use_spmd_partitioning = True
-    options.executable_build_options.use_shardy_partitioner = True
-    set_options(options, compiler_options)
+    options = compile_options([device.id for device in partitions or devices], compiler_options)
     try:
         with turns.for_another_machine(), _changed(plugin):
             client = devices[0].client

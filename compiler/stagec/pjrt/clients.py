@@ -58,6 +58,14 @@ def assignment(ids: Sequence[int]) -> xla_client.DeviceAssignment:
     return xla_client.DeviceAssignment.create(np.array([ids], np.int32))
 
 
+def compile_options(ids: Sequence[int]) -> xla_client.CompileOptions:
+    """Return XLA's options for a program of one replica, with a partition on each of these devices, in their order."""
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, len(ids)
+    options.device_assignment = assignment(ids)
+    return options
+
+
 def _once(key: str | int, make: Callable[[], Any]) -> Any:
     found = _CLIENTS.get(key)
     if found is None:

@@ -105,10 +105,8 @@ class Executable:
         if clients.platform_of(devices[0]) == "cpu" and (unknown := register_custom_calls(custom_calls)):
             what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"
             raise LoadError("custom-call", what)
-        options = xla_client.CompileOptions()
-        options.num_replicas, options.num_partitions = 1, len(devices)
         # XLA takes the stored assignment otherwise, that of the first devices.
-        options.device_assignment = clients.assignment([device.id for device in devices])
+        options = clients.compile_options([device.id for device in devices])
         try:
             where = _jax.DeviceList(tuple(devices))
             with turns.for_this_machine():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from jaxlib import _jax, xla_client
+from jaxlib import _jax
 from jaxlib.mlir import ir
 
 from stagec.backends import compilation
@@ -60,8 +60,7 @@ def load(program: Program, options: Mapping[str, CompilerOption], devices: Seque
     if program.platform == "cpu":
         register_custom_calls(program.custom_calls)
     count = program.nr_devices
-    settings = xla_client.CompileOptions()
-    settings.num_replicas, settings.num_partitions = 1, count
+    settings = clients.compile_options([device.id for device in devices])
     build = settings.executable_build_options
     build.use_spmd_partitioning = True
     kept = [program.in_shardings[i] for i in program.kept_var_idx]
@@ -72,7 +71,6 @@ def load(program: Program, options: Mapping[str, CompilerOption], devices: Seque
         module = ir.Module.parse(program.module)
         # Exports from before Shardy have no mesh, and shardings in the older form.
         build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
-        settings.device_assignment = clients.assignment([device.id for device in devices])
         try:
             with turns.for_this_machine():
                 loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)

@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory, refusal, set_options
+from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
 from stagec.core import phases, wire
 from stagec.core.specs import CpuTarget
 from stagec.hardware import x86
@@ -99,18 +99,11 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     """
     from jaxlib import _jax, xla_client
 
-    from stagec.pjrt import clients
-
     unsuitable = compatibility.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
     isa, num_devices = ISA[target.isa], math.prod(mesh)
-    options = xla_client.CompileOptions()
-    options.num_replicas, options.num_partitions = 1, num_devices
-    options.device_assignment = clients.assignment(range(num_devices))
-    options.executable_build_options.use_spmd_partitioning = True
-    options.executable_build_options.use_shardy_partitioner = True
-    set_options(options, target.compiler_options)
+    options = compile_options(range(num_devices), target.compiler_options)
     try:
         with presented(target):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
