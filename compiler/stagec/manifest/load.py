@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -38,14 +39,9 @@ from stagec.manifest.models import (
     CudaTarget,
     Document,
     Function,
-    Golden,
     Header,
-    Limits,
     Mesh,
-    Padding,
     TpuTarget,
-    Variant,
-    Weights,
 )
 from stagec.manifest.targets import resolve
 from stagec.manifest.values import abbreviate, no_file
@@ -316,29 +312,35 @@ _TYPES = {
 
 _PLATFORM = 2
 """Where pydantic puts the platform into the location of a target's key: targets, NAME, PLATFORM, key."""
-_VARIANT = 4
-"""How many parts of a location lead to a variant or to limits: functions, NAME, variants, NAME."""
 
 
 def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], str]:
-    """The model and the field that a location is in."""
-    table = str(location[0])
-    depth = 1 if table == "manifest" else 2
-    if len(location) <= depth:
-        return Document, table
-    if table == "functions" and location[depth] == "variants" and len(location) > _VARIANT:
-        return Variant, str(location[_VARIANT])
-    if table == "functions" and location[depth] == "limits" and len(location) > _VARIANT:
-        return Limits, str(location[_VARIANT])
-    if table == "functions" and location[depth] == "padding" and len(location) > _VARIANT:
-        return Padding, str(location[_VARIANT])
-    if table == "functions" and location[depth] == "bind" and len(location) > _VARIANT:
-        return Weights, str(location[_VARIANT])
-    if table == "functions" and location[depth] == "golden" and len(location) > depth + 1:
-        return Golden, str(location[depth + 1])
-    if table == "targets" and len(location) > _PLATFORM + 1:
-        return _TARGETS[str(location[_PLATFORM])], str(location[_PLATFORM + 1])
-    return _TABLES[table][0], str(location[depth])
+    """The model and the field that a location is in: the models say which of their keys are tables, and of what."""
+    model: type[BaseModel] = Document
+    rest = list(location)
+    while True:
+        key = str(rest.pop(0))
+        field = model.model_fields.get(key)
+        names, tables = _tables(field.annotation) if field else (0, [])
+        tagged = len(tables) > 1
+        if not tables or len(rest) <= names + tagged:
+            return model, key
+        del rest[:names]
+        model = _TARGETS[str(rest.pop(0))] if tagged else tables[0]
+
+
+def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
+    """How many names lead from a key to a table, and which models the table may have; none where it is no table."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return 0, [annotation]
+    if get_origin(annotation) is dict:
+        names, tables = _tables(get_args(annotation)[1])
+        return names + 1, tables
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        parts = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+        found = [_tables(part) for part in parts]
+        return max(names for names, _ in found), [table for _, tables in found for table in tables]
+    return 0, []
 
 
 def _example(location: tuple[str | int, ...]) -> str:
