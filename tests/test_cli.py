@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from stagec.backends import plugins
 from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.cli import COMMANDS
 from stagec.core import child
 from stagec.core.errors import StagecError
 from stagec.core.trees import Tree
+from stagec.pjrt import packages
 from stagec.reports import comparison, explanation, inspection
 from stagec.stages.exported import Exported
 from tests.building import ROOT, checked, stagec
@@ -208,7 +208,7 @@ def test_arguments_may_come_from_a_file(zoo: Path, tmp_path: Path) -> None:
     assert json.loads(checked("inspect", f"@{tmp_path / 'arguments'}"))["name"] == "zoo"
 
 
-@pytest.mark.skipif(plugins.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
+@pytest.mark.skipif(packages.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
 def test_describing_a_device_takes_the_plugin(tmp_path: Path) -> None:
     done = stagec("describe-device", "--output", tmp_path / "device.toml")
     assert (done.returncode, done.stdout) == (2, "")

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.backends import plugins
 from stagec.core import components
-from stagec.pjrt import accelerators
+from stagec.pjrt import accelerators, packages
 from tests.building import COMPILER, ROOT, build, checked
 from tests.building import stagec as explain
 
@@ -25,7 +24,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What Bazel built, or a build here where the plugins are installed."""
     if "ACCELERATORS_BUNDLE" in os.environ:
         return Path(os.environ["ACCELERATORS_BUNDLE"])
-    missing = [name for name in ("libtpu", "jax_plugins.xla_cuda13", "nvidia.cu13") if plugins.folder(name) is None]
+    missing = [name for name in ("libtpu", "jax_plugins.xla_cuda13", "nvidia.cu13") if packages.folder(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     return build("tests/accelerators/accelerators.toml", tmp_path_factory.mktemp("accelerators"))
@@ -131,7 +130,7 @@ except stagec.LoadError as error:
 
 def test_the_plugin_itself_says_that_there_is_no_device(tmp_path: Path) -> None:
     """As on a machine whose driver is broken: the device is there, for the kernel."""
-    if plugins.folder("jax_plugins.xla_cuda13") is None or accelerators.refusal("cuda") == "":
+    if packages.folder("jax_plugins.xla_cuda13") is None or accelerators.refusal("cuda") == "":
         pytest.skip("no plugin, or a device")
     (tmp_path / "nvidia0").touch()
     environment = {"PYTHONPATH": os.pathsep.join([str(COMPILER), *filter(None, sys.path)])}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from jaxlib.mlir import ir
 
-from stagec.backends import plugins
 from stagec.core.specs import FunctionSpec, to_json
 from stagec.hardware import catalog
 from stagec.stages import mlir
@@ -120,7 +119,7 @@ def specs(name: str, functions: list[str]) -> list[str]:
 
 
 def installed(*packages: str) -> pytest.MarkDecorator:
-    missing = [name for name in packages if plugins.folder(name) is None]
+    missing = [name for name in packages if packages.folder(name) is None]
     wanted = "STAGEC_PLUGINS" in os.environ
     return pytest.mark.skipif(bool(missing) and not wanted, reason=f"not installed: {', '.join(missing)}")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from stagec.backends import plugins
 from stagec.hardware import catalog
+from stagec.pjrt import packages
 from tests.building import COMPILER
 
 _COMPILE = """
@@ -70,7 +70,7 @@ def installed(**wheels: str) -> pytest.MarkDecorator:
 
     With STAGEC_PLUGINS in the environment they must not be missing, and the tests run.
     """
-    missing = [name for name, package in wheels.items() if plugins.folder(package) is None]
+    missing = [name for name, package in wheels.items() if packages.folder(package) is None]
     return pytest.mark.skipif(
         bool(missing) and "STAGEC_PLUGINS" not in os.environ, reason=f"not installed: {', '.join(missing)}"
     )

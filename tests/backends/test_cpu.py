@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from stagec.backends.cpu import compiler as cpu
-from stagec.manifest.models import Isa
+from stagec.manifest.cpu import Isa
 from tests.building import stagec
 
 FUNCTIONS = ("loop", "factorize", "draw", "mlp")

@@ -9,7 +9,8 @@ import pytest
 from stagec.backends.cuda import compiler as cuda
 from stagec.backends.cuda import nvidia
 from stagec.core.errors import StagecError
-from stagec.hardware import catalog, cuda_devices
+from stagec.hardware import cuda as gpus
+from stagec.hardware import cuda_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run
 from tests.building import stagec
 
@@ -24,18 +25,18 @@ MESH = {"data": 4, "model": 2}
 
 
 @with_plugin
-@pytest.mark.parametrize("name", catalog.devices())
+@pytest.mark.parametrize("name", gpus.devices())
 def test_a_function_for_one_device(tmp_path: Path, name: str) -> None:
     made = compile_again(tmp_path, "cuda", name, layer())
     assert made.refused == ("", "", "")
-    assert (made.device, made.jax) == (catalog.device(name).name, False)
+    assert (made.device, made.jax) == (gpus.device(name).name, False)
     assert made.cost is not None
     assert made.memory is not None
     assert made.cost["flops"] >= 2 * 256 * 512 * 512
     assert made.memory["argument_size_in_bytes"] == 4 * (256 * 512 + 512 * 512)
     assert made.memory["peak_memory_in_bytes"] >= made.memory["argument_size_in_bytes"]
     parts = {layer_name: text for layer_name, _, text in cuda.layers(made.executable)}
-    assert f".target sm_{catalog.device(name).compute_capability.replace('.', '')}\n" in parts["PTX"]
+    assert f".target sm_{gpus.device(name).compute_capability.replace('.', '')}\n" in parts["PTX"]
     assert parts["optimized HLO"].startswith("HloModule jit_layer")
 
 
@@ -109,11 +110,11 @@ _UNCHANGED = """
 import sys
 from stagec.backends import plugins
 from stagec.backends.cuda import compiler as cuda, nvidia
-from stagec.hardware import catalog
+from stagec.hardware import catalog, cuda as gpus
 cuda.prepare_process(catalog.target("h200"))
 from jaxlib.mlir import ir
 from stagec.stages import mlir
-config = nvidia.target_config(catalog.device("h200"), cuda._CUDNN, cuda._CUDA, cuda._CUB)
+config = nvidia.target_config(gpus.device("h200"), cuda._CUDNN, cuda._CUDA, cuda._CUB)
 options = {"target_config": config, "topology": "1x1x8", "host_target_machine_options": cuda._HOST}
 devices = plugins.topology_devices(cuda.PLUGIN, "", options)
 with cuda.scratch(), mlir.make_context():
@@ -338,9 +339,9 @@ _DESCRIBE = """
 import sys
 from stagec.backends import plugins
 from stagec.backends.cuda import compiler as cuda, nvidia
-from stagec.hardware import catalog
+from stagec.hardware import catalog, cuda as gpus
 cuda.prepare_process(catalog.target("h200"))
-config = nvidia.target_config(catalog.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA, cuda._CUB)
+config = nvidia.target_config(gpus.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA, cuda._CUB)
 plugins.load(cuda.PLUGIN)
 from jaxlib import _jax
 topology = _jax.get_default_c_api_topology("cuda", "", {"target_config": config, "topology": "1x1x1"})
@@ -349,11 +350,11 @@ sys.stdout.write(nvidia.as_toml(nvidia.figures(topology.target_config)))
 
 
 @with_plugin
-@pytest.mark.parametrize("name", catalog.devices())
+@pytest.mark.parametrize("name", gpus.devices())
 def test_what_xla_says_of_a_device_is_read_back(tmp_path: Path, name: str) -> None:
     done = run(_DESCRIBE, name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert cuda_devices.read(tomllib.loads(done.stdout)) == catalog.device(name)
+    assert cuda_devices.read(tomllib.loads(done.stdout)) == gpus.device(name)
 
 
 @with_plugin

@@ -146,7 +146,7 @@ tpu.prepare_process(catalog.target("v5e:2x2"))
 import numpy as np
 from jax.experimental import mesh_utils
 for text, meshes in json.loads(sys.argv[1]):
-    topology = parse_topology(text, catalog.generations())
+    topology = parse_topology(text, tpus.generations())
     devices = plugins.topology_devices(tpu.PLUGIN, str(topology), topology.options())
     assert len(devices) == topology.num_devices, text
     for mesh in meshes:
@@ -187,7 +187,7 @@ tpu.prepare_process(catalog.target("v5e:2x2"))
 from jax.experimental import mesh_utils
 found = []
 for text, slices, mesh in json.loads(sys.argv[1]):
-    topology = parse_topology(text, catalog.generations(), slices=slices)
+    topology = parse_topology(text, tpus.generations(), slices=slices)
     devices = plugins.topology_devices(tpu.PLUGIN, str(topology), topology.options())
     if slices == 1:
         order = mesh_utils.create_device_mesh(mesh, devices)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 import stagec
-from stagec.backends import plugins
 from stagec.core.specs import TargetSpec, to_json
 from stagec.frontends import kernels
 from stagec.hardware import catalog
+from stagec.pjrt import packages
 from stagec.stages import by_device
 from stagec.stages.exported import Exported
 from tests.accelerators import kernels as model
@@ -115,7 +115,7 @@ def test_a_kernel_of_mosaic_needs_the_plugin(tmp_path: Path) -> None:
     written = Written(tmp_path, "mosaic", [F32, F32], ["h200"])
     what = "its Pallas kernels of Mosaic GPU are lowered with parts of JAX's plugin for NVIDIA devices"
     assert written.said == f'pkg/m.toml: functions.f.plugins: {what}\n  write plugins = ["cuda"]\n'
-    if plugins.folder("jax_cuda13_plugin") is None:
+    if packages.folder("jax_cuda13_plugin") is None:
         written = Written(tmp_path, "mosaic", [F32, F32], ["h200"], plugins=["cuda"])
         write = "add jax-cuda13-plugin to the packages that trace the function"
         assert written.said == f"pkg/m.toml: functions.f.plugins: jax-cuda13-plugin is not installed\n  {write}\n"

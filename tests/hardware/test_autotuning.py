@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.core.errors import StagecError
-from stagec.hardware import autotuning, catalog
+from stagec.hardware import autotuning
+from stagec.hardware import cuda as gpus
 
 H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4800 GB/s, L2 cache: 50 MB"
 TRITON = "triton { block_m: 64 block_n: 32 block_k: 32 num_stages: 3 num_warps: 4 num_ctas: 1 }"
@@ -38,7 +39,7 @@ def test_what_is_read_is_written_again() -> None:
     found = autotuning.read(text)
     assert autotuning.read(autotuning.write(found, "again")) == found
     assert [one.version for one in found] == [41, None]
-    autotuning.check(found, catalog.device("h200"))
+    autotuning.check(found, gpus.device("h200"))
     assert autotuning.cudnn(found) == (9, 15, 1)
 
 
@@ -120,12 +121,12 @@ def test_all_problems_are_told_together() -> None:
 def test_results_of_another_device_or_of_two_versions_of_cudnn() -> None:
     found = autotuning.read("version: 3 " + entry() + entry(device=f"{H200}, DNN version: 9.12.0", hlo="b"))
     with pytest.raises(StagecError) as caught:
-        autotuning.check(found, catalog.device("h200"), "h.textproto")
+        autotuning.check(found, gpus.device("h200"), "h.textproto")
     assert str(caught.value) == (
         f"h.textproto: results: timed with cuDNN 9.12.0 and 9.15.1: XLA finds those of one{REFRESH}"
     )
     with pytest.raises(StagecError) as caught:
-        autotuning.check(found[:1], catalog.device("l4"), "h.textproto")
+        autotuning.check(found[:1], gpus.device("l4"), "h.textproto")
     assert str(caught.value) == (
         f"h.textproto: results[0].device: timed on {H200}, DNN version: 9.15.1, and NVIDIA L4 is "
         "CUDA: 8.9, Cores: 58, GPU clock: 2.04 GHz, Memory bandwidth: 300 GB/s, L2 cache: 48 MB" + REFRESH

@@ -10,18 +10,23 @@ from typing import Any, get_args
 import pytest
 
 from stagec.core.errors import StagecError
+from stagec.core.platforms import PLATFORMS
 from stagec.core.specs import CpuTarget, CudaTarget, TpuTarget, to_json
 from stagec.hardware import catalog, cuda_devices
+from stagec.hardware import cpu as cpus
+from stagec.hardware import cuda as gpus
+from stagec.hardware import tpu as tpus
 from stagec.hardware.cuda_devices import Device
 from stagec.hardware.tpu_topologies import Generation, parse_topology, topologies
-from stagec.manifest.models import NAME, Isa
+from stagec.manifest.cpu import Isa
+from stagec.manifest.tables import NAME
 from tests.building import COMPILER, checked
 
 FILES = sorted((COMPILER / "stagec" / "targets").iterdir())
 
 
 def test_the_checked_in_files_are_those_that_are_read() -> None:
-    assert [file.name for file in FILES] == sorted(catalog.FILES)
+    assert [file.name for file in FILES] == sorted(platform.catalog for platform in PLATFORMS.values())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -34,11 +39,11 @@ def test_every_target_has_a_line_and_a_source(file: Path) -> None:
 
 
 def test_there_is_a_short_name_for_every_instruction_set() -> None:
-    assert list(catalog.isas().values()) == list(get_args(Isa))
+    assert list(cpus.isas().values()) == list(get_args(Isa))
 
 
 def test_a_generation_has_the_fields_of_one() -> None:
-    for generation in catalog.generations().values():
+    for generation in tpus.generations().values():
         for field in dataclasses.fields(Generation):
             value = getattr(generation, field.name)
             if field.name == "pod":
@@ -123,7 +128,7 @@ def test_a_name_of_no_target(name: str, message: str) -> None:
     ],
 )
 def test_a_topology_is_read(text: str, name: str, devices: int) -> None:
-    topology = parse_topology(text, catalog.generations())
+    topology = parse_topology(text, tpus.generations())
     assert (str(topology), topology.num_devices) == (name, devices)
 
 
@@ -141,7 +146,7 @@ def test_a_topology_is_read(text: str, name: str, devices: int) -> None:
     ],
 )
 def test_where_links_go_around(text: str, wraps: tuple[bool, ...]) -> None:
-    assert parse_topology(text, catalog.generations()).wraps == wraps
+    assert parse_topology(text, tpus.generations()).wraps == wraps
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_where_links_go_around(text: str, wraps: tuple[bool, ...]) -> None:
 )
 def test_a_topology_that_does_not_exist(text: str, what: str, write: str) -> None:
     with pytest.raises(StagecError) as caught:
-        parse_topology(text, catalog.generations())
+        parse_topology(text, tpus.generations())
     (problem,) = caught.value.problems
     assert (problem.what, problem.key, problem.write) == (what, "topology", write)
 
@@ -208,16 +213,16 @@ def test_a_twisted_torus_is_a_target_by_any_of_its_names() -> None:
 
 def test_a_host_that_does_not_divide_the_slice() -> None:
     with pytest.raises(StagecError) as caught:
-        parse_topology("v6e:4x2", catalog.generations(), host="2x4")
+        parse_topology("v6e:4x2", tpus.generations(), host="2x4")
     (problem,) = caught.value.problems
     assert problem.key == "chips_per_host"
     assert problem.what == "v6e:4x2: a slice consists of whole hosts, and a host has 2x4 chips"
 
 
-@pytest.mark.parametrize("generation", catalog.generations())
+@pytest.mark.parametrize("generation", tpus.generations())
 def test_every_usual_topology_is_one(generation: str) -> None:
-    usual = topologies(catalog.generations()[generation])
-    assert [str(parse_topology(text, catalog.generations())) for text in usual] == usual
+    usual = topologies(tpus.generations()[generation])
+    assert [str(parse_topology(text, tpus.generations())) for text in usual] == usual
 
 
 @pytest.mark.parametrize("text", ["8", "1x8", "0x1x1", "1x1x1x1", "1x1x-1", "axbxc"])
@@ -238,19 +243,19 @@ def test_an_unknown_device() -> None:
     for name, write in {
         "h100": 'did you mean "h100-pcie" or "h100-sxm"?',
         "b20": 'did you mean "b200"?',
-        "mine": f"write one of {', '.join(catalog.devices())}",
+        "mine": f"write one of {', '.join(gpus.devices())}",
     }.items():
         with pytest.raises(StagecError) as caught:
-            catalog.device(name)
+            gpus.device(name)
         (problem,) = caught.value.problems
         assert (problem.key, problem.what, problem.write) == ("device", f'unknown device "{name}"', write + another)
 
 
-H200 = dataclasses.asdict(catalog.device("h200"))
+H200 = dataclasses.asdict(gpus.device("h200"))
 
 
 def test_a_description_is_read_back() -> None:
-    assert cuda_devices.read(H200) == catalog.device("h200")
+    assert cuda_devices.read(H200) == gpus.device("h200")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +312,7 @@ def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
 
 def test_the_listing_has_everything_with_its_figures() -> None:
     told = json.loads(checked("targets", "--json"))["targets"]
-    assert [entry["name"] for entry in told] == [*catalog.isas(), *catalog.devices(), *catalog.generations()]
+    assert [entry["name"] for entry in told] == [*cpus.isas(), *gpus.devices(), *tpus.generations()]
     (h200,) = (entry for entry in told if entry["name"] == "h200")
     assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (151397597184, 989e12, 4.8e12)
     assert [one["links"] for one in told if one["name"] in ("h200", "l4", "v5e", "v5p")] == [None, 450e9, 200e9, 600e9]

@@ -14,7 +14,8 @@ import pytest
 
 from stagec.core.errors import StagecError
 from stagec.core.specs import Limits, executable_spec, function_spec, to_json
-from stagec.hardware import catalog
+from stagec.hardware import cuda as gpus
+from stagec.hardware import tpu as tpus
 from stagec.manifest import Plan, describe, load_manifest, plan
 
 COMPILER = Path(__file__).absolute().parents[2] / "compiler"
@@ -520,9 +521,9 @@ def test_a_slice_holds_its_device_in_full_and_no_other(tmp_path: Path) -> None:
     """So an edit of another device changes nothing."""
     planned = plan_of(HEAD + ACCELERATORS, tmp_path)
     texts = {executable.spec.target.name: to_json(executable.spec) for executable in planned.executables}
-    assert json.loads(texts["l4"])["target"]["figures"] == dataclasses.asdict(catalog.device("l4"))
+    assert json.loads(texts["l4"])["target"]["figures"] == dataclasses.asdict(gpus.device("l4"))
     assert "NVIDIA H200" not in texts["l4"]
-    assert json.loads(texts["v5e-2x2"])["target"]["figures"] == dataclasses.asdict(catalog.generations()["v5e"])
+    assert json.loads(texts["v5e-2x2"])["target"]["figures"] == dataclasses.asdict(tpus.generations()["v5e"])
     assert "figures" not in json.loads(texts["cpu-avx2"])["target"]
 
 

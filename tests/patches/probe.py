@@ -23,6 +23,7 @@ from stagec.backends.cuda import compiler as cuda
 from stagec.backends.tpu import compiler as tpu
 from stagec.hardware import catalog
 from stagec.patches import known_builds, machine_code
+from stagec.pjrt import packages
 
 # XLA:CPU hoists the loop, and gives the kernel its arguments in the order of a hash table. It makes the shift, which is
 # bound by memory, in the square root of the cores in parts; as gfni has an instruction for it, machines do too.
@@ -159,10 +160,10 @@ _SEEDS = (6, 7, 11, 1)
 def library(platform: str) -> Path:
     """Return the file of the library that is changed to compile for a platform."""
     if platform == "cpu":
-        folder = plugins.folder("jaxlib")
+        folder = packages.folder("jaxlib")
         assert folder is not None
         return folder / "libjax_common.so"
-    return {"cuda": cuda.PLUGIN, "tpu": tpu.PLUGIN}[platform].path()
+    return plugins.path({"cuda": cuda.PLUGIN, "tpu": tpu.PLUGIN}[platform])
 
 
 def examined(platform: str) -> known_builds.Build:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.core.platforms import PLATFORMS
 from stagec.pjrt import accelerators, clients
 from tests.building import COMPILER
 
@@ -102,12 +103,12 @@ def test_a_compiled_fallback_donates_and_splits_as_well(zoo: Path, monkeypatch: 
     np.testing.assert_array_equal(total.numpy(), ROWS[:2] + ROWS[2:])
 
 
-ACCELERATORS = sorted(accelerators.ACCELERATORS)
+ACCELERATORS = sorted(name for name, platform in PLATFORMS.items() if platform.plugin)
 
 
 @pytest.mark.parametrize("platform", ACCELERATORS)
 def test_an_accelerator_that_is_not_here(platform: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = accelerators.ACCELERATORS[platform].told
+    told = PLATFORMS[platform].device
     monkeypatch.setattr(accelerators, "_DEVICES", tmp_path)
     with pytest.raises(stagec.LoadError) as refusal:
         stagec.devices(platform)
@@ -121,7 +122,8 @@ def test_a_plugin_that_is_not_installed(
 ) -> None:
     (tmp_path / node).parent.mkdir(exist_ok=True)
     (tmp_path / node).touch()
-    known = accelerators.ACCELERATORS[platform]
+    plugin = PLATFORMS[platform].plugin
+    assert plugin is not None
     monkeypatch.setattr(accelerators, "_DEVICES", tmp_path)
     monkeypatch.setattr(accelerators, "_PCI", tmp_path / "pci")
     if platform == "tpu":
@@ -131,26 +133,13 @@ def test_a_plugin_that_is_not_installed(
         (slot / "device").write_text("0x0042\n")  # a network card of the same vendor
         assert accelerators.refusal("tpu") == f"this machine has no TPU: none on its PCI bus ({tmp_path}/pci)"
         (slot / "device").write_text("0x0063\n")
-    monkeypatch.setattr(accelerators, "_library", lambda known: None)
-    text = f"the plugin for {platform} is not installed: pip install {known.distribution}"
+    monkeypatch.setattr(accelerators, "library", lambda plugin: None)
+    text = f"the plugin for {platform} is not installed: pip install {plugin.distribution}"
     assert accelerators.refusal(platform) == text
 
 
 def test_a_platform_without_a_client() -> None:
     assert accelerators.refusal("rocm") == "this loader has no client for rocm"
-
-
-def test_the_plugins_are_those_that_compile() -> None:
-    from stagec.backends.cuda import compiler as cuda
-    from stagec.backends.tpu import compiler as tpu
-
-    for plugin in (cuda.PLUGIN, tpu.PLUGIN):
-        known = accelerators.ACCELERATORS[plugin.platform]
-        assert (known.package, known.library, known.distribution) == (
-            plugin.package,
-            plugin.library,
-            plugin.distribution,
-        )
 
 
 def test_a_client_is_made_once_by_many_threads() -> None:

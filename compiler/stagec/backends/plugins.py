@@ -14,16 +14,17 @@ import os
 import platform as machine
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, DoesNotFit, compile_options, refusal
 from stagec.backends.options import suggestion
+from stagec.core.platforms import PLATFORMS, Plugin
 from stagec.core.specs import CompilerOption
 from stagec.patches import hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, turns
+from stagec.pjrt.packages import library
 
 if TYPE_CHECKING:
     from jaxlib import _jax
@@ -34,58 +35,44 @@ _OPTION = re.compile(rb"(?<![a-z0-9_])(xla_[a-z0-9_]{3,90})[\0\x18]")
 """A name of an option in a library: a string of its own, or in the descriptor of xla.DebugOptions."""
 
 
-@dataclass(frozen=True, eq=False)
-class Plugin:
-    """Where a plugin is, and which one fits.
-
-    platform: jaxlib's name of it: "tpu" or "cuda".
-    package: the Python package in whose folder the library is.
-    library: the file's name.
-    distribution: name of the wheel that brings it.
-    versions: for a version of jaxlib, the version of the wheel that jax's own requirements name, or a prefix of it;
-        empty where it is that of jaxlib.
-    """
-
-    platform: str
-    package: str
-    library: str
-    distribution: str
-    versions: Mapping[str, str]
-
-    def version(self) -> str:
-        """Return the version of the wheel that is installed. Raises CannotCompile when none is."""
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError as error:
-            raise self._missing() from error
-
-    def path(self) -> Path:
-        """Return where the library is. Raises CannotCompile when it is not installed."""
-        where = folder(self.package)
-        if where is None or not (where / self.library).is_file():
-            raise self._missing()
-        return where / self.library
-
-    def wanted(self) -> str:
-        """Return the version of the wheel that fits this jaxlib, or a prefix of it; "" when it is not known."""
-        jaxlib = compatibility.version()
-        return self.versions.get(jaxlib, "") if self.versions else jaxlib
-
-    def _missing(self) -> CannotCompile:
-        what = f"the plugin that compiles for {self.platform} is not installed: {self.distribution}"
-        wanted = self.wanted()
-        fits = f"=={wanted}{'.*' if self.versions else ''}" if wanted else ""
-        return CannotCompile(what, "platform", f"add {self.distribution}{fits} to the packages of the toolchain")
+def of(platform: str) -> Plugin:
+    """Return the plugin of a platform that has one."""
+    plugin = PLATFORMS[platform].plugin
+    assert plugin is not None, platform
+    return plugin
 
 
-def folder(package: str) -> Path | None:
-    """Return the folder of a Python package without importing it; None when it is not installed."""
+def version(plugin: Plugin) -> str:
+    """Return the version of the wheel that is installed. Raises CannotCompile when none is."""
     try:
-        spec = util.find_spec(package)
-    except ModuleNotFoundError:  # the package around it is missing
-        return None
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+        return metadata.version(plugin.distribution)
+    except metadata.PackageNotFoundError as error:
+        raise _missing(plugin) from error
+
+
+def path(plugin: Plugin) -> Path:
+    """Return where the library is. Raises CannotCompile when it is not installed."""
+    found = library(plugin)
+    if found is None:
+        raise _missing(plugin)
+    return found
+
+
+def wanted(plugin: Plugin) -> str:
+    """Return the version of the wheel that fits this jaxlib, or a prefix of it; "" when it is not known."""
+    jaxlib = compatibility.version()
+    return plugin.versions.get(jaxlib, "") if plugin.versions else jaxlib
+
+
+def _pinned(plugin: Plugin) -> str:
+    """Return the wheel as a requirement, with the version that fits this jaxlib where that is known."""
+    fits = wanted(plugin)
+    return f"{plugin.distribution}=={fits}{'.*' if plugin.versions else ''}" if fits else plugin.distribution
+
+
+def _missing(plugin: Plugin) -> CannotCompile:
+    what = f"the plugin that compiles for {plugin.platform} is not installed: {plugin.distribution}"
+    return CannotCompile(what, "platform", f"add {_pinned(plugin)} to the packages of the toolchain")
 
 
 def prepare_process(variables: Mapping[str, str], prefixes: Sequence[str]) -> None:
@@ -107,18 +94,18 @@ def load(plugin: Plugin) -> Any:
     unsuitable = compatibility.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
-    path, found, wanted = plugin.path(), plugin.version(), plugin.wanted()
+    where, found, fits = path(plugin), version(plugin), wanted(plugin)
     # XLA's plugin interface lets other versions in, and promises nothing about what they make.
-    if not wanted or not f"{found}.".startswith(f"{wanted}."):
+    if not fits or not f"{found}.".startswith(f"{fits}."):
         what = f"{plugin.distribution} {found} is not for jaxlib {compatibility.version()}"
-        write = f"lock {plugin.distribution}=={wanted}{'.*' if plugin.versions else ''}" if wanted else ""
+        write = f"lock {_pinned(plugin)}" if fits else ""
         raise CannotCompile(what, "platform", write)
     if machine.machine() != "x86_64":
         raise CannotCompile(f"{plugin.distribution} runs on x86-64 machines only; this one is {machine.machine()}")
     from jaxlib import xla_client
 
     try:
-        interface = xla_client.load_pjrt_plugin_dynamically(plugin.platform, str(path))
+        interface = xla_client.load_pjrt_plugin_dynamically(plugin.platform, str(where))
         xla_client.initialize_pjrt_plugin(plugin.platform)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
         raise CannotCompile(f"{plugin.distribution} {found} cannot be used on this machine: {error}") from error
@@ -185,7 +172,7 @@ def compile_for(
 @contextlib.contextmanager
 def _changed(plugin: Plugin) -> Iterator[None]:
     code = machine_code.loaded(plugin.library)
-    known_builds.known(code, plugin.wanted())
+    known_builds.known(code, wanted(plugin))
     with machine_code.patched(hash_seeds.patches(code)):
         yield
 
@@ -197,7 +184,7 @@ def _unknown_option(
     if not found or found[1] not in compiler_options:
         return None
     name = found[1]
-    with plugin.path().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with path(plugin).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         known = {match[1].decode() for match in _OPTION.finditer(content)}
     what = f"{plugin.distribution} has no option {name}"
     return CannotCompile(what, f"compiler_options.{name}", suggestion(name, known))

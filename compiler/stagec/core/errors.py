@@ -7,7 +7,7 @@ A phase (loading a manifest, planning, exporting, ...) collects every problem it
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -109,3 +109,15 @@ def show(value: object) -> str:
         case list() | tuple():
             return "[" + ", ".join(show(item) for item in value) + "]"
     return str(value)
+
+
+def near(name: str, known: Collection[str]) -> str:
+    """Return a question with the names that begin so, else with those that are spelled alike; "" for none."""
+    found = [one for one in known if name and one.lower().startswith(name.lower())]
+    found = found or difflib.get_close_matches(name.lower(), known, 3)
+    return f"did you mean {either([show(one) for one in found])}?" if found else ""
+
+
+def either(texts: Sequence[str]) -> str:
+    """Return texts as a choice: "a, b or c"."""
+    return f"{', '.join(texts[:-1])} or {texts[-1]}" if len(texts) > 1 else texts[0]

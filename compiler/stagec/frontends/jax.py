@@ -23,6 +23,7 @@ from stagec.bundle import safetensors
 from stagec.core import partitions, phases
 from stagec.core.avals import DTYPES, Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
+from stagec.core.platforms import PLATFORMS
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
 from stagec.frontends import callbacks, closures, exporting, kernels, pytrees, source_locations, user_code
@@ -36,8 +37,6 @@ _PHASES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
 }
 """What JAX tells its listeners when it has done it (jax/_src/dispatch.py), and our names of it."""
-_PLUGINS = {"cuda": "jax-cuda13-plugin"}
-"""For a platform, the wheel with parts of JAX that lower kernels; its package says no version."""
 KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """JAX's names of the implementations of PRNG keys, by dtype."""
 
@@ -173,7 +172,9 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
         and "site-packages" in (getattr(module, "__file__", None) or "")
         and isinstance(getattr(module, "__version__", None), str)
     }
-    found |= {_PLUGINS[platform]: metadata.version(_PLUGINS[platform]) for platform in spec.plugins}
+    # The package of the parts of JAX that lower kernels says no version.
+    wheels = [plugin.kernels for platform in spec.plugins if (plugin := PLATFORMS[platform].plugin)]
+    found |= {wheel: metadata.version(wheel) for wheel in wheels}
     return {**found, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
 
 

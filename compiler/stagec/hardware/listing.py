@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stagec.hardware.catalog import Entry
+from stagec.core.platforms import PLATFORMS
+from stagec.hardware.tables import Entry
 
 _HEAD = ("target", "memory", "bf16 peak", "bandwidth", "links", "what it is")
-_KINDS = {
-    "cpu": "CPUs, by the newest instructions that code may use",
-    "cuda": "NVIDIA devices",
-    "tpu": "TPUs; figures are for one chip, and a target is a slice of them, of any size up to the pod",
-}
 _GIB, _TERA, _GIGA = 1 << 30, 1e12, 1e9
 
 
@@ -31,12 +27,12 @@ def as_text(entries: Iterable[Entry]) -> str:
     ]
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
     blocks = []
-    for platform, kind in _KINDS.items():
-        lines = [kind, _line(_HEAD, widths)]
+    for platform in PLATFORMS.values():
+        lines = [platform.listed, _line(_HEAD, widths)]
         for entry, row in zip(entries, rows, strict=True):
-            if entry.platform == platform:
+            if entry.platform == platform.name:
                 lines.append(_line(row, widths))
-                if platform == "tpu":
+                if entry.examples != (entry.name,):
                     lines.append(f"    {_examples(entry)}")
         blocks.append("\n".join(lines))
     sources: dict[str, list[str]] = {}

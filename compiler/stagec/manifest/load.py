@@ -21,40 +21,33 @@ from stagec.core.errors import Problem, StagecError, nearest, show
 from stagec.core.frontends import Frontend
 from stagec.core.specs import TargetSpec
 from stagec.hardware import catalog
-from stagec.hardware.tpu_topologies import TOPOLOGY
-from stagec.manifest import toml
+from stagec.manifest import cpu, cuda, toml, tpu
 from stagec.manifest.models import (
     ARGUMENT,
-    AUTOTUNING,
-    DEVICE,
     ENTRY,
     IDENTIFIER,
     INPUTS,
     MODULE_OR_ENTRY,
-    NAME,
-    SHAPE,
+    TARGETS,
     VERSION,
     WEIGHTS,
-    CpuTarget,
-    CudaTarget,
     Document,
     Function,
     Header,
     Mesh,
-    TpuTarget,
 )
+from stagec.manifest.tables import NAME, SHAPE
 from stagec.manifest.targets import resolve
 from stagec.manifest.values import abbreviate, no_file
 
-_TARGETS: Mapping[str, type[BaseModel]] = {"cpu": CpuTarget, "cuda": CudaTarget, "tpu": TpuTarget}
 _TABLES: Mapping[str, tuple[type[BaseModel], ...]] = {
     "manifest": (Header,),
-    "targets": tuple(_TARGETS.values()),
+    "targets": tuple(TARGETS.values()),
     "meshes": (Mesh,),
     "functions": (Function,),
 }
 
-_TARGETS_SAY = 'list targets of the manifest instead, for example targets = ["cpu"]'
+TARGETS_SAY = 'list targets of the manifest instead, for example targets = ["cpu"]'
 
 _STATIC = (
     "a static argument needs a value ahead of time",
@@ -62,8 +55,8 @@ _STATIC = (
 )
 
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "device": ("a device of the build machine has no meaning ahead of time", _TARGETS_SAY),
-    "backend": ("a backend of the build machine has no meaning ahead of time", _TARGETS_SAY),
+    "device": ("a device of the build machine has no meaning ahead of time", TARGETS_SAY),
+    "backend": ("a backend of the build machine has no meaning ahead of time", TARGETS_SAY),
     "lowering_platforms": (
         "jax.export's lowering platforms have another name here",
         'write platforms = ["cpu", "cuda"]',
@@ -268,11 +261,11 @@ def _explain(kind: str, location: tuple[str | int, ...], value: object, context:
         case "extra_forbidden":
             return _unknown_key(location)
         case "string_pattern_mismatch":
-            return _PATTERNS[context["pattern"]](shown), example
+            return f"{shown} {_PATTERNS[context['pattern']]}", example
         case "union_tag_not_found":
             return "missing key platform", 'write for example platform = "cpu"'
         case "union_tag_invalid":
-            platforms = ", ".join(f'"{platform}"' for platform in _TARGETS)
+            platforms = ", ".join(f'"{platform}"' for platform in TARGETS)
             return f'platform "{context["tag"]}" is not supported', f"write one of {platforms}"
         case "literal_error":
             choices = context["expected"].replace(" or ", ", ").replace("'", '"')
@@ -287,19 +280,20 @@ def _explain(kind: str, location: tuple[str | int, ...], value: object, context:
 
 
 _PATTERNS = {
-    NAME: lambda shown: f"{shown} is not a name: letters, digits, _ and -, not starting with a digit or -",
-    IDENTIFIER: lambda shown: f"{shown} is not a Python name",
-    ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute",
-    MODULE_OR_ENTRY: lambda shown: f"{shown} is not of the form package.module:attribute, and {no_file('.mlir')}",
-    TOPOLOGY: lambda shown: f"{shown} is not a TPU topology: a generation, and chips along each axis",
-    DEVICE: lambda shown: f"{shown} is not the short name of a device, and {no_file('.toml')}",
-    AUTOTUNING: lambda shown: f"{shown} is {no_file('.textproto')}",
-    ARGUMENT: lambda shown: f"{shown} is no argument: a Python name, or args[0] in quotes",
-    WEIGHTS: lambda shown: f"{shown} is {no_file('.safetensors')}",
-    INPUTS: lambda shown: f"{shown} is {no_file('.npz')}",
-    SHAPE: lambda shown: f"{shown} is not a shape: sizes with x between them",
-    VERSION: lambda shown: f"{shown} is not a version: letters, digits and . + _ -",
+    NAME: "is not a name: letters, digits, _ and -, not starting with a digit or -",
+    IDENTIFIER: "is not a Python name",
+    ENTRY: "is not of the form package.module:attribute",
+    MODULE_OR_ENTRY: f"is not of the form package.module:attribute, and {no_file('.mlir')}",
+    ARGUMENT: "is no argument: a Python name, or args[0] in quotes",
+    WEIGHTS: f"is {no_file('.safetensors')}",
+    INPUTS: f"is {no_file('.npz')}",
+    SHAPE: "is not a shape: sizes with x between them",
+    **cpu.PATTERNS,
+    **cuda.PATTERNS,
+    **tpu.PATTERNS,
+    VERSION: "is not a version: letters, digits and . + _ -",
 }
+"""What is said of a text that does not match a pattern, after the text."""
 _TYPES = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -326,7 +320,7 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
         if not tables or len(rest) <= names + tagged:
             return model, key
         del rest[:names]
-        model = _TARGETS[str(rest.pop(0))] if tagged else tables[0]
+        model = TARGETS[str(rest.pop(0))] if tagged else tables[0]
 
 
 def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
@@ -367,10 +361,10 @@ def _table_example(path: str, example: Mapping[str, Mapping[str, object]]) -> st
 def _unknown_key(location: tuple[str | int, ...]) -> tuple[str, str]:
     key = str(location[-1])
     model = _field_location(location)[0]
-    if key in REFUSED and model not in _TARGETS.values():
+    if key in REFUSED and model not in TARGETS.values():
         return REFUSED[key]
-    if model in _TARGETS.values():
-        for platform, other in _TARGETS.items():
+    if model in TARGETS.values():
+        for platform, other in TARGETS.items():
             if key in other.model_fields:
                 return "unknown key", f'{key} belongs into a target with platform = "{platform}"'
     for table, others in _TABLES.items():

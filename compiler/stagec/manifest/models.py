@@ -4,29 +4,28 @@ The models are the border: they accept exactly what a TOML file may say, and the
 from them, so every field has a description and an example.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     StringConstraints,
     WithJsonSchema,
 )
 
-from stagec.hardware.catalog import PARALLELISM
-from stagec.hardware.tpu_topologies import TOPOLOGY
+from stagec.manifest.cpu import CpuTarget
+from stagec.manifest.cuda import CudaTarget
+from stagec.manifest.tables import NAME, Table
+from stagec.manifest.tpu import TpuTarget
 from stagec.manifest.values import (
     AMOUNT_SCHEMA,
     COLLECTIVES_SCHEMA,
-    SCALAR_SCHEMA,
     SHARDINGS_REFERENCE,
     STATIC_SCHEMA,
     TREE_REFERENCE,
-    Scalar,
     file_pattern,
     read_args,
     read_bytes,
@@ -36,7 +35,6 @@ from stagec.manifest.values import (
     read_count,
     read_distinct,
     read_fill,
-    read_scalar,
     read_seconds,
     read_shardings,
     read_sizes,
@@ -45,8 +43,6 @@ from stagec.manifest.values import (
     read_weights,
 )
 
-NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$"
-"""Names of manifests, functions and targets: parts of Bazel target names, so without dots."""
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Names of symbolic dimensions and of Python parameters."""
 ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
@@ -56,13 +52,9 @@ MODULE_OR_ENTRY = rf"({ENTRY})|({file_pattern('mlir(bc)?')})"
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$"
 """A version that can be part of a file name."""
 
-SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
-"""Sizes along axes."""
-DEVICE = rf"({NAME})|({file_pattern('toml')})"
-"""The short name of a device, or a file."""
 ARGUMENT = r"^([A-Za-z_][A-Za-z0-9_]*|args\[(0|[1-9][0-9]*)\])$"
 """An argument: the name of a Python parameter, or its position."""
-WEIGHTS, INPUTS, AUTOTUNING = map(file_pattern, ("safetensors", "npz", "textproto"))
+WEIGHTS, INPUTS = map(file_pattern, ("safetensors", "npz"))
 """Files."""
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
@@ -93,14 +85,9 @@ Precision: TypeAlias = Literal[
     "F32_F32_F32",
     "F64_F64_F64",
 ]
-Isa: TypeAlias = Literal["SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Header(_Table):
+class Header(Table):
     """What is built: its name, its version, and what holds for all functions."""
 
     name: Annotated[
@@ -127,95 +114,17 @@ class Header(_Table):
     ] = True
 
 
-CompilerOptions: TypeAlias = Annotated[
-    dict[str, Annotated[Scalar, PlainValidator(read_scalar), WithJsonSchema(SCALAR_SCHEMA)]],
-    Field(
-        description="XLA flags of this target, as in the compiler_options of jax.jit. And, as there, "
-        'optimization_level and memory_fitting_level ("O0" to "O3"), exec_time_optimization_effort and '
-        "memory_fitting_effort (-1.0 to 1.0), and fdo_profile (a ProfiledInstructionsProto in protobuf's text format).",
-        examples=[{"xla_cpu_enable_fast_math": False, "optimization_level": "O1"}],
-    ),
-]
-
-
-class CpuTarget(_Table):
-    """A CPU to compile for. The description is complete: the machine that builds does not matter."""
-
-    platform: Annotated[Literal["cpu"], Field(description="Kind of hardware.", examples=["cpu"])]
-    isa: Annotated[
-        Isa,
-        Field(
-            description="The newest instruction set that the executable may use, by XLA's name.",
-            examples=["AVX2"],
-        ),
-    ]
-    parallelism: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Number of partitions into which XLA may split the work of one operation (for CPUs: threads).",
-            examples=[8],
-        ),
-    ] = PARALLELISM
-    compiler_options: CompilerOptions = {}
-
-
-class TpuTarget(_Table):
-    """TPUs to compile for. You need no TPU to build."""
-
-    platform: Annotated[Literal["tpu"], Field(description="Kind of hardware.", examples=["tpu"])]
-    topology: Annotated[
-        str,
-        StringConstraints(pattern=TOPOLOGY),
-        Field(description="Generation, and chips along each axis of the slice.", examples=["v5e:2x2"]),
-    ]
-    chips_per_host: Annotated[
-        str,
-        StringConstraints(pattern=SHAPE),
-        Field(description="Chips of one host along each axis, if that is not 2x2.", examples=["2x4"]),
-    ] = ""
-    slices: Annotated[
-        int, Field(ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
-    ] = 1
-    compiler_options: CompilerOptions = {}
-
-
-class CudaTarget(_Table):
-    """NVIDIA devices to compile for. You need none to build."""
-
-    platform: Annotated[Literal["cuda"], Field(description="Kind of hardware.", examples=["cuda"])]
-    device: Annotated[
-        str,
-        StringConstraints(pattern=DEVICE),
-        Field(
-            description="Short name of the device: `stagec targets` lists them. Or a file that describes another "
-            "device, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
-            examples=["h100-sxm", "devices/mine.toml"],
-        ),
-    ]
-    topology: Annotated[
-        str,
-        StringConstraints(pattern=SHAPE),
-        Field(description="Partitions that NVLink connects, hosts of each, devices of each host.", examples=["1x1x8"]),
-    ] = "1x1x1"
-    autotuning: Annotated[
-        str,
-        StringConstraints(pattern=AUTOTUNING),
-        Field(
-            description="File with results of autotuning on such a device, by its path relative to the manifest's "
-            "folder. Begin with an empty file; `bazel run` of `<manifest>.autotune` writes it on a machine with the "
-            "device.",
-            examples=["h200.autotune.textproto"],
-        ),
-    ] = ""
-    compiler_options: CompilerOptions = {}
-
-
+TARGETS: Mapping[str, type[CpuTarget | CudaTarget | TpuTarget]] = {
+    "cpu": CpuTarget,
+    "cuda": CudaTarget,
+    "tpu": TpuTarget,
+}
+"""The table of each platform."""
 Target: TypeAlias = Annotated[CpuTarget | TpuTarget | CudaTarget, Field(discriminator="platform")]
 """Hardware to compile for; its platform says which table it is."""
 
 
-class Mesh(_Table):
+class Mesh(Table):
     """An arrangement of devices along named axes, as jax.sharding.Mesh. You need no device to build for it."""
 
     axes: Annotated[
@@ -228,7 +137,7 @@ class Mesh(_Table):
     ]
 
 
-class Variant(_Table):
+class Variant(Table):
     """One combination of static arguments."""
 
     static: Annotated[
@@ -241,7 +150,7 @@ class Variant(_Table):
     ]
 
 
-class Limits(_Table):
+class Limits(Table):
     """What the executables of a function may take on one target. If one takes more, the build fails."""
 
     peak_memory: Annotated[
@@ -304,7 +213,7 @@ class Limits(_Table):
     ] = False
 
 
-class Padding(_Table):
+class Padding(Table):
     """How the loader fills a call up to the next larger bucket of a dimension; it cuts the results back."""
 
     fill: Annotated[
@@ -323,7 +232,7 @@ class Padding(_Table):
     ] = ""
 
 
-class Weights(_Table):
+class Weights(Table):
     """The arrays that a bound argument consists of."""
 
     file: Annotated[
@@ -344,7 +253,7 @@ class Weights(_Table):
     ] = ""
 
 
-class Golden(_Table):
+class Golden(Table):
     """Inputs and outputs that the bundle stores with a function, to check its executables with."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Seed of the generated inputs.", examples=[0])] = 0
@@ -376,7 +285,7 @@ class Golden(_Table):
     ] = None
 
 
-class Function(_Table):
+class Function(Table):
     """A function to build: where it is, what it takes, and what stagec makes of it."""
 
     entry: Annotated[
@@ -577,7 +486,7 @@ class Function(_Table):
     ] = ""
 
 
-class Document(_Table):
+class Document(Table):
     """Manifest of stagec: the functions to build ahead of time and the hardware to build them for."""
 
     manifest: Annotated[

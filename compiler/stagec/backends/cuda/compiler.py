@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import math
 import os
 import re
@@ -28,7 +27,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
@@ -40,29 +39,22 @@ from stagec.costs.links import Links, Switch
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.cuda_devices import Device
 from stagec.patches import known_builds
-from stagec.pjrt import compatibility
+from stagec.pjrt import compatibility, cuda_calls
+from stagec.pjrt.cuda_calls import MOSAIC
+from stagec.pjrt.packages import folder
 
 if TYPE_CHECKING:
     from jaxlib import _jax
     from jaxlib.mlir import ir
 
-PLUGIN = plugins.Plugin(
-    platform="cuda",
-    package="jax_plugins.xla_cuda13",
-    library="xla_cuda_plugin.so",
-    distribution="jax-cuda13-pjrt",
-    versions={},
-)
-
-_EXTENSION = "jax_cuda13_plugin"
-"""The package, in a wheel of that name, with the functions that custom calls name."""
+PLUGIN = plugins.of("cuda")
+_EXTENSION = PLUGIN.kernels.replace("-", "_")
+"""The package with the functions that custom calls name."""
 _TOOLKIT = "nvidia.cu13"
 _TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
 """What XLA needs of CUDA: from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
 _SDK = "cuda_sdk_lib"
 """The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
-_MOSAIC = "libmosaic_gpu_runtime.so"
-"""In the folder of _EXTENSION: what kernels of Mosaic are linked with, where they are compiled and where they run."""
 _HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
 """The CPU that drives the device, as xla.cpu.TargetMachineOptionsProto: every x86-64 server since 2009."""
 # XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
@@ -105,7 +97,7 @@ def hardware(target: CudaTarget) -> Hardware:
     versions = {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
     return Hardware(
         device.name,
-        versions={PLUGIN.distribution: PLUGIN.version(), **versions},
+        versions={PLUGIN.distribution: plugins.version(PLUGIN), **versions},
         memory=device.device_memory_size,
         bandwidth=device.memory_bandwidth,
         flops=device.bf16_flops,
@@ -199,7 +191,7 @@ def _not_timed(error: CannotCompile) -> CannotCompile | None:
 
 def _toolkit() -> Path:
     """Return the folder of CUDA that XLA is to use. Raises CannotCompile when a part of it is missing."""
-    where = plugins.folder(_TOOLKIT)
+    where = folder(_TOOLKIT)
     missing = [name for name in _TOOLS if where is None or not (where / name).exists()]
     if where is None or missing:
         what = f"XLA needs {', '.join(missing)} of CUDA 13, which are not installed"
@@ -218,15 +210,15 @@ def scratch() -> Iterator[None]:
     Mosaic, which is in XLA's plugin, is told by variables where CUDA and its own library are.
     """
     links = {_SDK: _toolkit()}
-    if (extension := plugins.folder(_EXTENSION)) is not None:
-        links[_MOSAIC] = extension / _MOSAIC
-    told = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{_MOSAIC}"}
-    with tempfile.TemporaryDirectory(prefix="stagec-") as folder:
+    if (extension := folder(_EXTENSION)) is not None:
+        links[MOSAIC] = extension / MOSAIC
+    told = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{MOSAIC}"}
+    with tempfile.TemporaryDirectory(prefix="stagec-") as empty:
         for name, path in links.items():
-            (Path(folder) / name).symlink_to(path.absolute())
+            (Path(empty) / name).symlink_to(path.absolute())
         os.environ.update(told)
         try:
-            with contextlib.chdir(folder):
+            with contextlib.chdir(empty):
                 yield
         finally:
             for name in told:
@@ -235,33 +227,14 @@ def scratch() -> Iterator[None]:
 
 @functools.cache
 def register_custom_calls() -> None:
-    """Tell XLA of the functions that jax calls on NVIDIA devices: it compiles no call that it does not know."""
-    if plugins.folder(_EXTENSION) is None:
-        what = f"the functions that JAX calls on NVIDIA devices are not installed: {_EXTENSION.replace('_', '-')}"
-        write = f"add {_EXTENSION.replace('_', '-')}=={PLUGIN.wanted()} to the packages of the toolchain"
+    """Tell XLA of the functions that JAX calls on NVIDIA devices: it compiles no call that it does not know."""
+    if folder(_EXTENSION) is None:
+        what = f"the functions that JAX calls on NVIDIA devices are not installed: {PLUGIN.kernels}"
+        write = f"add {PLUGIN.kernels}=={plugins.wanted(PLUGIN)} to the packages of the toolchain"
         raise CannotCompile(what, "platform", write)
-    interface = plugins.load(PLUGIN)
-    from jaxlib import gpu_linalg, gpu_prng, gpu_solver, gpu_sparse, plugin_support, xla_client
-
-    # These two register what they have when they are imported.
-    for name in ("gpu_rnn", "gpu_triton"):
-        importlib.import_module(f"jaxlib.{name}")
-
-    extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")
-    if extension is None:
-        what = f"{_EXTENSION.replace('_', '-')} is not for jaxlib {PLUGIN.wanted()}"
-        raise CannotCompile(what, "platform", f"lock {_EXTENSION.replace('_', '-')}=={PLUGIN.wanted()}")
-    target = functools.partial(extension.register_custom_call_target, interface)
-    xla_client.register_custom_call_handler("CUDA", target)
-    xla_client.register_custom_type_handler("CUDA", functools.partial(extension.register_custom_type, interface))
-    for name, value in extension.ffi_types().items():
-        xla_client.register_custom_type(name, value, platform="CUDA")
-    for name, value in extension.ffi_handlers().items():
-        xla_client.register_custom_call_target(name, value, platform="CUDA", api_version=1)
-    for module in (gpu_linalg, gpu_prng, gpu_solver, gpu_sparse):
-        registrations: dict[str, list[tuple[Any, ...]]] = module.registrations()
-        for name, value, version in registrations["CUDA"]:
-            xla_client.register_custom_call_target(name, value, platform="CUDA", api_version=version)
+    if not cuda_calls.register(plugins.load(PLUGIN)):
+        what = f"{PLUGIN.kernels} is not for jaxlib {plugins.wanted(PLUGIN)}"
+        raise CannotCompile(what, "platform", f"lock {PLUGIN.kernels}=={plugins.wanted(PLUGIN)}")
 
 
 def _cost(executable: _jax.Executable) -> dict[str, float]:

@@ -21,6 +21,7 @@ from stagec.core.errors import StagecError
 from stagec.core.specs import CudaTarget
 from stagec.hardware import autotuning
 from stagec.hardware.autotuning import Result
+from stagec.pjrt.packages import folder
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
@@ -110,7 +111,7 @@ def refuse_another(found: Mapping[str, Any], target: CudaTarget) -> None:
 
 
 def _loads(library: str) -> bool:
-    folders = [plugins.folder(package) for package in ("nvidia.cu13", "nvidia.cudnn")]  # where the plugin looks too
+    folders = [folder(package) for package in ("nvidia.cu13", "nvidia.cudnn")]  # where the plugin looks too
     if any(folder and (folder / "lib" / library).exists() for folder in folders):
         return True
     try:

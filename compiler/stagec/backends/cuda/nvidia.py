@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from stagec.core.errors import show
-from stagec.hardware import catalog
+from stagec.hardware import cuda
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 
 _ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "network_bandwidth")
@@ -80,7 +80,7 @@ def as_toml(found: Mapping[str, Any]) -> str:
     The peak, and the speed of links, are those of the checked-in device of the same name. Where there is none, the file
     says that the peak is missing.
     """
-    same = [device for device in catalog.devices().values() if device.name == found["name"]]
+    same = [device for device in cuda.devices().values() if device.name == found["name"]]
     whole = {"doc": found["name"], "source": "what the CUDA driver reports", **found}
     if same:
         whole |= {name: getattr(same[0], name) for name in _ESTIMATES}

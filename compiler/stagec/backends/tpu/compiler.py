@@ -24,22 +24,7 @@ from stagec.pjrt import host
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
 
-PLUGIN = plugins.Plugin(
-    platform="tpu",
-    package="libtpu",
-    library="libtpu.so",
-    distribution="libtpu",
-    # As jax's extra "tpu" of the same version requires.
-    versions={
-        "0.10.1": "0.0.41",
-        "0.10.2": "0.0.42",
-        "0.11.0": "0.0.44",
-        "0.11.1": "0.0.46",
-        "0.11.2": "0.0.48",
-        "0.12.0": "0.0.50",
-        "0.12.0.1": "0.0.50",
-    },
-)
+PLUGIN = plugins.of("tpu")
 
 _NEEDED_CPU_FLAGS = frozenset(
     ("aes", "avx", "cx16", "mmx", "pclmulqdq", "pni", "popcnt", "sse", "sse2", "sse4_1", "sse4_2", "ssse3")
@@ -81,7 +66,7 @@ def hardware(target: TpuTarget) -> Hardware:
     torus = Torus(topology.shape, topology.wraps, chip.link_bandwidth, chip.cores)
     return Hardware(
         chip.device_kind,
-        versions={PLUGIN.distribution: PLUGIN.version()},
+        versions={PLUGIN.distribution: plugins.version(PLUGIN)},
         memory=chip.memory // chip.cores,
         bandwidth=chip.bandwidth / chip.cores,
         flops=chip.flops / chip.cores,

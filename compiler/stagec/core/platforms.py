@@ -1,0 +1,98 @@
+"""The platforms that there are: what each is called, and what compiles for it and runs on it.
+
+Whoever adds one writes a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
+is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler.
+`python3 tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, eq=False)
+class Plugin:
+    """A PJRT plugin: a library in a Python package.
+
+    platform: jaxlib's name of it. package: in whose folder the library is. library: the file's name.
+    distribution: name of the wheel that brings it.
+    versions: for a version of jaxlib, the version of the wheel that jax's own requirements name, or a prefix of it;
+        empty where it is that of jaxlib.
+    kernels: name of the wheel with the parts of JAX that lower kernels for the platform, and with the functions that
+        its custom calls name; "" where there is none.
+    """
+
+    platform: str
+    package: str
+    library: str
+    distribution: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    kernels: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Platform:
+    """A platform.
+
+    name: as manifests, artifacts and JAX's exports have it. device: what a person calls one of its devices.
+    listed: what `stagec targets` writes above its devices. catalog: the file of manifests/targets.
+    plugin: None for CPUs, for which jaxlib itself compiles.
+    nodes: files of the kernel, as patterns below /dev, one of which is there where the machine has a device.
+    pci: vendor and devices by their numbers on the PCI bus, where the files tell too little; "" and none otherwise.
+    """
+
+    name: str
+    device: str
+    listed: str
+    catalog: str
+    plugin: Plugin | None = None
+    nodes: Sequence[str] = ()
+    pci: tuple[str, frozenset[str]] = ("", frozenset())
+
+
+PLATFORMS: Mapping[str, Platform] = {
+    platform.name: platform
+    for platform in (
+        Platform("cpu", "CPU", "CPUs, by the newest instructions that code may use", "cpu.toml"),
+        Platform(
+            "cuda",
+            "NVIDIA device",
+            "NVIDIA devices",
+            "nvidia.toml",
+            Plugin(
+                platform="cuda",
+                package="jax_plugins.xla_cuda13",
+                library="xla_cuda_plugin.so",
+                distribution="jax-cuda13-pjrt",
+                kernels="jax-cuda13-plugin",
+            ),
+            nodes=("nvidia[0-9]*", "dxg"),
+        ),
+        Platform(
+            "tpu",
+            "TPU",
+            "TPUs; figures are for one chip, and a target is a slice of them, of any size up to the pod",
+            "tpu.toml",
+            Plugin(
+                platform="tpu",
+                package="libtpu",
+                library="libtpu.so",
+                distribution="libtpu",
+                # As jax's extra "tpu" of the same version requires.
+                versions={
+                    "0.10.1": "0.0.41",
+                    "0.10.2": "0.0.42",
+                    "0.11.0": "0.0.44",
+                    "0.11.1": "0.0.46",
+                    "0.11.2": "0.0.48",
+                    "0.12.0": "0.0.50",
+                    "0.12.0.1": "0.0.50",
+                },
+            ),
+            # Other devices have /dev/vfio too. The numbers are those of jax/_src/hardware_utils.py, from v3 to tpu7x.
+            nodes=("accel[0-9]*", "vfio/[0-9]*"),
+            pci=("0x1ae0", frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})),
+        ),
+    )
+}

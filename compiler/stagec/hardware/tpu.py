@@ -1,0 +1,74 @@
+"""TPUs: the generations that are checked in, by their names in topologies."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from stagec.core.errors import either
+from stagec.core.specs import TpuTarget
+from stagec.hardware import tables
+from stagec.hardware.cuda_devices import REMARKS
+from stagec.hardware.tables import Entry
+from stagec.hardware.tpu_topologies import TOPOLOGY, Generation, parse_topology, topologies
+
+
+@functools.cache
+def generations() -> Mapping[str, Generation]:
+    """Return the generations by their names, oldest first."""
+    return {
+        name: Generation(name, **{key: value for key, value in table.items() if key not in REMARKS})
+        for name, table in tables.read("tpu").items()
+    }
+
+
+def entries() -> list[Entry]:
+    """Return what is checked in."""
+    found = []
+    for name, one in generations().items():
+        table = tables.read("tpu")[name]
+        usual = topologies(one)
+        examples = (*usual[:3], usual[-1])
+        counts = tuple(parse_topology(text, generations()).num_devices for text in examples)
+        figures = one.memory, one.flops, one.bandwidth, 2 * len(one.pod) * one.link_bandwidth
+        found.append(Entry(name, "tpu", table["doc"], table["source"], *figures, examples, counts))
+    return found
+
+
+def target(name: str) -> TpuTarget | None:
+    """Return the target of a topology ("v5e:2x2"), called with - for the colon: its name is a part of file names.
+
+    None when it is no topology. Raises StagecError, which tells near ones, when there is no such topology.
+    """
+    # With "_" for the colon, which libtpu takes as well, it may be a name like any other.
+    plain = name.removesuffix("_untwisted").removesuffix("_twisted")
+    if not re.match(TOPOLOGY, name) or ("_" in plain and plain.split("_", maxsplit=1)[0].lower() not in generations()):
+        return None
+    topology = parse_topology(name, generations())
+    return TpuTarget(str(topology).replace(":", "-"), str(topology), "", 1, asdict(topology.generation), {})
+
+
+def names() -> list[str]:
+    """Return nothing: a target is a topology of any size."""
+    return []
+
+
+def advice(name: str) -> str:
+    """Return what to write for a name that is no target, where it is a generation; "" otherwise."""
+    if name.lower() not in generations():
+        return ""
+    usual = topologies(generations()[name.lower()])
+    return f"write the chips of the slice too, for example {either(usual[:3])}"
+
+
+def num_devices(target: TpuTarget) -> int | None:
+    """Return how many devices a target has, over all slices."""
+    return parse_topology(target.topology, generations(), target.chips_per_host, target.slices).num_devices
+
+
+def topologies_with(count: int, target: TpuTarget) -> list[str]:
+    """Return usual topologies of the generation of `target` that have `count` devices, at most three."""
+    usual = topologies(generations()[str(target.figures["name"])])
+    return [text for text in usual if parse_topology(text, generations()).num_devices == count][:3]

@@ -1,0 +1,47 @@
+"""Targets for CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from stagec.core import specs
+from stagec.hardware.cpu import PARALLELISM
+from stagec.manifest.tables import CompilerOptions, Table
+
+Isa: TypeAlias = Literal["SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"]
+
+
+class CpuTarget(Table):
+    """A CPU to compile for. The description is complete: the machine that builds does not matter."""
+
+    platform: Annotated[Literal["cpu"], Field(description="Kind of hardware.", examples=["cpu"])]
+    isa: Annotated[
+        Isa,
+        Field(
+            description="The newest instruction set that the executable may use, by XLA's name.",
+            examples=["AVX2"],
+        ),
+    ]
+    parallelism: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of partitions into which XLA may split the work of one operation (for CPUs: threads).",
+            examples=[8],
+        ),
+    ] = PARALLELISM
+    compiler_options: CompilerOptions = {}
+
+    FILES: ClassVar[dict[str, str]] = {}
+    """Keys that name files beside the manifest, and how those end."""
+
+    def describe(self, name: str, file: str, folder: Path) -> specs.CpuTarget:
+        """Return the target in full. file: what messages call the manifest; folder: where it is."""
+        return specs.CpuTarget(name, self.isa, self.parallelism, self.compiler_options)
+
+
+PATTERNS: dict[str, str] = {}
+"""Patterns of this table's values, and what is said of a text that does not match."""

@@ -1,0 +1,48 @@
+"""What tables of a manifest have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from stagec.core import reading
+from stagec.core.errors import Problem, StagecError
+from stagec.manifest import toml
+from stagec.manifest.values import SCALAR_SCHEMA, Scalar, read_scalar
+
+NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$"
+"""Names of manifests, functions and targets: parts of Bazel target names, so without dots."""
+SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
+"""Sizes along axes."""
+
+
+class Table(BaseModel):
+    """A table: it has no other keys than its model, and values of no other types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+CompilerOptions: TypeAlias = Annotated[
+    dict[str, Annotated[Scalar, PlainValidator(read_scalar), WithJsonSchema(SCALAR_SCHEMA)]],
+    Field(
+        description="XLA flags of this target, as in the compiler_options of jax.jit. And, as there, "
+        'optimization_level and memory_fitting_level ("O0" to "O3"), exec_time_optimization_effort and '
+        "memory_fitting_effort (-1.0 to 1.0), and fdo_profile (a ProfiledInstructionsProto in protobuf's text format).",
+        examples=[{"xla_cpu_enable_fast_math": False, "optimization_level": "O1"}],
+    ),
+]
+
+
+def read(key: str, name: str, file: str, folder: Path, write: str) -> tuple[str, bytes]:
+    """Return what messages call a file that `key` names, and its content.
+
+    file: what messages call the manifest. folder: where that is. write: what to do where the file cannot be read.
+    """
+    shown = str(PurePosixPath(file).parent / name)
+    try:
+        return shown, reading.whole(folder / name, toml.LARGEST)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StagecError(Problem("", key, f"cannot read {shown}: {reason}", write)) from None

@@ -1,0 +1,40 @@
+"""The functions that JAX calls on NVIDIA devices: XLA neither compiles nor runs a call of one that it does not know."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+MOSAIC = "libmosaic_gpu_runtime.so"
+"""Beside the functions: what kernels of Mosaic are linked with, where they are compiled and where they run."""
+
+
+def register(interface: Any) -> bool:
+    """Tell XLA of them, as their wheel's own `initialize` does with JAX; return whether the wheel is installed.
+
+    interface: the plugin's C interface, as jaxlib holds it. Without the wheel, programs without such calls run.
+    """
+    from jaxlib import gpu_linalg, gpu_prng, gpu_solver, gpu_sparse, plugin_support, xla_client
+
+    # These two register what they have when they are imported.
+    for name in ("gpu_rnn", "gpu_triton"):
+        importlib.import_module(f"jaxlib.{name}")
+    extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")
+    if extension is None:
+        return False
+    # Kernels of Mosaic are linked with it when they are loaded (jax/experimental/mosaic/gpu/core.py).
+    os.environ.setdefault("MOSAIC_GPU_RUNTIME_LIB_PATH", str(Path(str(extension.__file__)).with_name(MOSAIC)))
+    name = "CUDA"
+    xla_client.register_custom_call_handler(name, functools.partial(extension.register_custom_call_target, interface))
+    xla_client.register_custom_type_handler(name, functools.partial(extension.register_custom_type, interface))
+    for target, value in extension.ffi_types().items():
+        xla_client.register_custom_type(target, value, platform=name)
+    for target, value in extension.ffi_handlers().items():
+        xla_client.register_custom_call_target(target, value, platform=name, api_version=1)
+    for module in (gpu_linalg, gpu_prng, gpu_solver, gpu_sparse):
+        for target, value, api_version in module.registrations().get(name, ()):
+            xla_client.register_custom_call_target(target, value, platform=name, api_version=api_version)
+    return True
