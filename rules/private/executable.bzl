@@ -2,16 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
-
-# What compiles for a platform besides the toolchain. An executable names the one that it needs, and no other, so that
-# Bazel fetches a plugin when an executable of its platform is built.
-PLUGINS = {
-    "cpu": None,
-    "cuda": Label("@stagec_cuda//:environment"),
-    "tpu": Label("@stagec_tpu//:environment"),
-}
-
-_MNEMONICS = {"cpu": "StagecCompile", "cuda": "StagecCompileCuda", "tpu": "StagecCompileTpu"}
+load("//rules/private:platforms.bzl", "MNEMONICS", "PLUGINS")
 
 def platform_of(spec):
     """The platform of an executable.
@@ -63,7 +54,7 @@ def _aot_executable_impl(ctx):
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
     # an input.
     for mnemonic, progress, outputs, packages in [
-        (_MNEMONICS[platform], "Compiling", compiled, plugin),
+        (MNEMONICS[platform], "Compiling", compiled, plugin),
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
         ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after}, plugin),
     ]:

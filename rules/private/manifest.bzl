@@ -2,10 +2,11 @@
 
 load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:bundle.bzl", "aot_bundle")
-load("//rules/private:executable.bzl", "PLUGINS", "aot_executable", "has_autotuning", "platform_of")
+load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
+load("//rules/private:platforms.bzl", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")

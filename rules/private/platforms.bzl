@@ -1,0 +1,16 @@
+"""What Bazel knows of each platform. tools/platforms.py writes this file; do not edit it."""
+
+# What compiles for a platform besides the toolchain. An executable names the one that it needs, and no other, so that
+# Bazel fetches a plugin when an executable of its platform is built.
+PLUGINS = {
+    "cpu": None,
+    "cuda": Label("@stagec_cuda//:environment"),
+    "tpu": Label("@stagec_tpu//:environment"),
+}
+
+# Mnemonics of the actions that compile.
+MNEMONICS = {
+    "cpu": "StagecCompile",
+    "cuda": "StagecCompileCuda",
+    "tpu": "StagecCompileTpu",
+}

@@ -1,0 +1,39 @@
+"""The table of platforms, and what is there for each of them."""
+
+import importlib
+import typing
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stagec.backends import compilation
+from stagec.core import specs
+from stagec.core.platforms import PLATFORMS
+from stagec.hardware import catalog
+from stagec.manifest.models import TARGETS
+from tools import platforms
+
+
+def members(protocol: Any) -> set[str]:
+    return {name for name in vars(protocol) if not name.startswith("_")}
+
+
+def test_the_rules_have_the_table() -> None:
+    assert platforms.FILE.read_text("utf-8") == platforms.text(), "run: python3 tools/platforms.py --write"
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_a_platform_is_whole(name: str) -> None:
+    modules: dict[str, tuple[ModuleType, Any]] = {
+        "hardware": (importlib.import_module(f"stagec.hardware.{name}"), catalog.Hardware),
+        "compiler": (importlib.import_module(f"stagec.backends.{name}.compiler"), compilation.Backend),
+    }
+    for module, protocol in modules.values():
+        assert members(protocol) <= set(dir(module))
+    (kind,) = (one for one in typing.get_args(specs.TargetSpec) if one.platform == name)
+    described = typing.get_type_hints(
+        TARGETS[name].describe, {"specs": specs, **vars(importlib.import_module("pathlib"))}
+    )
+    assert described["return"] is kind
+    assert catalog.hardware(name).entries()
