@@ -16,7 +16,7 @@ def measure(options: Options) -> list[Row]:
 
 
 def _weighed(function: str, options: Options) -> Row:
-    """Weigh both, and what of the bundle is executables, the portable artifact and all else."""
+    """Weigh both, and what of the bundle is executables, the exported artifact and all else."""
     folder = options.folder / f"sized_{function}"
     bundle = bundles.build(function, folder, sized=True)
     theirs = 0
@@ -32,7 +32,7 @@ def _weighed(function: str, options: Options) -> Row:
     ours, rest = bundle.stat().st_size, sum(sizes.values()) - sum(parts.values())
     said = {
         "executables": parts[".xla"],
-        "portable artifact": parts[".exported"],
+        "exported artifact": parts[".exported"],
         "modules, descriptions and index": rest,
     }
     note = ", ".join(f"{what} {size:,}" for what, size in said.items())

@@ -47,7 +47,7 @@ def edited_descriptions(bundle: Path, out: Path, name: str, edit: Callable[[dict
 
 
 def without_executables(bundle: Path, out: Path) -> Path:
-    """Write a bundle of which nothing runs as it is: every function has its portable artifact only."""
+    """Write a bundle of which nothing runs as it is: every function has its exported artifact only."""
 
     def apply(members: dict[str, bytes]) -> None:
         index = json.loads(members[INDEX])

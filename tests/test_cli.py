@@ -61,7 +61,7 @@ def test_inspect_a_portable_artifact(zoo: Path) -> None:
     assert report["platforms"] == ["cpu", "cuda", "tpu"]
     assert report["in_avals"] == ["f32[4]", "f32[16,4]", "f32[batch,16]"]
     assert report["vjp_order"] == 1
-    assert checked("inspect", zoo.parent / "zoo.mlp.exported").startswith("portable artifact of mlp: ")
+    assert checked("inspect", zoo.parent / "zoo.mlp.exported").startswith("exported artifact of mlp: ")
 
 
 def test_inspect_lists_custom_calls_with_who_provides_them(zoo: Path) -> None:
@@ -116,7 +116,7 @@ def test_inspect_something_else(tmp_path: Path, content: bytes, what: str) -> No
     assert done.returncode == 2
     assert done.stderr.startswith(f"file: {what}")
     assert done.stderr.endswith(
-        "\n  give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)\n"
+        "\n  give a bundle (.aot), an exported artifact (.exported) or the description of an executable (.json)\n"
     )
 
 
@@ -190,7 +190,7 @@ def test_what_a_file_says_does_not_reach_the_terminal_as_a_command(tmp_path: Pat
     clear = "\x1b[2J\r\x9b1m"
     (tmp_path / "x").write_bytes(dataclasses.replace(exported, fun_name=f"f{clear}").serialize())
     text = checked("inspect", "x", cwd=tmp_path)
-    assert text.startswith(r"portable artifact of f\x1b[2J\x0d\x9b1m: ")
+    assert text.startswith(r"exported artifact of f\x1b[2J\x0d\x9b1m: ")
     (tmp_path / "y").write_text(json.dumps({clear: 0, "kind": "executable", "format": 1}))
     done = stagec("inspect", "y", cwd=tmp_path)
     assert (done.returncode, done.stderr.replace("\n", "").isprintable()) == (2, True)

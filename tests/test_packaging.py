@@ -122,7 +122,7 @@ def test_the_wheel_alone_keeps_what_the_loader_promises(python: Path, zoo: Path,
     with np.load(output) as ours, np.load(expected) as jax:
         assert {name.removeprefix("/built") for name in ours.files if name.startswith("/built/")} == {*jax.files}
         assert [name for name in jax.files if ours[f"/built{name}"].tobytes() != jax[name].tobytes()] == []
-        # A portable artifact is compiled for this machine's CPU, so it rounds otherwise.
+        # An exported artifact is compiled for this machine's CPU, so it rounds otherwise.
         for name in jax.files:
             dtype = np.dtype(re.sub(r"\[.*", "", name.rpartition(":")[2]))
             left, right = (file[at].view(dtype) for file, at in ((ours, f"/portable{name}"), (jax, name)))
@@ -136,7 +136,7 @@ SERVE = {
     "extract BUNDLE --output extracted": "mlp.exported",
     "inspect BUNDLE": "bundle zoo 0: ",
     "inspect FOLDER/zoo.mlp.cpu.batch1.json": "executable of mlp",
-    "inspect FOLDER/zoo.mlp.exported": "portable artifact of mlp: ",
+    "inspect FOLDER/zoo.mlp.exported": "exported artifact of mlp: ",
     "run BUNDLE --golden": "from_file",
     "run BUNDLE loop --random": "result",
     "strip BUNDLE --output stripped.aot": "",

@@ -76,7 +76,7 @@ def test_kernels_are_compiled_without_a_device(index: dict[str, Any], bundle: Pa
             assert list(functions[name]["custom_calls"]) == [call]
             for executable in functions[name]["executables"]:
                 assert list(json.loads(archive.read(executable["description"]))["custom_calls"]) == [call]
-        # They are made of what JAX lowers for the device, and not of the portable artifact.
+        # They are made of what JAX lowers for the device, and not of the exported artifact.
         modules = [archive.read(f"blocked.{target}.stablehlo.mlirbc") for target in ("v5e-1x1", "v6e-1x1")]
         plugin = json.loads(archive.read("mosaic.exported.json"))["components"]["environment jax-cuda13-plugin"]
     assert modules[0] != modules[1]

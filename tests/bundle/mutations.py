@@ -288,7 +288,7 @@ def of_manifest(text: bytes) -> Changes:
 
 
 def of_export(export: bytes) -> Changes:
-    """Return changes of a portable artifact: of any bytes, and of those outside of the module, which are few."""
+    """Return changes of an exported artifact: of any bytes, and of those outside of the module, which are few."""
     module = Exported.deserialize(export).mlir_module_serialized
     start = export.index(module)
     outside = [*range(start), *range(start + len(module), len(export))]

@@ -115,7 +115,7 @@ def description(data: bytes) -> str:
 
 
 def export(data: bytes) -> str:
-    """What `inspect` tells of a portable artifact; written and read again, it is the same one."""
+    """What `inspect` tells of an exported artifact; written and read again, it is the same one."""
     from stagec.reports import inspection
     from stagec.stages.exported import Exported
 

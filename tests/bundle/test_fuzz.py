@@ -1,4 +1,4 @@
-"""Changed bundles, portable artifacts and descriptions are refused by a typed error, or are what they say they are.
+"""Changed bundles, exported artifacts and descriptions are refused by a typed error, or are what they say they are.
 
 mutations.py has what is changed, readers.py what must happen then. Hypothesis draws the changes: the same ones in every
 run, for their seeds are the tests' names. 5,000 are usual; this does at least 100,000, and shows how they ended:

@@ -181,7 +181,7 @@ def test_a_description_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any
     given = {"zoo.loop": json.dumps(data).encode()}
     with pytest.raises(Inconsistent) as refusal:
         gather("zoo", "1", {"zoo.loop": exports["zoo.loop"]}, specs_of(zoo), [], given)
-    assert str(refusal.value).startswith(f"zoo.loop: not the description of a portable artifact: {what}")
+    assert str(refusal.value).startswith(f"zoo.loop: not the description of an exported artifact: {what}")
 
 
 def test_a_file_that_changes_while_it_is_bundled(tmp_path: Path) -> None:

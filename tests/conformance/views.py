@@ -168,7 +168,7 @@ def optimized(text: str) -> str:
 
 
 def portable(module: Any, debug_info: bool = False) -> str:
-    """The text of a StableHLO module (or its text) after a trip through a portable artifact.
+    """The text of a StableHLO module (or its text) after a trip through an exported artifact.
 
     stagec's modules have made it: it puts constants first, writes defaults out, and names the kind of export.
     """

@@ -1,4 +1,4 @@
-"""Pallas kernels, and what JAX lowers for a device: what an export writes beside the portable artifact."""
+"""Pallas kernels, and what JAX lowers for a device: what an export writes beside the exported artifact."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ class Written:
         self.versions = json.loads(Path(f"{out}.json").read_text())["components"] if done.returncode == 0 else {}
 
     def module(self, target: str = "") -> bytes:
-        """The module of the portable artifact, or of the one for a target."""
+        """The module of the exported artifact, or of the one for a target."""
         own = by_device.read(self.lowered, self.targets[target]) if target else self.portable
         return Exported.deserialize(own or self.portable).mlir_module_serialized
 

@@ -263,7 +263,7 @@ def test_a_portable_artifact_of_another_calling_convention(
         bundle["loop"](X)
     assert (refusal.value.code, str(refusal.value)) == (
         "compile",
-        "the portable artifact cannot be compiled here: loop has version 11 of the calling convention, "
+        "the exported artifact cannot be compiled here: loop has version 11 of the calling convention, "
         "this version of stagec knows 9 and 10",
     )
 
@@ -353,7 +353,7 @@ with stagec.load(sys.argv[1]) as bundle:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "(1, 4)",
-        "compile the portable artifact cannot be compiled here: No module named 'stagec.backends'",
+        "compile the exported artifact cannot be compiled here: No module named 'stagec.backends'",
     ]
 
 

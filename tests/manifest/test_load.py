@@ -455,7 +455,7 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
             HEAD + '[functions.f]\nentry = "pkg.mod:f"\nargs = []\n',
             """\
             m.toml: functions.f: neither targets nor platforms
-              write targets = ["NAME"] for executables, or platforms = ["cpu"] for the portable artifact alone""",
+              write targets = ["NAME"] for executables, or platforms = ["cpu"] for the exported artifact alone""",
             id="nothing to build",
         ),
         pytest.param(

@@ -358,7 +358,7 @@ def test_a_file_that_is_none_of_them(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "x.json: it does not describe an executable\n"
-        "  give a bundle (.aot), an executable (.xla), a portable artifact (.exported), a description (.json) "
+        "  give a bundle (.aot), an executable (.xla), an exported artifact (.exported), a description (.json) "
         "or a manifest (.toml)\n"
     )
 

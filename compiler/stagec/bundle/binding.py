@@ -31,13 +31,13 @@ class Bindings:
     def of(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what the index says of the bound arguments of a function: which weight each leaf is.
 
-        description: of the portable artifact, which says where the arguments are. What is wrong is kept for `check`.
+        description: of the exported artifact, which says where the arguments are. What is wrong is kept for `check`.
         """
         places = description["bound"]
         found: list[dict[str, Any]] = []
         for argument, source in spec.bind.items():
             if argument not in places:
-                what = "the description of the portable artifact does not say which argument this is"
+                what = "the description of the exported artifact does not say which argument this is"
                 self._report(spec, argument, what, "give the description that was written with the artifact")
             elif source["file"] not in self._files:
                 self._report(spec, argument, f"no weights {source['file']} are given", "give them with --weights")

@@ -101,7 +101,7 @@ class Description(NamedTuple):
     versions: "jaxlib" and "stagec" that made the executable.
     abi: "parameters" and "results" as a program without Python passes them, in order (stages/abi.py,
         docs/without-python.md).
-    exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the portable artifact, of the StableHLO module
+    exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the exported artifact, of the StableHLO module
         made of it for this target and bucket, and of the executable.
     executable_bytes: size of the executable.
     components: what it was made from: name -> {"value", "sha256"} (stagec/core/components.py).

@@ -1,4 +1,4 @@
-"""Until when a portable artifact is readable: JAX promises it for six months after the release that exported it.
+"""Until when an exported artifact is readable: JAX promises it for six months after the release that exported it.
 
 https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees: a JAX that is released within six months
 reads it. One that is released later may refuse it, as jax 0.11.1 and newer do; the JAX that wrote it always reads it.

@@ -69,7 +69,7 @@ INTERFACE: Mapping[str, json_shapes.Shape] = {
     "custom_calls": json_shapes.table(json_shapes.text),
     "calling_convention_version": json_shapes.count,
 }
-"""Shapes of what a portable artifact and its description say of themselves."""
+"""Shapes of what an exported artifact and its description say of themselves."""
 _FUNCTION = json_shapes.record(
     {
         **INTERFACE,
@@ -232,7 +232,7 @@ def describe(found: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], 
         ("the executable", members[entry["executable"]]["sha256"], description.executable_sha256),
         ("the StableHLO module", members[entry["stablehlo"]]["sha256"], description.stablehlo_sha256),
         (
-            "the portable artifact",
+            "the exported artifact",
             members[found["functions"][artifact]["exported"]]["sha256"],
             description.exported_sha256,
         ),

@@ -177,12 +177,12 @@ _DESCRIPTION = json_shapes.record(
 
 
 def _described(name: str, description: bytes, exported: Content) -> dict[str, Any]:
-    """Return the description of a portable artifact as a bundle holds it; `components.INTERPRETER` says why."""
+    """Return the description of an exported artifact as a bundle holds it; `components.INTERPRETER` says why."""
     try:
         data: dict[str, Any] = strict_json.parse(description, LARGEST)
         _DESCRIPTION(data)
     except ValueError as error:
-        raise Inconsistent(f"{name}: not the description of a portable artifact: {error}") from error
+        raise Inconsistent(f"{name}: not the description of an exported artifact: {error}") from error
     if digest(exported) != data["exported_sha256"]:
         raise Inconsistent(f"{name}: the description is of another export")
     data["components"].pop(components.INTERPRETER, None)
@@ -195,7 +195,7 @@ def _undescribed(interface: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _versions(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of what made a portable artifact; one of a StableHLO module has no jax."""
+    """Return the versions of what made an exported artifact; one of a StableHLO module has no jax."""
     rows = described["components"]
     return {name: rows[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in rows}
 

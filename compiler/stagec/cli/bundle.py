@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE=SPEC[=DESCRIPTION]",
-        help="a portable artifact, the function's slice of the plan and what it was made from; may be repeated",
+        help="an exported artifact, the function's slice of the plan and what it was made from; may be repeated",
     )
     parser.add_argument(
         "--executable",
@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="golden inputs and outputs of the portable artifact NAME, as `stagec golden` writes them; may be repeated",
+        help="golden inputs and outputs of the exported artifact NAME, as `stagec golden` writes them; may be repeated",
     )
 
 

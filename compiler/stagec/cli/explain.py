@@ -11,7 +11,7 @@ from stagec.cli.options import add_manifest_import_roots, add_plugins
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    what = "a bundle (.aot), executable (.xla), portable artifact (.exported) or description (.json)"
+    what = "a bundle (.aot), executable (.xla), exported artifact (.exported) or description (.json)"
     parser.add_argument("first", help=f"{what}; or a manifest (.toml) for what would be built now")
     parser.add_argument("second", help="another of the same kind, a bundle that has such a one, or a manifest")
     add_manifest_import_roots(parser)

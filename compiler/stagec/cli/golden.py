@@ -11,7 +11,7 @@ from stagec.cli.options import add_import_roots
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", required=True, help="the function's slice of the plan, a JSON file")
-    parser.add_argument("--exported", required=True, help="its portable artifact")
+    parser.add_argument("--exported", required=True, help="its exported artifact")
     parser.add_argument("--description", required=True, help="what that was made from")
     parser.add_argument("--output", required=True, help="where to write the arrays, a safetensors file")
     parser.add_argument(

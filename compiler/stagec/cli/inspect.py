@@ -8,7 +8,7 @@ from stagec.cli.files import print_json, print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="a bundle (.aot), a portable artifact (.exported) or a description (.json)")
+    parser.add_argument("file", help="a bundle (.aot), an exported artifact (.exported) or a description (.json)")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -15,14 +15,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=SPEC=FILE=DESCRIPTION",
-        help="a portable artifact; may be repeated",
+        help="an exported artifact; may be repeated",
     )
     parser.add_argument(
         "--lowered",
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="what JAX lowered for devices beside the portable artifact of that name; may be repeated",
+        help="what JAX lowered for devices beside the exported artifact of that name; may be repeated",
     )
     parser.add_argument(
         "--executable",

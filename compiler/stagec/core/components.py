@@ -55,7 +55,7 @@ def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment:
 
     description: the description in its JSON form, as far as it says what was asked for (not the figures), and
         "shardings", path of the array -> text.
-    stablehlo: the module of the portable artifact. environment: the variables that XLA reads.
+    stablehlo: the module of the exported artifact. environment: the variables that XLA reads.
     """
     target = description["target"]
     values: dict[str, object] = {}
@@ -81,7 +81,7 @@ def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment:
 def of_export(
     spec: Mapping[str, Any], stablehlo: bytes, avals: Mapping[str, str], versions: Mapping[str, str]
 ) -> Table:
-    """Return the components of a portable artifact.
+    """Return the components of an exported artifact.
 
     spec: the function's slice of the plan. stablehlo: the module. avals: path of the argument -> aval.
     versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.

@@ -46,7 +46,7 @@ class FunctionSpec:
     avals: str | None
     """`package.module:attribute` of the function that returns the arguments; None where they are written."""
     platforms: Sequence[str]
-    """Platforms of the portable artifact, in the order of its platform index; never empty."""
+    """Platforms of the exported artifact, in the order of its platform index; never empty."""
     constraints: Sequence[str]
     """Constraints on symbolic dimensions, in the form that jax.export accepts."""
     static: Mapping[str, Any]
@@ -81,7 +81,7 @@ class FunctionSpec:
     """
     devices: Sequence[Mapping[str, Any]] = ()
     """The devices of the targets that are no CPUs, each once, as `jax_device` of a target has them. What JAX lowers for
-    one may be another module than that of the portable artifact."""
+    one may be another module than that of the exported artifact."""
     plugins: Sequence[str] = ()
     """Platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic."""
 

@@ -1,4 +1,4 @@
-"""Which arguments of a function a manifest binds to weights, by their places in the portable artifact."""
+"""Which arguments of a function a manifest binds to weights, by their places in the exported artifact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagec.stages.exported import Exported
 def resolve(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) -> dict[str, str]:
     """Return for each argument that `spec` binds where it is: `args[0]`, or `kwargs['scale']`.
 
-    serialized: the portable artifact. parameters: names of the function's parameters, in order, as far as they are
+    serialized: the exported artifact. parameters: names of the function's parameters, in order, as far as they are
     positional. Raises StagecError for names that are no argument, that are one argument, or that are donated.
     """
     positional, keyword = Exported.deserialize(serialized).in_tree.children

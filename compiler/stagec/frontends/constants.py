@@ -21,7 +21,7 @@ LARGE = 2**20
 
 
 def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> list[dict[str, Any]]:
-    """Return the large constants of a portable artifact, those first that come first in it.
+    """Return the large constants of an exported artifact, those first that come first in it.
 
     named: the frontend's `named_arrays` of the function.
 

@@ -31,7 +31,7 @@ def make(
 ) -> dict[str, Tensor]:
     """Return an array for each argument that is not bound (`args[0]['w']`) and for each result (`result['y']`).
 
-    serialized: the portable artifact. bound: the weights that are arguments, by their numbers.
+    serialized: the exported artifact. bound: the weights that are arguments, by their numbers.
     given: the arrays of the file of inputs, where `spec` names one, by the paths of arguments. A PRNG key is its words.
     The function runs on as many CPU devices as it was exported for, so this must be the first use of JAX's devices.
     Raises StagecError when `given` is not what the function takes, or it cannot be run.

@@ -164,7 +164,7 @@ def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
-    """Return what a portable artifact was made with: name -> version, of jax and of every package that is imported."""
+    """Return what an exported artifact was made with: name -> version, of jax and of every package that is imported."""
     found = {
         name: module.__version__
         for name, module in sys.modules.items()
@@ -208,7 +208,7 @@ def _portable(spec: FunctionSpec, import_roots: Sequence[str], device: contextli
 
 
 def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Staged) -> dict[str, bytes]:
-    """Return the artifact for each kind of device whose module is another one than that of the portable artifact."""
+    """Return the artifact for each kind of device whose module is another one than that of the exported artifact."""
     found: dict[str, bytes] = {}
     if not portable.depends_on_device:
         return found

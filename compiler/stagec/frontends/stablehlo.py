@@ -124,7 +124,7 @@ def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
-    """Return what a portable artifact was made with: name -> version."""
+    """Return what an exported artifact was made with: name -> version."""
     return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
 
 

@@ -46,7 +46,7 @@ class Bundle(Mapping[str, Function]):
         """See `stagec.load`.
 
         archive: the bundle's file; closed with the bundle.
-        compiler: what compiles a portable artifact; None: nothing is compiled.
+        compiler: what compiles an exported artifact; None: nothing is compiled.
         selected_only: whether a bundle of which nothing runs here is refused.
         locations: whether the files with source locations beside the bundle are read, which nobody signs.
         """

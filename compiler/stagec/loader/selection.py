@@ -42,7 +42,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class Offer:
-    """What may run: an executable, or the portable artifact, which is compiled first.
+    """What may run: an executable, or the exported artifact, which is compiled first.
 
     kind: "executable" or "exported". member: its name in the bundle.
     platforms: one for an executable; in the order of preference.
@@ -73,7 +73,7 @@ class Offer:
 
     @functools.cached_property
     def shapes(self) -> Shapes:
-        """The shapes that an executable takes; empty for a portable artifact."""
+        """The shapes that an executable takes; empty for an exported artifact."""
         return shapes_of(self.static_avals) if self.kind == "executable" else ()
 
 
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
     """What the caller wants.
 
     target: None: any. platform: of that target.
-    policy: whether a portable artifact may be compiled when no executable fits.
+    policy: whether an exported artifact may be compiled when no executable fits.
     num_devices: how many devices the caller names; None: none. shapes: None: any.
     """
 
@@ -185,7 +185,7 @@ def shapes_of(avals: Sequence[Aval]) -> Shapes:
 def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) -> tuple[Offer, ...]:
     """Return what a bundle has of one signature of a function, in the order of preference.
 
-    Accelerators come before the CPU, the most demanding target first, executables before the portable artifact.
+    Accelerators come before the CPU, the most demanding target first, executables before the exported artifact.
     in_avals: of the signature, as the index has them.
     """
     entry, targets = index["functions"][artifact], index["targets"]
@@ -226,7 +226,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
 def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) -> Selection:
     """Return every offer with a verdict; the first that fits is chosen.
 
-    A portable artifact fits the shapes of the executables beside it, or any where there is none.
+    An exported artifact fits the shapes of the executables beside it, or any where there is none.
     """
     shapes = {offer.shapes for offer in offered if offer.kind == "executable"}
     candidates = []

@@ -90,7 +90,7 @@ def compile_exported(
         from stagec.stages.lowering import lower_exported
         from stagec.stages.on_host import load
     except ImportError as error:  # Bazel's library of the loader, //compiler:runtime, has no compiler
-        raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
+        raise LoadError("compile", f"the exported artifact cannot be compiled here: {error}") from error
     try:
         exported = Exported.deserialize(serialized)
         lowered = lower_exported(exported, platform, exported.sizes(shapes))
@@ -98,6 +98,6 @@ def compile_exported(
     except SizesDoNotFit as error:
         raise CallError("shape", str(error)) from error
     except (ImportError, NotExported, CannotLower, CannotCompile) as error:
-        raise LoadError("compile", f"the portable artifact cannot be compiled here: {error}") from error
+        raise LoadError("compile", f"the exported artifact cannot be compiled here: {error}") from error
     flat = lowered.in_tree, lowered.flat_in_avals, lowered.out_tree, lowered.flat_out_avals
     return Interface(*flat, lowered.kept_var_idx, lowered.donated), executable

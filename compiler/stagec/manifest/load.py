@@ -198,7 +198,7 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
             write = 'write for example args = ["f32[batch,64]"], or args = [] for a function without arguments'
             yield Problem(file, key_path(where), "nothing says what the arguments are", write)
         if not function.get("targets") and "platforms" not in function:
-            write = 'write targets = ["NAME"] for executables, or platforms = ["cpu"] for the portable artifact alone'
+            write = 'write targets = ["NAME"] for executables, or platforms = ["cpu"] for the exported artifact alone'
             yield Problem(file, key_path(where), "neither targets nor platforms", write)
         kwargs = function.get("kwargs", {})
         for location, static in _static_tables(function):

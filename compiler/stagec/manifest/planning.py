@@ -33,7 +33,7 @@ _X64 = {"i64": "i32", "u64": "u32", "f64": "f32", "c128": "c64"}
 
 @dataclass(frozen=True)
 class Export:
-    """A portable artifact to build."""
+    """An exported artifact to build."""
 
     name: str
     """`manifest.function`, or `manifest.function-variant`."""
@@ -42,12 +42,12 @@ class Export:
 
 @dataclass(frozen=True)
 class Executable:
-    """An executable to build from a portable artifact."""
+    """An executable to build from an exported artifact."""
 
     name: str
-    """The portable artifact's name, then `.target` or `.target.bucket`."""
+    """The exported artifact's name, then `.target` or `.target.bucket`."""
     export: str
-    """Name of the portable artifact that it is compiled from."""
+    """Name of the exported artifact that it is compiled from."""
     spec: ExecutableSpec
 
 

@@ -29,14 +29,14 @@ from stagec.reports.inputs import Inputs
 from stagec.stages.exported import Exported
 
 EXPORT_FORMAT = 2
-"""Version of the JSON form of a portable artifact's description.
+"""Version of the JSON form of an exported artifact's description.
 
 1 (November 2026): the first.
 2 (November 2026): it has all that the index of a bundle says of the artifact, so that nothing else reads the module.
 """
 
 _WRITE = (
-    "give a bundle (.aot), an executable (.xla), a portable artifact (.exported), a description (.json) "
+    "give a bundle (.aot), an executable (.xla), an exported artifact (.exported), a description (.json) "
     "or a manifest (.toml)"
 )
 
@@ -48,7 +48,7 @@ def describe_export(
     bound: Mapping[str, str] | None = None,
     constants: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the description of a portable artifact: what lies beside it as `<name>.exported.json`.
+    """Return the description of an exported artifact: what lies beside it as `<name>.exported.json`.
 
     spec: the function's slice of the plan. serialized: the artifact.
     versions: of jax, of stagec, and of everything else that tracing imported.
@@ -84,8 +84,8 @@ def explain(
 ) -> dict[str, Any]:
     """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
 
-    A file is a bundle (.aot), an executable (.xla) or portable artifact (.exported) with its description beside it, or
-    such a description (.json). A portable artifact without one is compared by what it holds itself. Or it stands for
+    A file is a bundle (.aot), an executable (.xla) or exported artifact (.exported) with its description beside it, or
+    such a description (.json). An exported artifact without one is compared by what it holds itself. Or it stands for
     the current inputs: a manifest (.toml), or what an explain target of Bazel's writes; one artifact is compared with
     the one of the same function, variant, target and bucket.
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
@@ -138,9 +138,9 @@ def lines(differences: Sequence[Mapping[str, Any]]) -> list[str]:
 class _Artifact:
     """One artifact.
 
-    made_from: its components; None of a portable artifact without a description.
-    identity: function, variant, target ("" of a portable artifact) and bucket; None where it is not known.
-    serialized: the portable artifact; empty where it is not at hand. path: of the file, where it is alone in it.
+    made_from: its components; None of an exported artifact without a description.
+    identity: function, variant, target ("" of an exported artifact) and bucket; None where it is not known.
+    serialized: the exported artifact; empty where it is not at hand. path: of the file, where it is alone in it.
     """
 
     made_from: components.Table | None
@@ -298,7 +298,7 @@ _EXPORTED = json_shapes.record(
 
 @functools.cache
 def _held(serialized: bytes, name: str) -> components.Table:
-    """Return the components that a portable artifact without a description has itself."""
+    """Return the components that an exported artifact without a description has itself."""
     found: components.Table = child.call(held, serialized, name)
     return found
 

@@ -25,9 +25,9 @@ class Inputs:
     """What is built now.
 
     name, version: the manifest's.
-    exports: name of each portable artifact -> the function's slice.
-    executables: name of each executable -> the name of its portable artifact, and its slice.
-    portable: name of a portable artifact -> it, as traced now or by Bazel, its description, and what JAX lowered for
+    exports: name of each exported artifact -> the function's slice.
+    executables: name of each executable -> the name of its exported artifact, and its slice.
+    portable: name of an exported artifact -> it, as traced now or by Bazel, its description, and what JAX lowered for
         devices (`stages.by_device`).
     """
 

@@ -1,4 +1,4 @@
-"""What `stagec inspect` tells of a file: a bundle, a portable artifact or a description of an executable."""
+"""What `stagec inspect` tells of a file: a bundle, an exported artifact or a description of an executable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def inspect(path: str) -> dict[str, Any]:
         raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
     except (LoadError, ValueError) as error:
         what = str(error).removeprefix(f"{path}: ")
-        write = "give a bundle (.aot), a portable artifact (.exported) or the description of an executable (.json)"
+        write = "give a bundle (.aot), an exported artifact (.exported) or the description of an executable (.json)"
         raise StagecError(Problem(path, "", what, write)) from error
 
 
@@ -67,14 +67,14 @@ _DESCRIPTION = json_shapes.record({}, {"constants": json_shapes.array(_CONSTANT)
 
 
 def _constants(text: bytes) -> list[dict[str, Any]]:
-    """Return the large constants of a portable artifact, as its description says. Raises ValueError."""
+    """Return the large constants of an exported artifact, as its description says. Raises ValueError."""
     data = strict_json.parse(text, LARGEST)
     _DESCRIPTION(data)
     return list(data.get("constants", ()))
 
 
 def exported(data: bytes) -> dict[str, Any]:
-    """Return the report on a portable artifact. Raises ValueError where it is none; jaxlib may end the process."""
+    """Return the report on an exported artifact. Raises ValueError where it is none; jaxlib may end the process."""
     from stagec.stages.exported import Exported
 
     found = Exported.deserialize(data)
@@ -137,7 +137,7 @@ def _figure(value: float | str) -> str:
 
 def _exported_text(report: dict[str, Any]) -> str:
     return (
-        f"portable artifact of {report['fun_name']}: {report['bytes']:,} bytes, sha256 {report['sha256'][:12]}\n"
+        f"exported artifact of {report['fun_name']}: {report['bytes']:,} bytes, sha256 {report['sha256'][:12]}\n"
         f"  platforms  {', '.join(report['platforms'])}\n"
         f"  arguments  {', '.join(report['in_avals'])}\n"
         f"  results    {', '.join(report['out_avals'])}\n"

@@ -29,7 +29,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Export:
-    """A portable artifact that was built: its name, its slice of the plan, and its files.
+    """An exported artifact that was built: its name, its slice of the plan, and its files.
 
     lowered: what JAX lowered for devices; None where no target has one.
     """
@@ -152,7 +152,7 @@ def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tupl
     """Return the first layer in which two artifacts of one kind differ, and a diff of it.
 
     platform: of the executables, if they are such.
-    Layers: of a portable artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
+    Layers: of an exported artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
     "optimized HLO", "buffer assignment", "object code" and "container"; of a text "text".
     """
     layers = zip(_layers(first, platform), _layers(second, platform), strict=False)
