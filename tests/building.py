@@ -40,7 +40,7 @@ def checked(*arguments: str | Path, cwd: Path = ROOT) -> str:
 
 
 def write_specs(manifest: str, root: Path, out: Path) -> dict[str, Any]:
-    """Plan `manifest` (relative to `root`) and write every slice to `out`/NAME.spec; return the plan."""
+    """Plan `manifest` (relative to `root`) and write every spec to `out`/NAME.spec; return the plan."""
     plan: dict[str, Any] = json.loads(checked("plan", manifest, "--json", cwd=root))
     for artifact in [*plan["exports"], *plan["executables"]]:
         (out / f"{artifact['name']}.spec").write_text(json.dumps(artifact["spec"]))

@@ -56,12 +56,12 @@ def write_provenance(bundle: Path, *more: str | Path) -> tuple[Path, Path]:
     (folder / "packages.json").write_text(json.dumps(PACKAGES))
     (folder / "zoo.toml").write_text('[manifest]\nname = "zoo"\n')
     (folder / "model.py").write_text("# A model.\n")
-    (folder / "slice.json").write_text("{}")
+    (folder / "spec.json").write_text("{}")
     statement, sbom = folder / "zoo.intoto.json", folder / "zoo.sbom.json"
     checked(
         *("provenance", "--bundle", bundle, "--output", statement, "--sbom", sbom),
         *("--manifest", "tests/zoo.toml", folder / "zoo.toml", "--packages", folder / "packages.json"),
-        *("--source", "tests/model.py", folder / "model.py", "--slice", "zoo.loop", folder / "slice.json"),
+        *("--source", "tests/model.py", folder / "model.py", "--spec", "zoo.loop", folder / "spec.json"),
         *more,
     )
     return statement, sbom

@@ -113,7 +113,7 @@ for folder in ("{root}", "{root}/models", "{output_base}", "{packages}", f"{pare
     tried(lambda: plant(folder))
 tried(lambda: libc.setns(os.open(f"{parent}/ns/net", os.O_RDONLY), 0))
 
-# The slice of its own, of which the bundle takes the static value.
+# The spec of its own, of which the bundle takes the static value.
 for folder, _, names in os.walk("."):
     for name in names:
         if name.endswith(".spec.json"):

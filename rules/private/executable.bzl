@@ -8,7 +8,7 @@ def platform_of(spec):
     """The platform of an executable.
 
     Args:
-      spec: string, the executable's slice of the plan.
+      spec: string, the executable's spec.
 
     Returns:
       string, a key of PLUGINS.
@@ -19,7 +19,7 @@ def has_autotuning(spec):
     """Whether the target of an executable names a file with results of autotuning.
 
     Args:
-      spec: string, the executable's slice of the plan.
+      spec: string, the executable's spec.
 
     Returns:
       bool.

@@ -27,7 +27,7 @@ def needs_plugin(spec):
     """Whether tracing a function needs the plugin for NVIDIA devices.
 
     Args:
-      spec: string, the function's slice of the plan.
+      spec: string, the function's spec.
 
     Returns:
       bool.

@@ -31,7 +31,7 @@ def _aot_provenance_impl(ctx):
         arguments.add("--packages", environment.packages)
         inputs.append(environment.packages)
     for one in exports + executables:
-        arguments.add_all(["--slice", one.name, one.spec])
+        arguments.add_all(["--spec", one.name, one.spec])
         inputs.append(one.spec)
     arguments.add_all(sources, map_each = _source_words)
     compiler_action(

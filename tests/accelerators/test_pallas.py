@@ -90,7 +90,7 @@ ARGS = {"matmul": ["bf16[256,128]"] * 2, "sign": ["f32[256,256]"], "blocked": ["
 
 
 def specs(name: str, functions: list[str]) -> list[str]:
-    """The slices of functions for a target."""
+    """The specs of functions for a target."""
     target = catalog.target(name)
     device = target.jax_device()
     assert device is not None

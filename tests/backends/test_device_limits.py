@@ -74,7 +74,7 @@ targets = ["v5e:1x1"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the model, with slices and exports."""
+    """The folder of the model, with specs and exports."""
     root = tmp_path_factory.mktemp("device_limits")
     (root / "exchanging.py").write_text(MODEL)
     (root / "m.toml").write_text(MANIFEST)
@@ -86,12 +86,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(folder: Path, name: str, output: Path, *, limited: bool = True) -> tuple[int, str]:
     """Compile an executable into `output`; return the exit status and what the command says of it."""
-    slice_ = json.loads((folder / f"{name}.spec").read_text())
+    limited = json.loads((folder / f"{name}.spec").read_text())
     if not limited:
-        slice_["limits"] = dict.fromkeys(slice_["limits"]) | {"key": "", "allow_unknown": False}
-    (output.parent / "slice.spec").write_text(json.dumps(slice_))
+        limited["limits"] = dict.fromkeys(limited["limits"]) | {"key": "", "allow_unknown": False}
+    (output.parent / "limited.spec").write_text(json.dumps(limited))
     done = stagec(
-        *("compile", "--spec", output.parent / "slice.spec"),
+        *("compile", "--spec", output.parent / "limited.spec"),
         *("--exported", folder / f"{'.'.join(name.split('.')[:2])}.exported"),
         *("--output", output, "--description", output.with_suffix(".json")),
     )

@@ -218,7 +218,7 @@ Reader = Callable[[bytes], str]
 NATIVE = (export, located)
 WITH_JAXLIB = (*NATIVE, explained_bundle)
 BUDGETS: dict[Reader, tuple[float, float]] = {manifest: (2.0, 40e-6), explained_bundle: (2.0, 20e-6)}
-"""Seconds of the processor for any size, and for a byte. Planning writes a slice for a few bytes."""
+"""Seconds of the processor for any size, and for a byte. Planning writes a spec for a few bytes."""
 BUDGET = (0.5, 5e-6)
 
 

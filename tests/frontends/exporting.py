@@ -8,7 +8,7 @@ from tests.building import stagec
 
 
 def spec(**changes: Any) -> FunctionSpec:
-    """A slice for a function of one array, with these keys instead."""
+    """A spec for a function of one array, with these keys instead."""
     values: dict[str, Any] = {
         "name": "f",
         "manifest": "pkg/m.toml",

@@ -1,4 +1,4 @@
-"""Planning: the artifacts, their slices, the checks across a function, and how light it is."""
+"""Planning: the artifacts, their specs, the checks across a function, and how light it is."""
 
 import dataclasses
 import json
@@ -200,13 +200,13 @@ def test_actions_read_the_slices_back(tmp_path: Path) -> None:
     ],
 )
 def test_an_edit_changes_the_slices_it_should(old: str, new: str, changed: set[str], tmp_path: Path) -> None:
-    def slices(text: str) -> dict[str, str]:
+    def specs(text: str) -> dict[str, str]:
         planned = plan_of(text, tmp_path)
         executables = {executable.name: to_json(executable.spec) for executable in planned.executables}
         return executables | {export.name: to_json(export.spec) for export in planned.exports}
 
     assert MANIFEST.count(old) == 1
-    before, after = slices(MANIFEST), slices(MANIFEST.replace(old, new))
+    before, after = specs(MANIFEST), specs(MANIFEST.replace(old, new))
     assert before.keys() == after.keys()
     edited = {name for name in before if before[name] != after[name]}
     assert {re.sub(r"\.batch\d+_seq128$", "", name) for name in edited} == changed

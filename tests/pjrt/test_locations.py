@@ -94,7 +94,7 @@ MANIFEST = (
 
 
 def debug(manifest: str, name: str, root: Path, out: Path) -> Path:
-    """Export what the slice `name` in `out` says with its locations; return the file."""
+    """Export what the spec `name` in `out` says with its locations; return the file."""
     file = out / f"{name}.debug.mlir"
     checked("export", "--spec", out / f"{name}.spec", "--debug-output", file, "--import-root", root, cwd=root)
     return file

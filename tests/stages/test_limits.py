@@ -85,7 +85,7 @@ LAYERS, SETTLE, EXCHANGE = "m.layers.cpu-avx2", "m.settle.cpu-avx2", "m.exchange
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with its manifest, slices, exports, and executables without limits."""
+    """The folder of a model with its manifest, specs, exports, and executables without limits."""
     root = tmp_path_factory.mktemp("limits")
     (root / "limited.py").write_text(MODEL)
     (root / "m.toml").write_text(MANIFEST)
@@ -101,10 +101,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(built: Path, name: str, output: Path, *more: str, **limits: Any) -> tuple[int, str]:
     """Compile an executable with limits and `more` options; return the exit status and what the command says."""
-    slice_ = json.loads((built / f"{name}.spec").read_text())
-    assert slice_["limits"] == Limits().__dict__
-    slice_["limits"] |= {"key": "functions.f.limits.t" if limits else "", **limits}
-    (output.parent / "limited.spec").write_text(json.dumps(slice_))
+    limited = json.loads((built / f"{name}.spec").read_text())
+    assert limited["limits"] == Limits().__dict__
+    limited["limits"] |= {"key": "functions.f.limits.t" if limits else "", **limits}
+    (output.parent / "limited.spec").write_text(json.dumps(limited))
     done = stagec(
         *("compile", "--spec", output.parent / "limited.spec"),
         *("--exported", built / f"{'.'.join(name.split('.')[:2])}.exported"),

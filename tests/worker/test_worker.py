@@ -47,7 +47,7 @@ def loop(x):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository, planned, with its slices in bazel-out."""
+    """A repository, planned, with its specs in bazel-out."""
     root = tmp_path_factory.mktemp("root")
     (root / "models").mkdir()
     (root / "bazel-out").mkdir()

@@ -63,14 +63,14 @@ def statement(
     archive: Archive,
     digest: str,
     manifest: tuple[str, bytes],
-    slices: Mapping[str, bytes],
+    specs: Mapping[str, bytes],
     sources: Mapping[str, Path],
     environments: Sequence[Environment],
 ) -> str:
     """Return the statement of a bundle as JSON.
 
     digest: SHA-256 (hex) of its file. manifest: its path in the workspace, and content.
-    slices: of the plan, by artifact. sources: files and folders that tracing could read, by path in the workspace.
+    specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
     environments: the packages of planning, staging and of what compiles for accelerators.
     """
     name = bundle_name(archive)
@@ -98,7 +98,7 @@ def statement(
                 },
                 "internalParameters": {
                     "python": sorted({environment.python for environment in environments}),
-                    "slices": {artifact: sha256(text) for artifact, text in sorted(slices.items())},
+                    "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
                 },
                 "resolvedDependencies": resolved,
             },

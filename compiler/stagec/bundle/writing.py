@@ -50,7 +50,7 @@ def gather(
     """Return the members of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
 
     exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
-    specs: the slice of each of `exports`.
+    specs: the spec of each of `exports`.
     descriptions: what each of `exports` was made from, and what it is. No module is read here. May be left out of those
         that bind no argument.
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE=SPEC[=DESCRIPTION]",
-        help="an exported artifact, the function's slice of the plan and what it was made from; may be repeated",
+        help="an exported artifact, the function's spec and what it was made from; may be repeated",
     )
     parser.add_argument(
         "--executable",
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
     given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
     exports = {name: on_disk(path) for name, path, *_ in given}
-    slices = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
+    function_specs = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
     descriptions = {name: read(path) for name, _, _, *described in given for path in described}
     executables = [
         Member(name, on_disk(executable), read(description), on_disk(module))
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     sums = Sums()
     try:
         interfaces = {name: _interface(exported) for name, exported in exports.items() if name not in descriptions}
-        inputs = exports, slices, executables, descriptions, weights, golden, interfaces
+        inputs = exports, function_specs, executables, descriptions, weights, golden, interfaces
         members = gather(options.name, options.version, *inputs)
         # Weights and executables are larger than memory may be: they are copied from file to file.
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))

@@ -14,7 +14,7 @@ from stagec.core.specs import ExecutableSpec, executable_spec
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", required=True, help="the executable's slice of the plan, a JSON file")
+    parser.add_argument("--spec", required=True, help="the executable's spec, a JSON file")
     parser.add_argument("--exported", required=True, help="the exported artifact to compile")
     parser.add_argument("--lowered", help="what JAX lowered for devices, beside it: the file that stagec export wrote")
     parser.add_argument("--output", help="where to write the executable")

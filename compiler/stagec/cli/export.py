@@ -13,7 +13,7 @@ from stagec.cli.options import add_import_roots
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", required=True, help="the function's slice of the plan, a JSON file")
+    parser.add_argument("--spec", required=True, help="the function's spec, a JSON file")
     parser.add_argument("--output", help="where to write the exported artifact")
     parser.add_argument("--lowered", help="where to write what JAX lowers for the devices of the targets")
     parser.add_argument("--description", help="where to write what it was made from, a JSON file")

@@ -10,7 +10,7 @@ from stagec.cli.options import add_import_roots
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", required=True, help="the function's slice of the plan, a JSON file")
+    parser.add_argument("--spec", required=True, help="the function's spec, a JSON file")
     parser.add_argument("--exported", required=True, help="its exported artifact")
     parser.add_argument("--description", required=True, help="what that was made from")
     parser.add_argument("--output", required=True, help="where to write the arrays, a safetensors file")
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="a safetensors file that arguments are bound to; NAME is its path in the manifest; may be repeated",
     )
-    parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the slice names, if it does")
+    parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the spec names, if it does")
     add_import_roots(parser)
 
 

@@ -19,12 +19,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest", nargs=2, metavar=NAMED, required=True, help="the manifest; NAME is its path in the workspace"
     )
     parser.add_argument(
+        "--spec",
         "--slice",
         nargs=2,
         metavar=NAMED,
         action="append",
         default=[],
-        help="a slice of the plan; NAME is that of its artifact; may be repeated",
+        help="a spec; NAME is that of its artifact; may be repeated",
     )
     parser.add_argument(
         "--source",
@@ -65,9 +66,9 @@ def run(options: argparse.Namespace) -> None:
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
     name, manifest = options.manifest
-    slices = {artifact: read(path) for artifact, path in options.slice}
+    specs = {artifact: read(path) for artifact, path in options.spec}
     sources = {source: Path(path) for source, path in options.source}
-    statement = provenance.statement(archive, sha256, (name, read(manifest)), slices, sources, environments)
+    statement = provenance.statement(archive, sha256, (name, read(manifest)), specs, sources, environments)
     write_whole(options.output, statement.encode())
     write_whole(options.sbom, sbom.bill_of_materials(archive, sha256, environments).encode())
     if options.json:

@@ -1,7 +1,7 @@
 """Abstract values: the dtype and shape of an array without its data, in JAX's short notation.
 
 `f32[batch,64]` is a float32 array of shape (batch, 64), `f32` and `f32[]` are scalars, `~f32[]` is a weakly typed one.
-The same text is used in manifests, in the slices given to actions and in the descriptions inside bundles.
+The same text is used in manifests, in the specs of actions and in the descriptions inside bundles.
 """
 
 import functools

@@ -93,7 +93,7 @@ def split(options: Mapping[str, CompilerOption]) -> tuple[dict[str, int | float 
     return build, [(name, value) for name, value in flags if name not in build]
 
 
-def told(options: Mapping[str, CompilerOption]) -> dict[str, Scalar]:
+def described(options: Mapping[str, CompilerOption]) -> dict[str, Scalar]:
     """Return options as descriptions have them: with the digest of a profile."""
 
     def one(name: str, value: CompilerOption) -> Scalar:

@@ -83,7 +83,7 @@ def of_export(
 ) -> Table:
     """Return the components of an exported artifact.
 
-    spec: the function's slice of the plan. stablehlo: the module. avals: path of the argument -> aval.
+    spec: the function's spec. stablehlo: the module. avals: path of the argument -> aval.
     versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.
     """
     # Devices change none of its bytes, plugins have versions, and the entry shows the frontend.

@@ -1,6 +1,6 @@
-"""Slices of a manifest: all that one action learns about it.
+"""Specs: all that one action learns about a manifest.
 
-The planner writes them, actions read them, as canonical JSON. A slice holds what can change the bytes of its artifact
+The planner writes them, actions read them, as canonical JSON. A spec holds what can change the bytes of its artifact
 and nothing else, so that editing one function rebuilds that function alone. Standard library only.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """The slice of an export action; the fields are the keys of `[functions.NAME]`."""
+    """What an export action is told; the fields are the keys of `[functions.NAME]`."""
 
     name: str
     """Name of the function; several signatures of it have one name, and a variant each."""
@@ -124,7 +124,7 @@ class CpuTarget:
     """XLA flags without their dashes, and the others that `core.compiler_options` knows."""
     platform: Literal["cpu"] = "cpu"
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
         return [f"cpu {self.isa}", f"parallelism {self.parallelism}"]
 
@@ -152,7 +152,7 @@ class TpuTarget:
     compiler_options: Mapping[str, CompilerOption]
     platform: Literal["tpu"] = "tpu"
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
         return [f"tpu {self.topology}", *([f"{self.slices} slices"] if self.slices > 1 else [])]
 
@@ -180,7 +180,7 @@ class CudaTarget:
     """What is in that file (`hardware.autotuning`)."""
     platform: Literal["cuda"] = "cuda"
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
         return [f"cuda {self.device}", *([self.topology] if self.topology != "1x1x1" else [])]
 
@@ -221,7 +221,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ExecutableSpec:
-    """The slice of a compile action."""
+    """What a compile action is told."""
 
     function: str
     manifest: str
@@ -246,12 +246,12 @@ def to_json(spec: object) -> str:
 
 
 def function_spec(text: str) -> FunctionSpec:
-    """Read the slice of an export action. Raises ValueError when the text is something else."""
+    """Read the spec of an export action. Raises ValueError when the text is something else."""
     return _build(FunctionSpec, json.loads(text))
 
 
 def executable_spec(text: str) -> ExecutableSpec:
-    """Read the slice of a compile action. Raises ValueError when the text is something else."""
+    """Read the spec of a compile action. Raises ValueError when the text is something else."""
     data = json.loads(text)
     target = data.get("target") if isinstance(data, dict) else None
     if target:

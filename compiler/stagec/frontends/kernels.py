@@ -51,7 +51,7 @@ class Device(NamedTuple):
 
     @staticmethod
     def of(described: Mapping[str, Any]) -> Device:
-        """Return the device that a function's slice describes (`FunctionSpec.devices`)."""
+        """Return the device that a function's spec describes (`FunctionSpec.devices`)."""
         given = {key: value for key, value in described.items() if key in Device._fields}
         return Device(**{**given, "platform": {"cuda": "gpu"}.get(described["platform"], described["platform"])})
 

@@ -77,7 +77,7 @@ class Manifest:
     """A manifest whose tables are well-formed and refer to each other correctly."""
 
     file: str
-    """The path that messages and slices name: relative to the workspace."""
+    """The path that messages and specs name: relative to the workspace."""
     header: Header
     targets: Mapping[str, TargetSpec]
     """What functions may name: tables of the manifest, and what they do name of short names and TPU topologies."""

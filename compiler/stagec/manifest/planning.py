@@ -1,4 +1,4 @@
-"""From a manifest to the list of artifacts to build, each with the slice of the manifest that it depends on."""
+"""From a manifest to the list of artifacts to build, each with its spec: what it depends on of the manifest."""
 
 import itertools
 import math
@@ -86,8 +86,8 @@ def plan(manifest: Manifest) -> Plan:
     for name, function in manifest.functions.items():
         problems += _check(manifest, name, function)
         for variant, static in _signatures(function):
-            slice_ = _function_spec(manifest, name, function, variant, static)
-            export = Export(f"{manifest.header.name}.{slice_.artifact}", slice_)
+            traced = _function_spec(manifest, name, function, variant, static)
+            export = Export(f"{manifest.header.name}.{traced.artifact}", traced)
             exports.append(export)
             for target, bucket in itertools.product(function.targets, list(_buckets(function))):
                 spec = _executable_spec(manifest, name, variant, target, bucket)
@@ -110,7 +110,7 @@ def describe(plan: Plan) -> str:
     rows = [("portable", export.name, ", ".join(export.spec.platforms)) for export in plan.exports]
     for executable in plan.executables:
         target, bucket = executable.spec.target, executable.spec.bucket
-        details = [*target.told(), naming.bucket(bucket)]
+        details = [*target.summary(), naming.bucket(bucket)]
         rows.append(("executable", executable.name, ", ".join(filter(None, details))))
     rows.append(("bundle", plan.name, f"version {plan.version}"))
     width = max(len(name) for _, name, _ in rows)

@@ -19,7 +19,7 @@ from stagec.reports import inputs
 from stagec.reports.inputs import Inputs
 
 _Files = dict[str, list[tuple[str, ExecutableSpec, CudaTarget]]]
-"""Path of a file -> the executables of its targets: name of the exported artifact, slice, target."""
+"""Path of a file -> the executables of its targets: name of the exported artifact, spec, target."""
 
 
 def autotune(path: str, roots: Sequence[str]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def describe_export(
 ) -> str:
     """Return the description of an exported artifact: what lies beside it as `<name>.exported.json`.
 
-    spec: the function's slice of the plan. serialized: the artifact.
+    spec: the function's spec. serialized: the artifact.
     versions: of jax, of stagec, and of everything else that tracing imported.
     constants: its large ones, each with "name", "aval" and "bytes".
     bound: where the arguments are that the manifest binds to weights: name there -> `args[0]`.

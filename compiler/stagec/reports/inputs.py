@@ -25,8 +25,8 @@ class Inputs:
     """What is built now.
 
     name, version: the manifest's.
-    exports: name of each exported artifact -> the function's slice.
-    executables: name of each executable -> the name of its exported artifact, and its slice.
+    exports: name of each exported artifact -> the function's spec.
+    executables: name of each executable -> the name of its exported artifact, and its spec.
     portable: name of an exported artifact -> it, as traced now or by Bazel, its description, and what JAX lowered for
         devices (`stages.by_device`).
     """
@@ -98,10 +98,10 @@ def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) ->
     """Export in a process of its own, as the build does: what one function imports must not be told of another."""
     env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
-        slice_, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
-        slice_.write_text(specs.to_json(spec))
+        written, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
+        written.write_text(specs.to_json(spec))
         options = ("--output", "--description", "--lowered")
-        words: list[str | Path] = ["export", "--spec", slice_]
+        words: list[str | Path] = ["export", "--spec", written]
         words += [part for pair in zip(options, outputs, strict=True) for part in pair]
         words += [part for root in roots for part in ("--import-root", root)]
         done = subprocess.run([*actions.command(), *words], env=env, capture_output=True, text=True, check=False)

@@ -29,7 +29,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Export:
-    """An exported artifact that was built: its name, its slice of the plan, and its files.
+    """An exported artifact that was built: its name, its spec, and its files.
 
     lowered: what JAX lowered for devices; None where no target has one.
     """
@@ -43,7 +43,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Executable:
-    """An executable that was built: its name, the name of its export, its slice of the plan, and both files."""
+    """An executable that was built: its name, the name of its export, its spec, and both files."""
 
     name: str
     export: str
@@ -107,7 +107,7 @@ def reproduce(
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
     plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
-    slice names it. Tracing another one with them would be something else: JAX imports what it finds.
+    spec names it. Tracing another one with them would be something else: JAX imports what it finds.
     Raises StagecError when a build fails.
     """
     command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]

@@ -12,7 +12,7 @@ from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile
 from stagec.bundle.description import Target
 from stagec.core import phases
-from stagec.core.compiler_options import told
+from stagec.core.compiler_options import described
 from stagec.core.specs import CompilerOption, TargetSpec
 from stagec.pjrt import compatibility
 from stagec.pjrt.custom_calls import register_custom_calls
@@ -58,7 +58,7 @@ def compile_program(program: Program, options: Mapping[str, CompilerOption], tar
             platform=named.platform,
             device_kind=hardware.device_kind,
             requires=hardware.requires,
-            compiler_options=dict(sorted(told(named.compiler_options).items())),
+            compiler_options=dict(sorted(described(named.compiler_options).items())),
             settings=settings(named),
         ),
         module,

@@ -13,7 +13,7 @@ from stagec.backends import analysis
 from stagec.backends.compilation import CompiledModule, Hardware
 from stagec.bundle.description import Description, DeviceAssignment, Target
 from stagec.core import phases
-from stagec.core.compiler_options import told
+from stagec.core.compiler_options import described
 from stagec.core.specs import Scalar, TargetSpec
 from stagec.core.version import VERSION
 from stagec.pjrt import compatibility
@@ -88,7 +88,7 @@ def settings(target: TargetSpec) -> dict[str, Scalar]:
 def fields(target: TargetSpec) -> dict[str, Any]:
     """Return the fields of a target, with a digest in the place of a whole file."""
     found = dataclasses.asdict(target)
-    found["compiler_options"] = told(target.compiler_options)
+    found["compiler_options"] = described(target.compiler_options)
     if found.get("autotuning_results"):
         found["autotuning_results"] = hashlib.sha256(found["autotuning_results"].encode()).hexdigest()
     return found

@@ -36,7 +36,7 @@ def exceeded(
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
-        what = f"peak memory {told(peak)} is over the {told(hardware.memory)} that one {hardware.device_kind} has"
+        what = f"peak memory {in_bytes(peak)} is over the {in_bytes(hardware.memory)} that one {hardware.device_kind} has"
         yield Problem(spec.manifest, spec.key, what, _table(description, program, names), _about(spec))
     counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
     figures: dict[str, tuple[Any, float | None]] = {
@@ -77,7 +77,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 def _pair(key: str, figure: float, limit: float) -> tuple[str, str]:
     """Both numbers as text, in full where they would read alike."""
-    short = told(figure), told(limit)
+    short = in_bytes(figure), in_bytes(limit)
     in_full = f"{figure:,.0f}", f"{limit:,.0f}"
     return short if key in _BYTES and short[0] != short[1] else in_full
 
@@ -107,13 +107,13 @@ def does_not_fit(
     write = re.sub(r"\bArgument (\d+)\b", named, error.write)
     if not write:
         largest = sorted(zip(avals, names, strict=True), key=lambda pair: -_aval_size(pair[0]))[:_LARGEST]
-        rows = [(told(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
+        rows = [(in_bytes(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
         head = "largest, on all devices together:" if nr_devices > 1 else "largest:"
         write = "\n".join([head, *_rows(rows)])
     return Problem(spec.manifest, spec.key, str(error), write, _about(spec))
 
 
-def told(size: float) -> str:
+def in_bytes(size: float) -> str:
     """Return a number of bytes as a person reads it: "3.1 GiB"."""
     scale = 0
     while size >= 1024 and scale < len(_UNITS) - 1:
@@ -139,7 +139,7 @@ def _table(description: Description, program: str, names: Sequence[str]) -> str:
     """The largest arrays on one device, and which argument or result each is."""
     analysis = description.analysis
     sums = [
-        f"{name} {analysis[key] if analysis[key] == UNKNOWN else told(analysis[key])}"
+        f"{name} {analysis[key] if analysis[key] == UNKNOWN else in_bytes(analysis[key])}"
         for name, key in (
             ("arguments", "argument_bytes"),
             ("temporaries", "temporary_bytes"),
@@ -147,13 +147,13 @@ def _table(description: Description, program: str, names: Sequence[str]) -> str:
         )
     ]
     if analysis["alias_bytes"] not in (0, UNKNOWN):
-        sums[-1] += f" ({told(analysis['alias_bytes'])} of them in the memory of arguments)"
+        sums[-1] += f" ({in_bytes(analysis['alias_bytes'])} of them in the memory of arguments)"
     arguments = dict(enumerate(names))
     results = {index: f"result{path}" for index, path in enumerate(description.out_tree.paths())}
     rows = []
     for buffer in buffers(program)[:_LARGEST]:
         name = {"argument": arguments, "result": results}.get(buffer.kind, {}).get(buffer.index, buffer.name)
-        rows.append((told(buffer.bytes), buffer.kind, f"{name} {buffer.type}".strip()))
+        rows.append((in_bytes(buffer.bytes), buffer.kind, f"{name} {buffer.type}".strip()))
     return "\n".join([", ".join(sums), "largest, on each device:", *_rows(rows)])
 
 
@@ -170,4 +170,4 @@ def _aval_size(aval: Aval) -> int:
 def _moved(description: Description) -> str:
     found = description.analysis["collectives"].items()
     every = ((kind, entry) for kind, entry in found if UNKNOWN not in entry.values())
-    return ", ".join(f"{entry['count']:,} {kind} of {told(entry['bytes'])} in all" for kind, entry in every)
+    return ", ".join(f"{entry['count']:,} {kind} of {in_bytes(entry['bytes'])} in all" for kind, entry in every)

@@ -12,7 +12,7 @@ from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware
 from stagec.backends.cpu import compiler as cpu
 from stagec.bundle.description import Target
-from stagec.core.compiler_options import told
+from stagec.core.compiler_options import described
 from stagec.core.specs import CompilerOption
 from stagec.hardware import x86
 from stagec.pjrt import arrays, clients, host, turns
@@ -39,7 +39,7 @@ def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) ->
         platform="cpu",
         device_kind=cpu.stored_cpu_name(serialized),
         requires=requires,
-        compiler_options=dict(sorted(told(options).items())),
+        compiler_options=dict(sorted(described(options).items())),
         settings={"isa": "", "parallelism": os.cpu_count() or 1},
     )
     figures = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
