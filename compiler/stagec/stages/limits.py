@@ -36,7 +36,8 @@ def exceeded(
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
-        what = f"peak memory {in_bytes(peak)} is over the {in_bytes(hardware.memory)} that one {hardware.device_kind} has"
+        most = in_bytes(hardware.memory)
+        what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"
         yield Problem(spec.manifest, spec.key, what, _table(description, program, names), _about(spec))
     counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
     figures: dict[str, tuple[Any, float | None]] = {
