@@ -85,7 +85,7 @@ class Hardware:
 
 
 class Backend(Protocol):
-    """The compiler of a platform: a module of this room. `target` is a target of that platform."""
+    """The compiler of a platform: a module of this package. `target` is a target of that platform."""
 
     def environment(self, target: Any) -> dict[str, str]:
         """Return the variables that the compiler reads, as they are when it compiles for `target`."""

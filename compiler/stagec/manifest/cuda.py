@@ -54,6 +54,11 @@ class CudaTarget(Table):
 
     FILES: ClassVar[dict[str, str]] = {"device": "toml", "autotuning": "textproto"}
     """Keys that name files beside the manifest, and how those end."""
+    PATTERNS: ClassVar[dict[str, str]] = {
+        DEVICE: f"is not the short name of a device, and {no_file('.toml')}",
+        AUTOTUNING: f"is {no_file('.textproto')}",
+    }
+    """Patterns of its values, and what is said of a text that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.CudaTarget:
         """Return the target in full. file: what messages call the manifest; folder: where it is.
@@ -65,13 +70,6 @@ class CudaTarget(Table):
         results = _autotuning(self.autotuning, device, file, folder)
         described = self.device, self.topology, asdict(device), self.compiler_options
         return specs.CudaTarget(name, *described, self.autotuning, results)
-
-
-PATTERNS = {
-    DEVICE: f"is not the short name of a device, and {no_file('.toml')}",
-    AUTOTUNING: f"is {no_file('.textproto')}",
-}
-"""Patterns of this table's values, and what is said of a text that does not match."""
 
 
 def _device(name: str, file: str, folder: Path) -> Device:

@@ -21,7 +21,7 @@ from stagec.core.errors import Problem, StagecError, nearest, show
 from stagec.core.frontends import Frontend
 from stagec.core.specs import TargetSpec
 from stagec.hardware import catalog
-from stagec.manifest import cpu, cuda, toml, tpu
+from stagec.manifest import toml
 from stagec.manifest.models import (
     ARGUMENT,
     ENTRY,
@@ -288,9 +288,7 @@ _PATTERNS = {
     WEIGHTS: f"is {no_file('.safetensors')}",
     INPUTS: f"is {no_file('.npz')}",
     SHAPE: "is not a shape: sizes with x between them",
-    **cpu.PATTERNS,
-    **cuda.PATTERNS,
-    **tpu.PATTERNS,
+    **{pattern: text for model in TARGETS.values() for pattern, text in model.PATTERNS.items()},
     VERSION: "is not a version: letters, digits and . + _ -",
 }
 """What is said of a text that does not match a pattern, after the text."""

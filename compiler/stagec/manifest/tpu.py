@@ -35,6 +35,8 @@ class TpuTarget(Table):
 
     FILES: ClassVar[dict[str, str]] = {}
     """Keys that name files beside the manifest, and how those end."""
+    PATTERNS: ClassVar[dict[str, str]] = {TOPOLOGY: "is not a TPU topology: a generation, and chips along each axis"}
+    """Patterns of its values, and what is said of a text that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.TpuTarget:
         """Return the target in full. file: what messages call the manifest; folder: where it is.
@@ -44,7 +46,3 @@ class TpuTarget(Table):
         topology = parse_topology(self.topology, generations(), self.chips_per_host, self.slices)
         figures = asdict(topology.generation)
         return specs.TpuTarget(name, str(topology), self.chips_per_host, self.slices, figures, self.compiler_options)
-
-
-PATTERNS = {TOPOLOGY: "is not a TPU topology: a generation, and chips along each axis"}
-"""Patterns of this table's values, and what is said of a text that does not match."""
