@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from stagec.core import frontends
 from stagec.core.specs import FunctionSpec, to_json
 from tests.building import stagec
 
@@ -26,7 +27,8 @@ def spec(**changes: Any) -> FunctionSpec:
         "enable_x64": False,
         "vjp_order": 0,
     }
-    return FunctionSpec(**{**values, **changes})
+    values |= changes
+    return FunctionSpec(**{"frontend": frontends.of_entry(values["entry"]).name, **values})
 
 
 def export(workspace: Path, function: FunctionSpec) -> tuple[int, str, Path]:
