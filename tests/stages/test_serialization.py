@@ -1,7 +1,9 @@
 """Bytes of an `Exported`: what stagec writes JAX reads, what JAX writes stagec reads, and both compute the same."""
 
 import dataclasses
+import re
 import struct
+from pathlib import Path
 from typing import Any
 
 import flatbuffers
@@ -11,9 +13,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax._src.export import serialization_generated
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from stagec.core.avals import Aval
+from stagec.stages import export_schema
 from stagec.stages.errors import NotExported
 from stagec.stages.exported import Exported
 
@@ -215,3 +219,24 @@ def test_a_number_of_devices_of_older_bytes(count: int) -> None:
     else:
         with pytest.raises(NotExported, match="it is for no platform, or for no device"):
             Exported.deserialize(bytes(serialized))
+
+
+def accessors() -> dict[str, dict[str, int]]:
+    """The slot of each field of each table, in the accessors that JAX generated from its schema."""
+    source = Path(str(serialization_generated.__file__)).read_text()
+    found: dict[str, dict[str, int]] = {}
+    tables = re.findall(r"^class (\w+)\(object\):\n(.*?)(?=^class |^def |\Z)", source, re.MULTILINE | re.DOTALL)
+    for name, body in tables:
+        for method, place in re.findall(r"def (\w+)\(self.*?\n\s+o = .*?Offset\((\d+)\)\)", body):
+            field = re.sub(r"(?<!^)(?=[A-Z])", "_", method).upper()
+            found.setdefault(name, {})[field] = int(place) // 2 - 2
+    return found
+
+
+def test_slots_are_those_of_jaxs_accessors() -> None:
+    theirs = accessors()
+    for table in export_schema.TABLES:
+        ours = {name: slot for name, slot in vars(table).items() if name.isupper()}
+        assert {name: theirs[table.__name__].get(name) for name in ours} == ours
+        assert export_schema.slots(table) >= len(ours)
+    assert set(theirs) == {table.__name__ for table in export_schema.TABLES}

@@ -1,14 +1,14 @@
 """The bytes of an `Exported`: the flatbuffers schema of `jax.export`, read and written without JAX.
 
-Slot numbers are those of jax/_src/export/serialization.fbs, enumerations are its values. What is written is version 11
-of it, as the pinned JAX does: with the lists of avals and shardings that older readers want (before April 2026).
+Slots and enumerations are those of `export_schema`. What is written is version 11 of JAX's schema, as the pinned JAX
+writes it: with the lists of avals and shardings that older readers want (before April 2026).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import flatbuffers
 from flatbuffers import number_types as types
@@ -16,27 +16,15 @@ from jaxlib import xla_client
 
 from stagec.core.avals import Aval, parse_aval
 from stagec.core.trees import LEAF, Tree
+from stagec.stages import export_schema as schema
 from stagec.stages.artifact import Artifact, OneSharding
 from stagec.stages.errors import NotExported
+from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Artifact)
 
-# enum DType, by value.
-# fmt: off
-_DTYPES = (
-    "bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "c64", "c128", "bf16",
-    "i4", "u4", "f8_e4m3b11fnuz", "f8_e4m3fn", "f8_e4m3fnuz", "f8_e5m2", "f8_e5m2fnuz", "f0",
-    "f8_e4m3", "f8_e3m4", "f8_e8m0fnu", "f4_e2m1fn", "key<fry>", "key<rbg>", "key<urbg>",
-)
-# fmt: on
-# enum DisabledSafetyCheckKind.
-_CHECKS = ("platform", "custom_call", "shape_assertions")
-# enum PyTreeDefKind.
-_KINDS = ("leaf", "none", "tuple", "list", "dict", "custom")
-# enum MemorySpace; 0 is not written.
-DEVICE_MEMORY = 1
 # The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
 _VERSION = 3
 _DEEPEST = 100
@@ -149,10 +137,13 @@ class _Table:
 
 
 def _read_exported(kind: type[A], table: _Table) -> A:
+    slots = schema.Exported
     # Since version 10 avals, meshes and shardings are stored once and named by index; older bytes list them.
-    unique_avals = [_read_aval(aval) for aval in table.tables(19)]
-    unique_meshes = [_read_mesh(mesh) for mesh in table.tables(20)]
-    unique_shardings = [_read_named_sharding(sharding, unique_meshes) for sharding in table.tables(21)]
+    unique_avals = [_read_aval(aval) for aval in table.tables(slots.UNIQUE_AVALS)]
+    unique_meshes = [_read_mesh(mesh) for mesh in table.tables(slots.UNIQUE_ABSTRACT_MESHES)]
+    unique_shardings = [
+        _read_named_sharding(sharding, unique_meshes) for sharding in table.tables(slots.UNIQUE_NAMED_SHARDINGS)
+    ]
 
     def avals(indices_slot: int, plain_slot: int) -> list[tuple[Aval, int]]:
         indices = table.scalars(indices_slot, types.Uint32Flags)
@@ -163,29 +154,35 @@ def _read_exported(kind: type[A], table: _Table) -> A:
         named = tuple(unique_shardings[i - 1] if i else None for i in indices)
         return named or tuple(_read_sharding(s, unique_meshes) for s in table.tables(plain_slot))
 
-    in_tree, out_tree = _read_tree(table.required(2)), _read_tree(table.required(4))
-    in_avals, out_avals = avals(22, 3), avals(23, 5)
+    in_tree, out_tree = _read_tree(table.required(slots.IN_TREE)), _read_tree(table.required(slots.OUT_TREE))
+    in_avals, out_avals = avals(slots.IN_AVALS_IDXS, slots.IN_AVALS), avals(slots.OUT_AVALS_IDXS, slots.OUT_AVALS)
     if in_tree.num_leaves != len(in_avals) or out_tree.num_leaves != len(out_avals):
         raise ValueError("trees and avals do not agree")
-    in_shardings, out_shardings = shardings(24, 7), shardings(25, 8)
+    in_shardings, out_shardings = (
+        shardings(slots.IN_SHARDINGS_IDXS, slots.IN_SHARDINGS),
+        shardings(slots.OUT_SHARDINGS_IDXS, slots.OUT_SHARDINGS),
+    )
     memory_spaces = tuple(space for _, space in (*in_avals, *out_avals))
-    vjp = table.table(17)
+    vjp = table.table(slots.VJP)
     exported = kind(
-        fun_name=table.text(1),
+        fun_name=table.text(slots.FUNCTION_NAME),
         in_tree=in_tree,
         in_avals=tuple(aval for aval, _ in in_avals),
         out_tree=out_tree,
         out_avals=tuple(aval for aval, _ in out_avals),
         # A 32-bit field since serialization version 5.
-        nr_devices=table.scalar(18, types.Uint32Flags) or table.scalar(6, types.Int16Flags),
-        platforms=tuple(table.texts(9)),
-        ordered_effects=tuple(effect.text(0) for effect in table.tables(10)),
-        unordered_effects=tuple(effect.text(0) for effect in table.tables(11)),
-        disabled_safety_checks=tuple(map(_read_check, table.tables(12))),
-        mlir_module_serialized=table.blob(13),
-        calling_convention_version=table.scalar(14, types.Uint16Flags),
-        module_kept_var_idx=tuple(table.scalars(15, types.Uint16Flags)),
-        uses_global_constants=table.scalar(16, types.BoolFlags, False),
+        nr_devices=table.scalar(slots.NR_DEVICES, types.Uint32Flags)
+        or table.scalar(slots.NR_DEVICES_SHORT, types.Int16Flags),
+        platforms=tuple(table.texts(slots.PLATFORMS)),
+        ordered_effects=tuple(effect.text(schema.Effect.TYPE_NAME) for effect in table.tables(slots.ORDERED_EFFECTS)),
+        unordered_effects=tuple(
+            effect.text(schema.Effect.TYPE_NAME) for effect in table.tables(slots.UNORDERED_EFFECTS)
+        ),
+        disabled_safety_checks=tuple(map(_read_check, table.tables(slots.DISABLED_CHECKS))),
+        mlir_module_serialized=table.blob(slots.MLIR_MODULE_SERIALIZED),
+        calling_convention_version=table.scalar(slots.CALLING_CONVENTION_VERSION, types.Uint16Flags),
+        module_kept_var_idx=tuple(table.scalars(slots.MODULE_KEPT_VAR_IDX, types.Uint16Flags)),
+        uses_global_constants=table.scalar(slots.USES_GLOBAL_CONSTANTS, types.BoolFlags, False),
         _in_shardings=in_shardings or (None,) * len(in_avals),
         _out_shardings=out_shardings or (None,) * len(out_avals),
         _memory_spaces=() if set(memory_spaces) <= {DEVICE_MEMORY} else memory_spaces,
@@ -209,10 +206,11 @@ def _check(exported: Artifact) -> None:
 
 
 def _read_tree(table: _Table, depth: int = 0) -> Tree:
+    slots = schema.PyTreeDef
     if depth > _DEEPEST:
         raise ValueError(f"a tree is nested deeper than {_DEEPEST} levels")
-    children = tuple(_read_tree(child, depth + 1) for child in table.tables(1))
-    match table.scalar(0, types.Int8Flags):
+    children = tuple(_read_tree(child, depth + 1) for child in table.tables(slots.CHILDREN))
+    match table.scalar(slots.KIND, types.Int8Flags):
         case 0:
             return LEAF
         case 1:
@@ -222,19 +220,20 @@ def _read_tree(table: _Table, depth: int = 0) -> Tree:
         case 3:
             return Tree("list", children)
         case 4:
-            return Tree("dict", children, tuple(table.texts(2)))
+            return Tree("dict", children, tuple(table.texts(slots.CHILDREN_NAMES)))
         case 5:
-            return Tree("custom", children, (), table.text(3), table.blob(4))
+            return Tree("custom", children, (), table.text(slots.CUSTOM_NAME), table.blob(slots.CUSTOM_AUXDATA))
         case kind:
             raise ValueError(f"unknown kind of tree node {kind}")
 
 
 def _read_aval(table: _Table) -> tuple[Aval, int]:
     """Return the aval and its memory space."""
-    dtype = _named(_DTYPES, table.scalar(2, types.Int8Flags))
+    slots = schema.AbstractValue
+    dtype = _named(DTYPES, table.scalar(slots.DTYPE, types.Int8Flags))
     # JAX writes a dimension as it prints it; parse_aval brings it to one spelling.
-    aval = parse_aval(f"{dtype}[{','.join(table.texts(1))}]")
-    return aval, table.scalar(3, types.Int8Flags) or DEVICE_MEMORY
+    aval = parse_aval(f"{dtype}[{','.join(table.texts(slots.SHAPE))}]")
+    return aval, table.scalar(slots.MEMORY_SPACE, types.Int8Flags) or DEVICE_MEMORY
 
 
 def _named(names: Sequence[str], value: int) -> str:
@@ -245,47 +244,65 @@ def _named(names: Sequence[str], value: int) -> str:
 
 
 def _read_check(table: _Table) -> str:
-    kind, target = _named(_CHECKS, table.scalar(0, types.Int8Flags)), table.text(1)
+    slots = schema.DisabledSafetyCheck
+    kind, target = _named(CHECKS, table.scalar(slots.KIND, types.Int8Flags)), table.text(slots.CUSTOM_CALL_TARGET)
     return f"{kind}:{target}" if target else kind
 
 
 def _read_mesh(table: _Table) -> Mesh:
-    device = table.table(3)
+    slots = schema.AbstractMesh
+    device = table.table(slots.ABSTRACT_DEVICE)
     return Mesh(
-        tuple(table.scalars(0, types.Uint32Flags)),
-        tuple(table.texts(1)),
-        tuple(_named(AXIS_TYPES, kind - 1) for kind in table.scalars(2, types.Int8Flags)),
-        AbstractDevice(device.text(0), device.scalar(1, types.Uint32Flags, None), device.text(2)) if device else None,
+        tuple(table.scalars(slots.AXIS_SIZES, types.Uint32Flags)),
+        tuple(table.texts(slots.AXIS_NAMES)),
+        tuple(_named(AXIS_TYPES, kind - 1) for kind in table.scalars(slots.AXIS_TYPES, types.Int8Flags)),
+        AbstractDevice(
+            device.text(schema.AbstractDevice.DEVICE_KIND),
+            device.scalar(schema.AbstractDevice.NUM_CORES, types.Uint32Flags, None),
+            device.text(schema.AbstractDevice.PLATFORM),
+        )
+        if device
+        else None,
     )
 
 
 def _read_named_sharding(table: _Table, meshes: Sequence[Mesh]) -> NamedSharding:
-    mesh = meshes[table.scalar(3, types.Uint32Flags)] if meshes else _read_mesh(table.required(0))
-    spec = table.required(1)
+    slots = schema.NamedSharding
+    mesh = (
+        meshes[table.scalar(slots.ABSTRACT_MESH_IDX, types.Uint32Flags)]
+        if meshes
+        else _read_mesh(table.required(slots.MESH))
+    )
+    spec = table.required(slots.SPEC)
     return NamedSharding(
         mesh,
         PartitionSpec(
-            *(axes.texts(0) for axes in spec.tables(0)),
-            unreduced=spec.texts(2),
-            reduced=spec.texts(1),
+            *(axes.texts(schema.PartitionSpecOneAxis.AXES) for axes in spec.tables(schema.PartitionSpec.PARTITIONS)),
+            unreduced=spec.texts(schema.PartitionSpec.UNREDUCED),
+            reduced=spec.texts(schema.PartitionSpec.REDUCED),
         ),
-        table.text(2) or None,
+        table.text(slots.MEMORY_KIND) or None,
     )
 
 
 def _read_sharding(table: _Table, meshes: Sequence[Mesh]) -> OneSharding:
-    named = table.table(2)
+    slots = schema.Sharding
+    named = table.table(slots.NAMED_SHARDING)
     if named is not None:
         return _read_named_sharding(named, meshes)
     # Before version 6, January 2026, XLA's own form was stored; that of a replicated array has no bytes.
-    if not table.has(1):
+    if not table.has(slots.HLO_SHARDING_PROTO):
         return None
     proto = xla_client.OpSharding()
-    proto.ParseFromString(table.blob(1))
+    proto.ParseFromString(table.blob(slots.HLO_SHARDING_PROTO))
     try:
         return xla_client.HloSharding.from_proto(proto)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
         raise ValueError(f"not a sharding of XLA's: {error}") from error
+
+
+_Field: TypeAlias = tuple[int, str, Any, Any]
+"""Slot of a field; the builder's method for a scalar, or "" for an offset; its value; and the default."""
 
 
 class _Writer:
@@ -295,6 +312,7 @@ class _Writer:
         self._builder = builder
 
     def exported(self, exported: Artifact, vjp_order: int) -> int:
+        slots = schema.Exported
         builder = self._builder
         if vjp_order > 0 and not exported.has_vjp():
             raise ValueError(
@@ -315,112 +333,133 @@ class _Writer:
         def sharding_indices(shardings: Iterable[OneSharding]) -> int:
             return self._scalars([0 if s is None else number[s] for s in shardings], 4, "PrependUint32")
 
-        fields: list[tuple[int, str, Any, Any]] = [
-            (0, "PrependUint16Slot", _VERSION, 0),
-            (1, "", builder.CreateString(exported.fun_name), 0),
-            (2, "", self._tree(exported.in_tree), 0),
-            (3, "", self._tables(self._aval, in_avals), 0),
-            (4, "", self._tree(exported.out_tree), 0),
-            (5, "", self._tables(self._aval, out_avals), 0),
-            (7, "", self._tables(lambda s: self._sharding(s, meshes), exported._in_shardings), 0),
-            (8, "", self._tables(lambda s: self._sharding(s, meshes), exported._out_shardings), 0),
-            (9, "", self._texts(exported.platforms), 0),
-            (10, "", self._tables(self._effect, exported.ordered_effects), 0),
-            (11, "", self._tables(self._effect, exported.unordered_effects), 0),
-            (12, "", self._tables(self._check, exported.disabled_safety_checks), 0),
-            (13, "", builder.CreateByteVector(exported.mlir_module_serialized), 0),
-            (14, "PrependUint16Slot", exported.calling_convention_version, 0),
-            (15, "", self._scalars(exported.module_kept_var_idx, 2, "PrependUint16"), 0),
-            (16, "PrependBoolSlot", exported.uses_global_constants, False),
-            (18, "PrependUint32Slot", exported.nr_devices, 0),
+        fields: list[_Field] = [
+            (slots.SERIALIZATION_VERSION, "PrependUint16Slot", _VERSION, 0),
+            (slots.FUNCTION_NAME, "", builder.CreateString(exported.fun_name), 0),
+            (slots.IN_TREE, "", self._tree(exported.in_tree), 0),
+            (slots.IN_AVALS, "", self._tables(self._aval, in_avals), 0),
+            (slots.OUT_TREE, "", self._tree(exported.out_tree), 0),
+            (slots.OUT_AVALS, "", self._tables(self._aval, out_avals), 0),
+            (slots.IN_SHARDINGS, "", self._tables(lambda s: self._sharding(s, meshes), exported._in_shardings), 0),
+            (slots.OUT_SHARDINGS, "", self._tables(lambda s: self._sharding(s, meshes), exported._out_shardings), 0),
+            (slots.PLATFORMS, "", self._texts(exported.platforms), 0),
+            (slots.ORDERED_EFFECTS, "", self._tables(self._effect, exported.ordered_effects), 0),
+            (slots.UNORDERED_EFFECTS, "", self._tables(self._effect, exported.unordered_effects), 0),
+            (slots.DISABLED_CHECKS, "", self._tables(self._check, exported.disabled_safety_checks), 0),
+            (slots.MLIR_MODULE_SERIALIZED, "", builder.CreateByteVector(exported.mlir_module_serialized), 0),
+            (slots.CALLING_CONVENTION_VERSION, "PrependUint16Slot", exported.calling_convention_version, 0),
+            (slots.MODULE_KEPT_VAR_IDX, "", self._scalars(exported.module_kept_var_idx, 2, "PrependUint16"), 0),
+            (slots.USES_GLOBAL_CONSTANTS, "PrependBoolSlot", exported.uses_global_constants, False),
+            (slots.NR_DEVICES, "PrependUint32Slot", exported.nr_devices, 0),
         ]
         if vjp_order > 0:
-            fields.append((17, "", self.exported(exported.vjp(), vjp_order - 1), 0))
+            fields.append((slots.VJP, "", self.exported(exported.vjp(), vjp_order - 1), 0))
         # A file of the time of XLA's own form stays one: its readers take the lists.
         if all(s is None or isinstance(s, NamedSharding) for s in both):
             fields += [
-                (19, "", self._tables(self._aval, avals), 0),
-                (20, "", self._tables(self._mesh, meshes), 0),
-                (21, "", self._tables(lambda s: self._named_sharding(s, meshes), named), 0),
-                (22, "", self._scalars([avals[aval] for aval in in_avals], 4, "PrependUint32"), 0),
-                (23, "", self._scalars([avals[aval] for aval in out_avals], 4, "PrependUint32"), 0),
-                (24, "", sharding_indices(exported._in_shardings), 0),
-                (25, "", sharding_indices(exported._out_shardings), 0),
+                (slots.UNIQUE_AVALS, "", self._tables(self._aval, avals), 0),
+                (slots.UNIQUE_ABSTRACT_MESHES, "", self._tables(self._mesh, meshes), 0),
+                (slots.UNIQUE_NAMED_SHARDINGS, "", self._tables(lambda s: self._named_sharding(s, meshes), named), 0),
+                (slots.IN_AVALS_IDXS, "", self._scalars([avals[aval] for aval in in_avals], 4, "PrependUint32"), 0),
+                (slots.OUT_AVALS_IDXS, "", self._scalars([avals[aval] for aval in out_avals], 4, "PrependUint32"), 0),
+                (slots.IN_SHARDINGS_IDXS, "", sharding_indices(exported._in_shardings), 0),
+                (slots.OUT_SHARDINGS_IDXS, "", sharding_indices(exported._out_shardings), 0),
             ]
-        return self._table(26, fields)
+        return self._table(schema.Exported, fields)
 
     def _tree(self, tree: Tree) -> int:
-        fields: list[tuple[int, str, Any, Any]] = [(0, "PrependInt8Slot", _KINDS.index(tree.kind), 0)]
+        slots = schema.PyTreeDef
+        fields: list[_Field] = [(slots.KIND, "PrependInt8Slot", KINDS.index(tree.kind), 0)]
         if tree.children:
-            fields.append((1, "", self._tables(self._tree, tree.children), 0))
+            fields.append((slots.CHILDREN, "", self._tables(self._tree, tree.children), 0))
         if tree.kind == "dict":
-            fields.append((2, "", self._texts(tree.keys), 0))
+            fields.append((slots.CHILDREN_NAMES, "", self._texts(tree.keys), 0))
         if tree.kind == "custom":
-            fields.append((3, "", self._builder.CreateString(tree.name), 0))
-            fields.append((4, "", self._builder.CreateByteVector(tree.auxdata), 0))
-        return self._table(5, fields)
+            fields.append((slots.CUSTOM_NAME, "", self._builder.CreateString(tree.name), 0))
+            fields.append((slots.CUSTOM_AUXDATA, "", self._builder.CreateByteVector(tree.auxdata), 0))
+        return self._table(schema.PyTreeDef, fields)
 
     def _aval(self, aval_and_space: tuple[Aval, int]) -> int:
+        slots = schema.AbstractValue
         aval, space = aval_and_space
-        if aval.dtype not in _DTYPES:
+        if aval.dtype not in DTYPES:
             raise ValueError(f"the format of jax.export has no dtype {aval.dtype}; cast {aval} to another")
         return self._table(
-            4,
+            schema.AbstractValue,
             [
-                (1, "", self._texts([str(dim) for dim in aval.shape]), 0),
-                (2, "PrependInt8Slot", _DTYPES.index(aval.dtype), 0),
-                (3, "PrependInt8Slot", space, 0),
+                (slots.SHAPE, "", self._texts([str(dim) for dim in aval.shape]), 0),
+                (slots.DTYPE, "PrependInt8Slot", DTYPES.index(aval.dtype), 0),
+                (slots.MEMORY_SPACE, "PrependInt8Slot", space, 0),
             ],
         )
 
     def _sharding(self, sharding: OneSharding, meshes: Sequence[Mesh]) -> int:
+        slots = schema.Sharding
         if sharding is None:
-            return self._table(3, [])
+            return self._table(schema.Sharding, [])
         if isinstance(sharding, NamedSharding):
-            return self._table(3, [(2, "", self._named_sharding(sharding, meshes), 0)])
+            return self._table(schema.Sharding, [(slots.NAMED_SHARDING, "", self._named_sharding(sharding, meshes), 0)])
         serialized = self._builder.CreateByteVector(sharding.to_proto().SerializeToString())
-        return self._table(3, [(0, "PrependInt8Slot", 1, 0), (1, "", serialized, 0)])
+        return self._table(
+            schema.Sharding, [(slots.KIND, "PrependInt8Slot", 1, 0), (slots.HLO_SHARDING_PROTO, "", serialized, 0)]
+        )
 
     def _named_sharding(self, sharding: NamedSharding, meshes: Sequence[Mesh]) -> int:
-        spec = sharding.spec
-        partitions = self._tables(lambda axes: self._table(1, [(0, "", self._texts(axes), 0)]), spec.partitions)
-        reduced, unreduced = self._texts(spec.reduced), self._texts(spec.unreduced)
-        fields: list[tuple[int, str, Any, Any]] = [
-            (0, "", self._mesh(sharding.mesh), 0),
-            (1, "", self._table(3, [(0, "", partitions, 0), (1, "", reduced, 0), (2, "", unreduced, 0)]), 0),
-            (3, "PrependUint32Slot", meshes.index(sharding.mesh), 0),
+        slots = schema.NamedSharding
+        fields: list[_Field] = [
+            (slots.MESH, "", self._mesh(sharding.mesh), 0),
+            (slots.SPEC, "", self._spec(sharding.spec), 0),
+            (slots.ABSTRACT_MESH_IDX, "PrependUint32Slot", meshes.index(sharding.mesh), 0),
         ]
         if sharding.memory_kind is not None:
-            fields.append((2, "", self._builder.CreateString(sharding.memory_kind), 0))
-        return self._table(4, fields)
+            fields.append((slots.MEMORY_KIND, "", self._builder.CreateString(sharding.memory_kind), 0))
+        return self._table(slots, fields)
+
+    def _spec(self, spec: PartitionSpec) -> int:
+        axis, slots = schema.PartitionSpecOneAxis, schema.PartitionSpec
+        partitions = self._tables(
+            lambda axes: self._table(axis, [(axis.AXES, "", self._texts(axes), 0)]), spec.partitions
+        )
+        reduced, unreduced = self._texts(spec.reduced), self._texts(spec.unreduced)
+        fields = [(slots.PARTITIONS, "", partitions, 0), (slots.REDUCED, "", reduced, 0)]
+        return self._table(slots, [*fields, (slots.UNREDUCED, "", unreduced, 0)])
 
     def _mesh(self, mesh: Mesh) -> int:
-        fields: list[tuple[int, str, Any, Any]] = [
-            (0, "", self._scalars(mesh.axis_sizes, 4, "PrependUint32"), 0),
-            (1, "", self._texts(mesh.axis_names), 0),
-            (2, "", self._scalars([1 + AXIS_TYPES.index(kind) for kind in mesh.axis_types], 1, "PrependByte"), 0),
+        slots = schema.AbstractMesh
+        types_ = [1 + AXIS_TYPES.index(kind) for kind in mesh.axis_types]
+        fields: list[_Field] = [
+            (slots.AXIS_SIZES, "", self._scalars(mesh.axis_sizes, 4, "PrependUint32"), 0),
+            (slots.AXIS_NAMES, "", self._texts(mesh.axis_names), 0),
+            (slots.AXIS_TYPES, "", self._scalars(types_, 1, "PrependByte"), 0),
         ]
         if mesh.abstract_device is not None:
-            device = mesh.abstract_device
-            kind = (0, "", self._builder.CreateString(device.device_kind), 0)
-            platform = (2, "", self._builder.CreateString(device.platform), 0)
-            cores = [] if device.num_cores is None else [(1, "PrependUint32Slot", device.num_cores, None)]
-            fields.append((3, "", self._table(3, [kind, *cores, platform]), 0))
-        return self._table(4, fields)
+            fields.append((slots.ABSTRACT_DEVICE, "", self._device(mesh.abstract_device), 0))
+        return self._table(slots, fields)
+
+    def _device(self, device: AbstractDevice) -> int:
+        slots = schema.AbstractDevice
+        kind: _Field = (slots.DEVICE_KIND, "", self._builder.CreateString(device.device_kind), 0)
+        platform: _Field = (slots.PLATFORM, "", self._builder.CreateString(device.platform), 0)
+        cores: list[_Field] = []
+        if device.num_cores is not None:
+            cores = [(slots.NUM_CORES, "PrependUint32Slot", device.num_cores, None)]
+        return self._table(slots, [kind, *cores, platform])
 
     def _effect(self, name: str) -> int:
-        return self._table(1, [(0, "", self._builder.CreateString(name), 0)])
+        slots = schema.Effect
+        return self._table(schema.Effect, [(slots.TYPE_NAME, "", self._builder.CreateString(name), 0)])
 
     def _check(self, check: str) -> int:
+        slots = schema.DisabledSafetyCheck
         kind, _, target = check.partition(":")
-        fields: list[tuple[int, str, Any, Any]] = [(0, "PrependInt8Slot", _CHECKS.index(kind), 0)]
+        fields: list[_Field] = [(slots.KIND, "PrependInt8Slot", CHECKS.index(kind), 0)]
         if target:
-            fields.append((1, "", self._builder.CreateString(target), 0))
-        return self._table(2, fields)
+            fields.append((slots.CUSTOM_CALL_TARGET, "", self._builder.CreateString(target), 0))
+        return self._table(schema.DisabledSafetyCheck, fields)
 
-    def _table(self, slots: int, fields: Iterable[tuple[int, str, Any, Any]]) -> int:
-        """Write a table of fields (slot, the builder's method for a scalar or "" for an offset, value, default)."""
-        self._builder.StartObject(slots)
+    def _table(self, table: type, fields: Iterable[_Field]) -> int:
+        """Write a table of `export_schema` with these fields."""
+        self._builder.StartObject(schema.slots(table))
         for slot, method, value, default in fields:
             getattr(self._builder, method or "PrependUOffsetTRelativeSlot")(slot, value, default)
         return int(self._builder.EndObject())
