@@ -16,6 +16,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from stagec.core.frontends import FRONTENDS
 from stagec.manifest.cpu import CpuTarget
 from stagec.manifest.cuda import CudaTarget
 from stagec.manifest.tables import NAME, Table
@@ -47,8 +48,9 @@ IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Names of symbolic dimensions and of Python parameters."""
 ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 """A Python object: `package.module:attribute`."""
-MODULE_OR_ENTRY = rf"({ENTRY})|({file_pattern('mlir(bc)?')})"
-"""A Python object, or a StableHLO file."""
+_ENDINGS = "|".join(ending.removeprefix(".") for frontend in FRONTENDS for ending in frontend.endings)
+MODULE_OR_ENTRY = rf"({ENTRY})|({file_pattern(f'({_ENDINGS})')})"
+"""A Python object, or a file of another frontend."""
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$"
 """A version that can be part of a file name."""
 
