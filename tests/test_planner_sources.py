@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stagec.core.platforms import PLATFORMS
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import json, sys
@@ -38,6 +40,9 @@ def test_the_list_in_the_rules_is_what_planning_imports(tmp_path: Path) -> None:
     rules = (ROOT / "rules" / "private" / "manifest.bzl").read_text()
     start = rules.index("PLANNER_SOURCES = ") + len("PLANNER_SOURCES = ")
     listed = {ROOT / "compiler" / source for source in ast.literal_eval(rules[start : rules.index("]", start) + 1])}
+    listed |= {
+        ROOT / "compiler" / f"stagec/{part}/{name}.py" for part in ("hardware", "manifest") for name in PLATFORMS
+    }
     assert listed - {ROOT / "compiler" / "stagec" / "__main__.py"} == ours
     assert all(path.exists() for path in listed)
 

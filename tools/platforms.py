@@ -29,8 +29,16 @@ def text() -> str:
         plugins.append(f'    "{name}": {label},')
         mnemonics.append(f'    "{name}": "StagecCompile{name.capitalize() if platform.plugin else ""}",')
     plugins = ["PLUGINS = {", *plugins, "}"]
+    planning = [f"stagec/{part}/{name}.py" for part in ("hardware", "manifest") for name in platforms]
+    planning += [f"stagec/targets/{platform.catalog}" for platform in platforms.values()]
+    sources = [
+        "# What planning reads of each platform.",
+        "PLANNING = [",
+        *(f'    "{path}",' for path in sorted(planning)),
+        "]",
+    ]
     mnemonics = ["# Mnemonics of the actions that compile.", "MNEMONICS = {", *mnemonics, "}"]
-    return _HEAD + "\n".join([*plugins, "", *mnemonics]) + "\n"
+    return _HEAD + "\n".join([*plugins, "", *mnemonics, "", *sources]) + "\n"
 
 
 if __name__ == "__main__":

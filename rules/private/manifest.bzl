@@ -6,13 +6,13 @@ load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "plat
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
-load("//rules/private:platforms.bzl", "PLUGINS")
+load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
 
-# What planning imports. A change in one of these files plans every manifest anew; a change in any other file of the
+# What planning imports, besides the modules of platforms. A change in one of these files plans every manifest anew; a change in any other file of the
 # compiler does not. tests/test_planner_sources.py holds this list against the imports.
 PLANNER_SOURCES = [
     "stagec/__init__.py",
@@ -36,15 +36,10 @@ PLANNER_SOURCES = [
     "stagec/hardware/__init__.py",
     "stagec/hardware/autotuning.py",
     "stagec/hardware/catalog.py",
-    "stagec/hardware/cpu.py",
-    "stagec/hardware/cuda.py",
     "stagec/hardware/cuda_devices.py",
     "stagec/hardware/tables.py",
-    "stagec/hardware/tpu.py",
     "stagec/hardware/tpu_topologies.py",
     "stagec/manifest/__init__.py",
-    "stagec/manifest/cpu.py",
-    "stagec/manifest/cuda.py",
     "stagec/manifest/load.py",
     "stagec/manifest/models.py",
     "stagec/manifest/planning.py",
@@ -52,15 +47,7 @@ PLANNER_SOURCES = [
     "stagec/manifest/tables.py",
     "stagec/manifest/targets.py",
     "stagec/manifest/toml.py",
-    "stagec/manifest/tpu.py",
     "stagec/manifest/values.py",
-]
-
-# What planning reads beside its code and the manifest: the checked-in hardware.
-PLANNER_DATA = [
-    "stagec/targets/cpu.toml",
-    "stagec/targets/nvidia.toml",
-    "stagec/targets/tpu.toml",
 ]
 
 _DEFS = """\"\"\"The targets of {path}, as planned.\"\"\"
@@ -150,7 +137,7 @@ stagec_manifest = repository_rule(
         "_entry": attr.label(default = Label("//compiler:stagec/__main__.py")),
         "_interpreter": attr.label(default = Label("@stagec_planning//:interpreter.txt")),
         "_planner": attr.label_list(
-            default = [Label("//compiler:" + source) for source in PLANNER_SOURCES + PLANNER_DATA],
+            default = [Label("//compiler:" + source) for source in PLANNER_SOURCES + PLANNING],
         ),
     },
 )

@@ -14,3 +14,16 @@ MNEMONICS = {
     "cuda": "StagecCompileCuda",
     "tpu": "StagecCompileTpu",
 }
+
+# What planning reads of each platform.
+PLANNING = [
+    "stagec/hardware/cpu.py",
+    "stagec/hardware/cuda.py",
+    "stagec/hardware/tpu.py",
+    "stagec/manifest/cpu.py",
+    "stagec/manifest/cuda.py",
+    "stagec/manifest/tpu.py",
+    "stagec/targets/cpu.toml",
+    "stagec/targets/nvidia.toml",
+    "stagec/targets/tpu.toml",
+]
