@@ -59,7 +59,8 @@ def read(
     folder = Path(path).parent
 
     def built(name: str) -> tuple[bytes, bytes, bytes]:
-        exported, description, lowered = (data["exports"][name][key] for key in ("exported", "description", "lowered"))
+        one = data["exports"][name]
+        exported, description, lowered = one["exported"], one["description"], one.get("lowered", "")
         return (
             (folder / exported).read_bytes(),
             (folder / description).read_bytes(),
