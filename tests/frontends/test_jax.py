@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from stagec.core.specs import to_json
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
-from tests.building import stagec
+from tests.building import action_environment, stagec
 from tests.frontends.exporting import export, spec
 
 MODEL = '''\
@@ -326,3 +328,28 @@ def test_json_says_what_was_written(workspace: Path) -> None:
     report = json.loads(stagec(*arguments, cwd=workspace).stdout)
     assert report["function"] == "f"
     assert report["bytes"] == (workspace / "out" / "f.exported").stat().st_size
+
+
+_IMPORTED = """
+import json, sys
+from stagec.cli import main
+status = main(sys.argv[1:])
+print(json.dumps([status, sorted(name for name in sys.modules if name.split(".")[0] in ("pydantic", "stagec"))]))
+"""
+
+
+def test_exporting_imports_no_planner(workspace: Path) -> None:
+    """What plans may change without a trace anew: the description is written without it."""
+    (workspace / "f.spec").write_text(to_json(spec()))
+    words = ["export", "--spec", "f.spec", "--output", "f.exported", "--description", "f.json", "--import-root", "."]
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", _IMPORTED, *words],
+        cwd=workspace,
+        env=action_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    status, modules = json.loads(done.stdout)
+    assert status == 0
+    assert [name for name in modules if name.startswith(("pydantic", "stagec.manifest", "stagec.hardware"))] == []
