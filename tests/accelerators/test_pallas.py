@@ -118,8 +118,8 @@ def specs(name: str, functions: list[str]) -> list[str]:
     return found
 
 
-def installed(*packages: str) -> pytest.MarkDecorator:
-    missing = [name for name in packages if packages.folder(name) is None]
+def installed(*wanted_packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in wanted_packages if packages.folder(name) is None]
     wanted = "STAGEC_PLUGINS" in os.environ
     return pytest.mark.skipif(bool(missing) and not wanted, reason=f"not installed: {', '.join(missing)}")
 
