@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from stagec.core.specs import FunctionSpec, to_json
 from stagec.hardware import catalog
+from stagec.pjrt import packages
 from stagec.stages import mlir
 from tests.building import COMPILER, ROOT
 

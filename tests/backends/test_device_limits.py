@@ -86,10 +86,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(folder: Path, name: str, output: Path, *, limited: bool = True) -> tuple[int, str]:
     """Compile an executable into `output`; return the exit status and what the command says of it."""
-    limited = json.loads((folder / f"{name}.spec").read_text())
+    spec = json.loads((folder / f"{name}.spec").read_text())
     if not limited:
-        limited["limits"] = dict.fromkeys(limited["limits"]) | {"key": "", "allow_unknown": False}
-    (output.parent / "limited.spec").write_text(json.dumps(limited))
+        spec["limits"] = dict.fromkeys(spec["limits"]) | {"key": "", "allow_unknown": False}
+    (output.parent / "limited.spec").write_text(json.dumps(spec))
     done = stagec(
         *("compile", "--spec", output.parent / "limited.spec"),
         *("--exported", folder / f"{'.'.join(name.split('.')[:2])}.exported"),

@@ -140,7 +140,7 @@ _ORDERS = """
 import json, sys
 from stagec.backends import plugins
 from stagec.backends.tpu import compiler as tpu, mesh as tpu_mesh
-from stagec.hardware import catalog
+from stagec.hardware import catalog, tpu as tpus
 from stagec.hardware.tpu_topologies import parse_topology
 tpu.prepare_process(catalog.target("v5e:2x2"))
 import numpy as np
@@ -181,7 +181,7 @@ _JAX_ORDERS = """
 import dataclasses, json, sys
 from stagec.backends import plugins
 from stagec.backends.tpu import compiler as tpu
-from stagec.hardware import catalog
+from stagec.hardware import catalog, tpu as tpus
 from stagec.hardware.tpu_topologies import parse_topology
 tpu.prepare_process(catalog.target("v5e:2x2"))
 from jax.experimental import mesh_utils
