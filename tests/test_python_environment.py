@@ -66,6 +66,8 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def debian12(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Python with the pip of Debian 12, whose report says less than a newer one's."""
+    if sys.version_info >= (3, 12):
+        pytest.skip("pip 23.0.1 needs pkgutil.ImpImporter, which Python 3.12 removed")
     folder = tmp_path_factory.mktemp("debian12")
     venv = [sys.executable, "-m", "venv", "--without-pip", folder]
     subprocess.run(venv, check=True)
