@@ -210,7 +210,9 @@ kernels_executable_test = analysis_test(_kernels_executable_test_impl, {
 def _kernels_programs_test_impl(ctx):
     target = ctx.attr.target
     files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
-    texts = [action.content or "" for action in target[ActionsInfo].actions]
+
+    # Bazel 7 says what is in the list of runfiles, too.
+    texts = [action.content or "" for action in target[ActionsInfo].actions if action.mnemonic == "FileWrite"]
     plugin = [text for text in texts if "--plugin" in text and ctx.attr.platform + "=" in text]
     return verdict(
         ctx,
