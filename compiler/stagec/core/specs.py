@@ -1,4 +1,4 @@
-"""Specs: all that one action learns about a manifest.
+"""Specs: what an action gets of a manifest.
 
 The planner writes them, actions read them, as canonical JSON. A spec holds what can change the bytes of its artifact
 and nothing else, so that editing one function rebuilds that function alone. Standard library only.
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What an export action is told; the fields are the keys of `[functions.NAME]`."""
+    """What an export action gets; the fields are the keys of `[functions.NAME]`."""
 
     name: str
     """Name of the function; several signatures of it have one name, and a variant each."""
@@ -221,7 +221,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ExecutableSpec:
-    """What a compile action is told."""
+    """What a compile action gets."""
 
     function: str
     manifest: str
