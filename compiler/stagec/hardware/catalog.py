@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from stagec.core.errors import Problem, StagecError, near
@@ -31,6 +32,12 @@ class Hardware(Protocol):
 
     def topologies_with(self, count: int, target: Any) -> list[str]:
         """Return usual topologies of the hardware of `target` that have `count` devices, at most three."""
+
+    def mesh_problem(self, target: Any, name: str, mesh: Mapping[str, int]) -> tuple[str, str] | None:
+        """Return why a mesh of as many devices as `target` has cannot lie on them, and what to write; None if it can.
+
+        name: of the mesh. mesh: size of each axis, in order.
+        """
 
 
 def hardware(platform: str) -> Hardware:
@@ -69,3 +76,8 @@ def num_devices(target: TargetSpec) -> int | None:
 def topologies_with(count: int, target: TargetSpec) -> list[str]:
     """Return usual topologies of the hardware of `target` that have `count` devices, at most three."""
     return hardware(target.platform).topologies_with(count, target)
+
+
+def mesh_problem(target: TargetSpec, name: str, mesh: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return why a mesh of as many devices as `target` has cannot lie on them, and what to write; None if it can."""
+    return hardware(target.platform).mesh_problem(target, name, mesh)

@@ -50,3 +50,8 @@ def num_devices(target: CpuTarget) -> int | None:
 def topologies_with(count: int, target: CpuTarget) -> list[str]:
     """Return nothing: CPUs have no topology."""
     return []
+
+
+def mesh_problem(target: CpuTarget, name: str, mesh: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return None: every mesh lies on them."""
+    return None

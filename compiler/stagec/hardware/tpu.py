@@ -72,3 +72,15 @@ def topologies_with(count: int, target: TpuTarget) -> list[str]:
     """Return usual topologies of the generation of `target` that have `count` devices, at most three."""
     usual = topologies(generations()[str(target.figures["name"])])
     return [text for text in usual if parse_topology(text, generations()).num_devices == count][:3]
+
+
+def mesh_problem(target: TpuTarget, name: str, mesh: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return what to say of a mesh whose first axis cannot go over the slices of `target`; None if it can.
+
+    Slices are joined along the first axis.
+    """
+    axis, size = next(iter(mesh.items()), ("", 1))
+    if size % target.slices == 0:
+        return None
+    what = f'mesh "{name}" begins with {axis} = {size}, and target "{target.name}" has {target.slices} slices'
+    return what, f"write the axis that goes over slices first in meshes.{name}.axes, with a multiple of {target.slices}"

@@ -11,7 +11,7 @@ from stagec.core.avals import Aval, AvalError, dimension_variables, evaluate_sha
 from stagec.core.dimensions import DimensionError, constraint_holds, names_in
 from stagec.core.errors import Problem, StagecError, nearest, show
 from stagec.core.partitions import Partition, parse
-from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, TpuTarget, to_json
+from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function
@@ -271,7 +271,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         yield from _check_axes(key, shardings, mesh, problem)
     for target in function.targets:
         yield from _check_count(manifest.targets[target], function.mesh, mesh or {}, problem)
-        yield from _check_slices(manifest.targets[target], function.mesh, mesh or {}, problem)
+        yield from _check_mesh(manifest.targets[target], function.mesh, mesh or {}, problem)
     if function.in_shardings is not None and function.kwargs:
         what = "JAX takes in_shardings for positional arguments only, and there are kwargs"
         yield problem(("in_shardings",), what, "move the kwargs into args")
@@ -416,15 +416,12 @@ def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], 
     yield problem(("mesh",), what, f"write a mesh of {available}{larger}")
 
 
-def _check_slices(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
-    """A mesh whose first axis cannot go over the slices of the target: they are joined along that one."""
-    if not isinstance(target, TpuTarget) or math.prod(mesh.values()) != catalog.num_devices(target):
+def _check_mesh(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
+    """A mesh that does not lie on the hardware of the target, of which it has all devices."""
+    if name is None or math.prod(mesh.values()) != catalog.num_devices(target):
         return
-    axis, size = next(iter(mesh.items()), ("", 1))
-    if size % target.slices:
-        what = f'mesh "{name}" begins with {axis} = {size}, and target "{target.name}" has {target.slices} slices'
-        write = f"write the axis that goes over slices first in meshes.{name}.axes, with a multiple of {target.slices}"
-        yield problem(("mesh",), what, write)
+    if found := catalog.mesh_problem(target, name, mesh):
+        yield problem(("mesh",), *found)
 
 
 def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, problem: _Report) -> Iterator[Problem]:
