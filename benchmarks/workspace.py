@@ -16,42 +16,8 @@ from pathlib import Path
 from benchmarks import models
 from stagec.hardware.x86 import ISA
 from stagec.pjrt import host
-from tests.nested import NestedBazel
+from tests.nested import NestedBazel, workspace_files
 
-_WORKSPACE = """workspace(name = "benchmark")
-
-local_repository(
-    name = "stagec",
-    path = "../stagec",
-)
-
-load("@stagec//rules:repositories.bzl", "stagec_manifest", "stagec_offline_repositories", "stagec_repositories")
-
-stagec_offline_repositories()
-
-stagec_repositories()
-
-stagec_manifest(
-    name = "models_manifest",
-    manifest = "//models:models.toml",
-)
-"""
-_MODULE = """module(name = "benchmark")
-
-bazel_dep(name = "platforms", version = "0.0.11")
-bazel_dep(name = "stagec", version = "0.1.0")
-local_path_override(
-    module_name = "stagec",
-    path = "../stagec",
-)
-
-stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")
-stagec.manifest(
-    name = "models_manifest",
-    manifest = "//models:models.toml",
-)
-use_repo(stagec, "models_manifest")
-"""
 NO_WORKER = tuple(f"--strategy=Stagec{stage}=sandboxed" for stage in ("Export", "Compile", "Bundle"))
 """Options of a build in which every action is a sandboxed process of its own."""
 
@@ -63,8 +29,8 @@ class Workspace(NestedBazel):
         super().__init__(folder, folder / "workspace")
         self.folder = folder
         models.write(functions, targets, self.root)
-        (self.root / "WORKSPACE").write_text(_WORKSPACE)
-        (self.root / "MODULE.bazel").write_text(_MODULE)
+        for file, text in workspace_files("benchmark").items():
+            (self.root / file).write_text(text)
         (self.root / ".bazelrc").write_text("build --nosandbox_debug\n")
 
     def build(self, *arguments: str) -> float:

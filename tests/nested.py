@@ -9,6 +9,47 @@ from pathlib import Path
 
 from tests.building import ROOT
 
+_WORKSPACE = """workspace(name = "NAME")
+
+local_repository(
+    name = "stagec",
+    path = "../stagec",
+)
+
+load("@stagec//rules:repositories.bzl", "stagec_manifest", "stagec_offline_repositories", "stagec_repositories")
+
+stagec_offline_repositories()
+
+stagec_repositories()
+
+stagec_manifest(
+    name = "models_manifest",
+    manifest = "//models:models.toml",
+)
+"""
+_MODULE = """module(name = "NAME")
+
+bazel_dep(name = "platforms", version = "0.0.11")
+bazel_dep(name = "stagec", version = "0.1.0")
+local_path_override(
+    module_name = "stagec",
+    path = "../stagec",
+)
+
+stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")
+stagec.manifest(
+    name = "models_manifest",
+    manifest = "//models:models.toml",
+)
+use_repo(stagec, "models_manifest")
+"""
+
+
+def workspace_files(name: str) -> dict[str, str]:
+    """Return WORKSPACE and MODULE.bazel of a workspace with a manifest //models:models.toml, and stagec beside it."""
+    texts = {"WORKSPACE": _WORKSPACE, "MODULE.bazel": _MODULE}
+    return {file: text.replace("NAME", name) for file, text in texts.items()}
+
 
 class NestedBazel:
     """A workspace in a temporary folder, and the Bazel that builds it.

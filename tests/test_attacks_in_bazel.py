@@ -15,42 +15,9 @@ from pathlib import Path
 import pytest
 
 from stagec.bundle.archive import Archive
-from tests.nested import NestedBazel
+from tests.nested import NestedBazel, workspace_files
 from tests.users import USERS, User, as_user, link_tree, needs_isolation
 
-WORKSPACE = """workspace(name = "attacked")
-
-local_repository(
-    name = "stagec",
-    path = "../stagec",
-)
-
-load("@stagec//rules:repositories.bzl", "stagec_manifest", "stagec_offline_repositories", "stagec_repositories")
-
-stagec_offline_repositories()
-
-stagec_repositories()
-
-stagec_manifest(
-    name = "models_manifest",
-    manifest = "//models:models.toml",
-)
-"""
-MODULE = """module(name = "attacked")
-
-bazel_dep(name = "stagec", version = "0.1.0")
-local_path_override(
-    module_name = "stagec",
-    path = "../stagec",
-)
-
-stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")
-stagec.manifest(
-    name = "models_manifest",
-    manifest = "//models:models.toml",
-)
-use_repo(stagec, "models_manifest")
-"""
 BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
 
 aot_manifest(
@@ -160,8 +127,7 @@ class Workspace(NestedBazel):
         models = self.root / "models"
         models.mkdir(parents=True)
         for path, text in {
-            self.root / "WORKSPACE": WORKSPACE,
-            self.root / "MODULE.bazel": MODULE,
+            **{self.root / file: text for file, text in workspace_files("attacked").items()},
             self.root / ".bazelrc": "build --nosandbox_debug\n",
             models / "BUILD": BUILD,
             models / "models.toml": MANIFEST,
