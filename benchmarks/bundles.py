@@ -26,7 +26,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([*packages, str(ROOT), str(COMPILER)]),
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA tells at length what of a CPU an executable of JAX's has not been made for
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA says at length what of a CPU an executable of JAX's has not been made for
         **variables,
     }
 

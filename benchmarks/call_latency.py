@@ -28,7 +28,7 @@ their results on the device, as `jax.jit` does."""
 
 
 def measure(options: Options) -> list[Row]:
-    """Measure both in a process of their own each; at least 15 rounds, for they are short."""
+    """Measure both each in a separate process; at least 15 rounds, for they are short."""
     rows = []
     for function in CALLS:
         folder = options.folder / function
@@ -37,9 +37,9 @@ def measure(options: Options) -> list[Row]:
         done = subprocess.run(command, env=bundles.environment(folder), stdout=subprocess.PIPE, text=True, check=True)
         seconds: dict[str, list[float]] = json.loads(done.stdout)
         for one, other in PAIRS:
-            told = {name: seconds[name] for name in (one, other)}
+            pair = {name: seconds[name] for name in (one, other)}
             against = "jax.jit, results read" if other.endswith("read") else "jax.jit"
-            rows.append(Row(f"{function}: {one}", against, ratio(seconds, one, other), 1.0, told))
+            rows.append(Row(f"{function}: {one}", against, ratio(seconds, one, other), 1.0, pair))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The picture of the results: a bar for each row, as long as its figure is by its target."""
+"""The picture of the results: a bar for each row, as long as its value is by its target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LINE, _LEFT, _SCALE, _RIGHT = 26, 330, 260, 150
 _LONGEST = 2.0
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
-.figure { font-weight: 600 } .axis { stroke: #57606a; stroke-dasharray: 3 3 } .small { font-size: 11px; opacity: .75 }
+.value { font-weight: 600 } .axis { stroke: #57606a; stroke-dasharray: 3 3 } .small { font-size: 11px; opacity: .75 }
 .met { fill: #2da44e } .missed { fill: #d1832c } .reported { fill: #8c959f }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .axis { stroke: #8d96a0 }
@@ -40,7 +40,7 @@ def as_svg(rows: list[Row]) -> str:
             f"<title>{escape(row.against or row.name)}</title></rect>"
         )
         parts.append(
-            f'<text x="{_LEFT + length + 8}" y="{top + 15}"><tspan class="figure">{row.ratio:.3g}{unit}</tspan>'
+            f'<text x="{_LEFT + length + 8}" y="{top + 15}"><tspan class="value">{row.ratio:.3g}{unit}</tspan>'
             f'<tspan class="small" dx="8">{target}</tspan></text>'
         )
     parts.append(f'<text class="small" x="{_LEFT}" y="{height - 8}">shorter is better</text></svg>')

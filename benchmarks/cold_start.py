@@ -16,7 +16,7 @@ from benchmarks.measuring import Options, Row, interleaved, ratio
 JAX = ("jit", "cached", "exported", "serialized")
 FLOORS = {"load": 1.3, "load_and_run": None}
 OWN = ("import stagec", "index", "description")
-"""The steps of a start, of those that `starts.steps` tells, that no floor has."""
+"""The steps of a start, of those that `starts.steps` names, that no floor has."""
 
 
 def measure(options: Options) -> list[Row]:
@@ -31,9 +31,9 @@ def measure(options: Options) -> list[Row]:
             _seconds(way, function, folder)
         seconds = interleaved(options.rounds, {way: partial(_seconds, way, function, folder) for way in ways})
         best = min(JAX, key=lambda way: statistics.median(seconds[way]))
-        told = {way: seconds[way] for way in ("stagec", *JAX)}
+        shown = {way: seconds[way] for way in ("stagec", *JAX)}
         name = f"process start to first result, {function}"
-        rows.append(Row(name, f"best of JAX's ways: {best}", ratio(seconds, "stagec", best), 0.3, told))
+        rows.append(Row(name, f"best of JAX's ways: {best}", ratio(seconds, "stagec", best), 0.3, shown))
         for floor, target in FLOORS.items():
             against = f"numpy, jaxlib, {floor.replace('_', ' ')}"
             row = f"the same, by its floor: {floor.replace('_', ' ')}"
@@ -51,14 +51,14 @@ def _without_ynnpack(options: Options) -> Row:
     _seconds("stagec", "model", other)
     folders = {"without YNNPACK": other, "with YNNPACK": folder}
     seconds = interleaved(options.rounds, {n: partial(_seconds, "stagec", "model", f) for n, f in folders.items()})
-    told = ratio(seconds, *folders)
-    return Row("process start to first result, model without YNNPACK", "the same with it", told, None, seconds)
+    cost = ratio(seconds, *folders)
+    return Row("process start to first result, model without YNNPACK", "the same with it", cost, None, seconds)
 
 
 def _steps(rounds: int, function: str, folder: Path) -> Row:
-    told = [json.loads(_start("steps", function, folder)[1]) for _ in range(rounds)]
-    seconds = {step: [one[step] for one in told] for step in told[0]}
-    own = statistics.median(sum(one[step] for step in OWN) for one in told)
+    starts = [json.loads(_start("steps", function, folder)[1]) for _ in range(rounds)]
+    seconds = {step: [one[step] for one in starts] for step in starts[0]}
+    own = statistics.median(sum(one[step] for step in OWN) for one in starts)
     return Row("the same, what is stagec's own", "", own, None, seconds, "s", ", ".join(OWN))
 
 

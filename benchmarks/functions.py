@@ -29,7 +29,7 @@ def block(params: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def model(params: list[dict[str, Any]], x: jax.Array) -> jax.Array:
-    """24 blocks, written out: each has an array of its own for each weight."""
+    """24 blocks, written out: each has a separate array for each weight."""
     for layer in params:
         x = block(layer, x)
     return x

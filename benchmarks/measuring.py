@@ -26,8 +26,8 @@ class Options:
 class Row:
     """A line of the table.
 
-    name: what was measured. against: what it is compared with; "" for a figure that is compared with nothing.
-    ratio: the median over all rounds of one by the other; with another unit than "x" the median of the figure itself.
+    name: what was measured. against: what it is compared with; "" for a number that is compared with nothing.
+    ratio: the median over all rounds of one by the other; with another unit than "x" the median of the number itself.
     target: what it should be at the most; None where it is reported only.
     seconds: what each round took, by name, in the order of rounds.
     unit: of ratio and target: "x", "s", "MiB". note: what a reader must know besides, such as the number of rounds.
@@ -63,10 +63,10 @@ def as_table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
     lines = ["| benchmark | against | measured | target | seconds, median |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        medians = ", ".join(f"{name} {_figure(statistics.median(values))}" for name, values in row.seconds.items())
-        target = "reported" if row.target is None else f"<= {_figure(row.target)}{_unit(row)}"
+        medians = ", ".join(f"{name} {_number(statistics.median(values))}" for name, values in row.seconds.items())
+        target = "reported" if row.target is None else f"<= {_number(row.target)}{_unit(row)}"
         name = f"{row.name} ({row.note})" if row.note else row.name
-        lines.append(f"| {name} | {row.against or '-'} | {_figure(row.ratio)}{_unit(row)} | {target} | {medians} |")
+        lines.append(f"| {name} | {row.against or '-'} | {_number(row.ratio)}{_unit(row)} | {target} | {medians} |")
     return "\n".join(lines) + "\n"
 
 
@@ -74,7 +74,7 @@ def _unit(row: Row) -> str:
     return "x" if row.unit == "x" else f" {row.unit}"
 
 
-def _figure(value: float) -> str:
+def _number(value: float) -> str:
     """Three digits that count, however small: 0.000012, 0.0123, 1.23, 123."""
     digits = f"{value:#.3g}"
     return f"{value:,.0f}" if value >= 100 else (digits if "e" not in digits else f"{value:.6f}")

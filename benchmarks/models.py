@@ -1,4 +1,4 @@
-"""The functions that are built: as many as one likes, of mixed sizes, each in a file of its own."""
+"""The functions that are built: as many as one likes, of mixed sizes, each in its own file."""
 
 from __future__ import annotations
 

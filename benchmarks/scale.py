@@ -13,7 +13,7 @@ _TARGETS = {"small": "SSE4_2", "large": "AVX2"}
 
 
 def measure(options: Options) -> list[Row]:
-    """Return rows of figures, and of how they grow from the smallest workspace to the largest.
+    """Return rows of measurements, and of how they grow from the smallest workspace to the largest.
 
     A clean build is measured once in each size: the large one takes minutes.
     """

@@ -61,7 +61,7 @@ _WORKER = {
 }
 
 def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None):
-    """Runs one command of the compiler: in a worker that Bazel keeps, or in a process of its own where it keeps none.
+    """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
       ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.

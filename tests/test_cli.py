@@ -50,8 +50,8 @@ def test_inspect_a_bundle(zoo: Path) -> None:
     assert ["bytes", "flops", "peak", "bytes", "sha256"] in lines
     entry = next(one for one in report["functions"]["mlp"]["executables"] if one["bucket"] == {"batch": 4})
     member = report["members"][entry["executable"]]
-    figures = [f"{value:,.0f}" for value in (member["bytes"], entry["flops"], entry["peak_bytes"])]
-    assert ["cpu", "batch", "=", "4", *figures, member["sha256"][:12]] in lines
+    metrics = [f"{value:,.0f}" for value in (member["bytes"], entry["flops"], entry["peak_bytes"])]
+    assert ["cpu", "batch", "=", "4", *metrics, member["sha256"][:12]] in lines
     assert len({line.rindex(" ") for line in text.splitlines() if line.startswith("    ")}) == 1
 
 

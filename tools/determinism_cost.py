@@ -3,7 +3,7 @@
     python tools/determinism_cost.py [--rounds 15]
 
 Prints a Markdown table of ratios, with all measures : without one, above 1 where the measure costs. Each setting
-compiles in a process of its own; all executables are loaded in one process, without any setting, and take turns. A
+compiles in a separate process; all executables are loaded in one process, without any setting, and take turns. A
 ratio is that of the medians. The last column compares two compilations with the same settings: the noise.
 """
 

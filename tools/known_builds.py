@@ -5,7 +5,7 @@
 
 `add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/patches/probe.py), and writes
 its row into compiler/stagec/patches/known_builds.json. A build that is not as those that are known gets no row, and
-you are told what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
+it prints what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
 nothing.
 
 A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how.

@@ -28,8 +28,8 @@ def main(path: str) -> None:
             bucket = ", ".join(f"{dim} = {size}" for dim, size in description.bucket.items())
             size = f"{description.executable_bytes / 1024:.0f} KiB"
             flops = description.analysis["flops"]
-            told = f"{flops:,.0f}" if isinstance(flops, int | float) else flops
-            print(f"  {name:<11} {bucket:<11} {size:>7}  {told:>11} flops")
+            count = f"{flops:,.0f}" if isinstance(flops, int | float) else flops
+            print(f"  {name:<11} {bucket:<11} {size:>7}  {count:>11} flops")
     print(f"start       first result after {1000 * first_result:.0f} ms (import numpy and jaxlib, load, run init)")
 
     train, test = digits()

@@ -1,4 +1,4 @@
-"""A program that tells how an artifact and the current inputs differ."""
+"""A program that says how an artifact and the current inputs differ."""
 
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:current_inputs.bzl", "CURRENT_INPUTS", "current_inputs_program")

@@ -121,7 +121,7 @@ python_environment = repository_rule(
 
 def _environment_impl(ctx):
     return [
-        # The digest alone stands for the packages in the key of a worker: Bazel 4 cannot tell directories apart there.
+        # The digest alone stands for the packages in the key of a worker: Bazel 4 cannot distinguish directories there.
         DefaultInfo(
             files = depset([ctx.file.fingerprint]),
             runfiles = ctx.runfiles(files = [ctx.file.site_packages, ctx.file.fingerprint]),

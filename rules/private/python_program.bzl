@@ -4,7 +4,7 @@ load("//rules:providers.bzl", "PythonEnvironmentInfo")
 load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "expand_locations", "python_command", "write_launcher")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
 
-# The sources lie in a folder of their own in the runfiles: a program may be called as the package is that it runs.
+# The sources lie in their own folder in the runfiles: a program may be called as the package is that it runs.
 _SOURCES = "_python/"
 
 def _source_path(file, workspace_name):

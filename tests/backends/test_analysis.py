@@ -167,7 +167,7 @@ def test_nothing_is_told_from_unknown() -> None:
 
 def test_custom_calls_that_compute_nothing_leave_the_sums_known() -> None:
     # XLA counts each custom call as -1 seconds and -1 operations.
-    figures = {"flops": 98.0, "optimal_seconds": -1.5, "bytes accessed": 7.0}
-    assert cost(figures) == {}
-    assert cost(figures, idle=2) == {"bytes_accessed": 7.0, "flops": 100.0, "optimal_seconds": 0.5}
-    assert cost(figures, idle=1) == {}
+    metrics = {"flops": 98.0, "optimal_seconds": -1.5, "bytes accessed": 7.0}
+    assert cost(metrics) == {}
+    assert cost(metrics, idle=2) == {"bytes_accessed": 7.0, "flops": 100.0, "optimal_seconds": 0.5}
+    assert cost(metrics, idle=1) == {}

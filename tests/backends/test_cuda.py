@@ -345,7 +345,7 @@ config = nvidia.target_config(gpus.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA,
 plugins.load(cuda.PLUGIN)
 from jaxlib import _jax
 topology = _jax.get_default_c_api_topology("cuda", "", {"target_config": config, "topology": "1x1x1"})
-sys.stdout.write(nvidia.as_toml(nvidia.figures(topology.target_config)))
+sys.stdout.write(nvidia.as_toml(nvidia.properties(topology.target_config)))
 """
 
 
@@ -406,7 +406,7 @@ device_description_str: "Tesla T4"
 
 
 def test_what_the_driver_does_not_report_is_left_to_be_written() -> None:
-    text = nvidia.as_toml(nvidia.figures(REPORTED))
+    text = nvidia.as_toml(nvidia.properties(REPORTED))
     assert text.endswith(
         "\n# bf16_flops = the peak of dense bfloat16 operations a second: see the device's data sheet.\n"
     )

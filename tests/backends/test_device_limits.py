@@ -1,4 +1,4 @@
-"""Figures and limits for accelerators: collectives of four chips, rooflines, and programs that are too large."""
+"""Metrics and limits for accelerators: collectives of four chips, rooflines, and programs that are too large."""
 
 import json
 from pathlib import Path

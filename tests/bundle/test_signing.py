@@ -51,7 +51,7 @@ def failed(folder: Path, *keys: str, threshold: int = 1) -> tuple[str, str]:
     assert report["verdict"] == "refused"
     last = report["checks"][-1]
     assert not last["ok"]
-    return last["check"], last["told"].replace(str(folder), "")
+    return last["check"], last["summary"].replace(str(folder), "")
 
 
 def verified(folder: Path, *keys: str, threshold: int = 1) -> bool:
@@ -292,7 +292,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
         done = stagec(*words, cwd=folder)
         assert (done.returncode, done.stderr) == (2, f"pipe: {irregular}")
     report = verify(str(folder / "zoo.aot"), [str(folder / "ann.pub.pem")], signature=str(folder / "pipe"))
-    assert report["checks"][-1]["told"] == f"{folder}/pipe: {irregular.strip()}"
+    assert report["checks"][-1]["summary"] == f"{folder}/pipe: {irregular.strip()}"
 
 
 def test_a_file_that_is_larger_than_memory(folder: Path) -> None:

@@ -59,7 +59,7 @@ AVALS = (f"structure; {views.AVALS}", views.tree_of_avals)
 OUT_INFO = ("structure; shape, dtype, layout and XLA's form of the sharding of each result", views.out_info)
 DONATED = ("equal", tuple)
 INFO = ("structure; shape, dtype and donation of each argument", views.info)
-FIGURES = ("every number", dict)
+NUMBERS = ("every number", dict)
 OPTIMIZED = "text, but for the order of keys"
 RESULTS = "results, bit for bit"
 PORTABLE = "portable text"
@@ -124,7 +124,7 @@ def _reloaded(staged: Staged) -> Any:
     compiled = staged.compiled
     if staged.side == "ours":
         compiled = stagec.Compiled.deserialize(compiled.serialize())
-    return views.info(compiled.args_info), views.figures(compiled.memory_analysis()), staged.results(compiled)
+    return views.info(compiled.args_info), views.statistics(compiled.memory_analysis()), staged.results(compiled)
 
 
 def _module(staged: Staged) -> Any:
@@ -188,7 +188,7 @@ ROWS = (
         in_avals=AVALS,
         out_info=OUT_INFO,
         donate_argnums=DONATED,
-        cost_analysis=FIGURES,
+        cost_analysis=NUMBERS,
     ),
     Row("Lowered.as_text()", PORTABLE, lambda s: views.portable(s.lowered.as_text())),
     Row("Lowered.as_text(dialect='stablehlo')", PORTABLE, lambda s: views.portable(s.lowered.as_text("stablehlo"))),
@@ -224,8 +224,8 @@ ROWS = (
         out_info=OUT_INFO,
         donate_argnums=DONATED,
         as_text=(OPTIMIZED, views.optimized),
-        cost_analysis=FIGURES,
-        memory_analysis=("every number", views.figures),
+        cost_analysis=NUMBERS,
+        memory_analysis=("every number", views.statistics),
         runtime_executable=("class, devices, names of modules", views.executable),
     ),
     Row("Compiled.input_shardings", PLACEMENT, lambda s: views.placements(s.compiled.input_shardings, s.ndims(True))),

@@ -147,7 +147,7 @@ def _layout(layout: Any) -> Any:
     return layout and [getattr(layout, name) for name in names]
 
 
-def figures(stats: Any) -> dict[str, int]:
+def statistics(stats: Any) -> dict[str, int]:
     """Every number of XLA's memory statistics, by name."""
     return {name: value for name in dir(stats) if isinstance(value := getattr(stats, name), int)}
 

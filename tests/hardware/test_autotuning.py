@@ -70,11 +70,11 @@ def test_how_long_a_kernel_took_is_left_out() -> None:
         ("version: 3 " + entry(more="version: -1"), "results[0]: version is not a number"),
         (
             "version: 3 results { }",
-            "results[0]: device does not say figures and a version of cuDNN, as XLA writes them",
+            "results[0]: device does not say properties and a version of cuDNN, as XLA writes them",
         ),
         (
             "version: 3 " + entry(device=H200),
-            "results[0]: device does not say figures and a version of cuDNN, as XLA writes them",
+            "results[0]: device does not say properties and a version of cuDNN, as XLA writes them",
         ),
         ("version: 3 " + entry().replace("hlo", "result"), "results[0]: a field stands twice"),
         ("version: 3 " + entry().replace('hlo: "{}"', ""), "results[0]: it has no hlo and result"),

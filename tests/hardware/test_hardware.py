@@ -1,4 +1,4 @@
-"""Hardware by its figures: what is checked in, topologies of TPUs, descriptions of NVIDIA devices, and the listing."""
+"""Hardware by its properties: what is checked in, topologies of TPUs, descriptions of NVIDIA devices, and the list."""
 
 import dataclasses
 import json
@@ -310,7 +310,7 @@ def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
     assert to_json(first) == to_json(second)
 
 
-def test_the_listing_has_everything_with_its_figures() -> None:
+def test_the_listing_has_everything_with_its_properties() -> None:
     told = json.loads(checked("targets", "--json"))["targets"]
     assert [entry["name"] for entry in told] == [*cpus.isas(), *gpus.devices(), *tpus.generations()]
     (h200,) = (entry for entry in told if entry["name"] == "h200")

@@ -36,8 +36,8 @@ def test_run_with_random_arguments(zoo: Path, tmp_path: Path) -> None:
         result = file["result"]
     first, second = text.splitlines()
     assert first.startswith("mlp for cpu: first call ")
-    figures = (result.min(), result.astype(np.float64).mean(), result.max())
-    assert second == "  result: float32[1,4]  minimum {:.6g}, mean {:.6g}, maximum {:.6g}".format(*figures)
+    statistics = (result.min(), result.astype(np.float64).mean(), result.max())
+    assert second == "  result: float32[1,4]  minimum {:.6g}, mean {:.6g}, maximum {:.6g}".format(*statistics)
 
 
 def test_run_with_random_arguments_of_a_bucket(zoo: Path, tmp_path: Path) -> None:

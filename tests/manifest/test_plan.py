@@ -347,7 +347,7 @@ isa = "AVX2"
             """\
             m.toml: functions.f.padding.k: buckets have no dimension "k"
               write one of m, n
-            m.toml: functions.f.padding.n.mask: "mask" is f32[n], which tells no size
+            m.toml: functions.f.padding.n.mask: "mask" is f32[n], which is no size
               write "bool[n]" or "i32[]"
             m.toml: functions.f.padding.n.fill: args[0] is u8[n], which cannot hold -1
               write a number that it can, such as 0

@@ -1,4 +1,4 @@
-"""Figures and limits of executables, through the commands: what is over a limit, and what that changes."""
+"""Metrics and limits of executables, through the commands: what is over a limit, and what that changes."""
 
 import json
 import re
@@ -118,7 +118,7 @@ def analysis_of(built: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_description_has_the_figures(built: Path) -> None:
+def test_a_description_has_the_metrics(built: Path) -> None:
     found = analysis_of(built, STEP)
     weights, bias, x = 4 * 64 * 64, 4 * 64, 4 * 32 * 64
     assert found["argument_bytes"] == weights + bias + x
@@ -142,7 +142,7 @@ def test_a_loop_counts_as_often_as_it_turns(built: Path) -> None:
     assert found["analysis"]["bytes_accessed"] > 24 * found["cost_analysis"]["bytes_accessed"] / 2
 
 
-def test_inspect_tells_the_figures(built: Path) -> None:
+def test_inspect_shows_the_metrics(built: Path) -> None:
     found = analysis_of(built, STEP)
     lines = checked("inspect", built / f"{STEP}.json").splitlines()
     assert f"  peak       {found['peak_bytes']:,} bytes on one device" in lines

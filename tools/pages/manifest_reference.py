@@ -85,7 +85,7 @@ def _examples(key: str, described: Schema) -> str:
 
 
 def _values(schema: Schema) -> Iterator[str]:
-    """Yield a section for each value that has a language of its own."""
+    """Yield a section for each value that has its own syntax."""
     for name in ("Tree", "Shardings"):
         value = schema["$defs"][name]
         examples = ", ".join(f"`{json.dumps(example)}`" for example in value["anyOf"][0]["examples"])

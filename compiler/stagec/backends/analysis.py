@@ -1,6 +1,6 @@
 """What an executable takes: memory, operations, communication, and the time that its hardware needs at least.
 
-Figures are those of one device for one call. What is not known is "unknown": XLA gives 0 for some of it, and counts a
+Metrics are those of one device for one call. What is not known is "unknown": XLA gives 0 for some of it, and counts a
 loop as if it turned once, which would be lies. docs/costs.md says what is counted, and what is assumed of links.
 """
 
@@ -14,7 +14,7 @@ from stagec.backends.compilation import CompiledModule, Hardware
 from stagec.costs import hlo, totals
 
 UNKNOWN: Literal["unknown"] = "unknown"
-Figure: TypeAlias = int | float | Literal["unknown"]
+Metric: TypeAlias = int | float | Literal["unknown"]
 _MEMORY = {
     "argument_bytes": "argument_size_in_bytes",
     "output_bytes": "output_size_in_bytes",
@@ -41,23 +41,23 @@ def analyze(
     The result has "argument_bytes", "output_bytes", "alias_bytes" (outputs in the memory of arguments),
     "temporary_bytes", "code_bytes", "peak_bytes"; "flops" and "bytes_accessed", which count loops as often as they turn
     (`costs`); "collectives", by kind: "count", how often they run, "bytes" of the arrays, and "sent_bytes" of a device;
-    "roofline", as `roofline` says; and "unknown", what those depend on that are not known. A figure, or the whole
+    "roofline", as `roofline` says; and "unknown", what those depend on that are not known. A metric, or the whole
     roofline, is "unknown" where it is not known.
     """
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for name, xlas in _MEMORY.items():
-        figure: Figure = memory_analysis.get(xlas, UNKNOWN) if any(memory_analysis.values()) else UNKNOWN
-        figures[name] = UNKNOWN if name in _NEVER_NOTHING and not figure else figure
+        metric: Metric = memory_analysis.get(xlas, UNKNOWN) if any(memory_analysis.values()) else UNKNOWN
+        metrics[name] = UNKNOWN if name in _NEVER_NOTHING and not metric else metric
     places, links = tuple(map(tuple, coords)), hardware.links
     cost = totals.count(program, devices, lambda found: links.seconds(found, devices, places) if links else None)
-    figures["flops"], figures["bytes_accessed"] = _figure(cost.flops), _figure(cost.bytes)
-    figures["collectives"] = {
-        kind: {name: _figure(value) for name, value in moved.items()} for kind, moved in cost.collectives.items()
+    metrics["flops"], metrics["bytes_accessed"] = _metric(cost.flops), _metric(cost.bytes)
+    metrics["collectives"] = {
+        kind: {name: _metric(value) for name, value in moved.items()} for kind, moved in cost.collectives.items()
     }
-    figures["roofline"] = roofline(cost.flops, cost.bytes, cost.seconds, hardware)
+    metrics["roofline"] = roofline(cost.flops, cost.bytes, cost.seconds, hardware)
     slow = cost.seconds is None and not cost.unknown and hardware.flops
-    figures["unknown"] = [*cost.unknown, *([f"how fast the links of {hardware.device_kind} are"] if slow else [])]
-    return figures
+    metrics["unknown"] = [*cost.unknown, *([f"how fast the links of {hardware.device_kind} are"] if slow else [])]
+    return metrics
 
 
 def of_module(module: CompiledModule, hardware: Hardware) -> dict[str, Any]:
@@ -65,17 +65,17 @@ def of_module(module: CompiledModule, hardware: Hardware) -> dict[str, Any]:
     return analyze(module.memory_analysis, module.hlo, hardware, len(module.device_ids), module.coords)
 
 
-def _figure(value: float | None) -> Figure:
+def _metric(value: float | None) -> Metric:
     return UNKNOWN if value is None else value
 
 
 def roofline(
     flops: float | None, bytes_accessed: float | None, link_seconds: float | None, hardware: Hardware
 ) -> dict[str, float | str] | str:
-    """Return how long a device needs at least, by its peak figures: the longest of computing, memory and links.
+    """Return how long a device needs at least, by its peak rates: the longest of computing, memory and links.
 
     The result has "compute_seconds", "memory_seconds", "link_seconds", "seconds", and "bound": "compute", "memory" or
-    "links". All three go on at the same time, and the peak is that of bfloat16. "unknown" where a figure is.
+    "links". All three go on at the same time, and the peak is that of bfloat16. "unknown" where a rate is.
     """
     if not hardware.flops or not hardware.bandwidth or flops is None or bytes_accessed is None or link_seconds is None:
         return UNKNOWN
@@ -138,5 +138,5 @@ def buffers(program: str) -> list[Buffer]:
 
 
 _NO_BUFFER = ("parameter", "while", "conditional", "bitcast", "tuple", "opt-barrier", "get-tuple-element")
-"""What has no memory of its own."""
+"""What has no memory itself."""
 _ORDER: Sequence[str] = ("argument", "result", "temporary")

@@ -44,7 +44,7 @@ class DoesNotFit(CannotCompile):
 
 @dataclass(frozen=True)
 class CompiledModule:
-    """What XLA made of a module: canonical executable bytes and XLA's own figures about them.
+    """What XLA made of a module: canonical executable bytes and what XLA counts of them.
 
     executable: what `jaxlib`'s `Client.deserialize_executable` loads.
     cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them; empty where it has no
@@ -166,14 +166,14 @@ def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
     return CannotCompile(f"XLA refuses the module: {first}")
 
 
-def cost(figures: Mapping[str, float], idle: int = 0) -> dict[str, float]:
+def cost(counted: Mapping[str, float], idle: int = 0) -> dict[str, float]:
     """Return XLA's estimates by name, without those that it does not know.
 
     Entries such as "bytes accessed0{}" are per operand of each instruction: noise for a reader. XLA counts a custom
     call as -1 seconds and -1 operations: where there is one that it does not know, sums say nothing.
     idle: number of custom calls that are known to compute nothing.
     """
-    named = {key.replace(" ", "_"): figures[key] for key in sorted(figures)}
+    named = {key.replace(" ", "_"): counted[key] for key in sorted(counted)}
     whole = {key: value for key, value in named.items() if key.isidentifier()}
     whole |= {key: whole[key] + idle for key in ("optimal_seconds", "flops") if key in whole}
     opaque = whole.get("optimal_seconds", 0) < 0 or whole.get("flops", 0) < 0
@@ -181,7 +181,7 @@ def cost(figures: Mapping[str, float], idle: int = 0) -> dict[str, float]:
 
 
 def memory(executable: _jax.LoadedExecutable | _jax.Executable) -> dict[str, int]:
-    """Return XLA's figures in bytes; see `CompiledModule.memory_analysis`."""
+    """Return what XLA counts, in bytes; see `CompiledModule.memory_analysis`."""
     stats = executable.get_compiled_memory_stats()
     names = [name for name in dir(stats) if name.endswith("_in_bytes") and not name.startswith("host_")]
     return {name: getattr(stats, name) for name in sorted(names)}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _OPTION = re.compile(rb"(?<![a-z0-9_])(xla_[a-z0-9_]{3,90})[\0\x18]")
-"""A name of an option in a library: a string of its own, or in the descriptor of xla.DebugOptions."""
+"""A name of an option in a library: a whole string, or in the descriptor of xla.DebugOptions."""
 
 
 def of(platform: str) -> Plugin:

@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 
 class DeviceAssignment(NamedTuple):
-    """Which device runs which partition of a program for several devices, as XLA was told when it compiled.
+    """Which device runs which partition of a program for several devices, as it was compiled.
 
     The number of a partition, its logical id, is its position in the mesh, counted row by row: the last axis runs
     fastest. Where a target has several slices, each has as many logical ids, one slice after the other.
@@ -94,7 +94,7 @@ class Description(NamedTuple):
     donated: for each of `in_avals`, whether its buffer is consumed by the call.
     custom_calls: name of each custom call in the optimized program -> who provides it ("guaranteed", "same toolchain",
         "unknown"; stagec/pjrt/custom_calls.py).
-    cost_analysis, memory_analysis: XLA's figures (operations, bytes), by XLA's name with underscores.
+    cost_analysis, memory_analysis: what XLA counts (operations, bytes), by XLA's name with underscores.
     analysis: what it takes on one device, as `backends.analysis.analyze` says: bytes by use, "flops", "bytes_accessed",
         "collectives" by kind and "roofline"; "unknown" where it is not known, and why under that name. XLA's own
         counts, of each loop once, are in `cost_analysis`.
@@ -211,7 +211,7 @@ _HARDWARE = {
 }
 TARGET = json_shapes.record(_HARDWARE, rest=json_shapes.anything)
 """Shape of a target without its name: the hardware, and settings as in the manifest."""
-_FIGURE = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant("unknown"))
+_COUNT = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant("unknown"))
 _ROOFLINE = json_shapes.record(
     {
         "compute_seconds": json_shapes.number,
@@ -221,12 +221,12 @@ _ROOFLINE = json_shapes.record(
         "bound": json_shapes.constant("compute", "memory", "links"),
     }
 )
-_FIGURES = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes")
+_BYTES = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes")
 _MOVED = ("count", "bytes", "sent_bytes")
 _ANALYSIS = json_shapes.record(
     {
-        **dict.fromkeys((*_FIGURES, "flops", "bytes_accessed"), _FIGURE),
-        "collectives": json_shapes.table(json_shapes.record(dict.fromkeys(_MOVED, _FIGURE))),
+        **dict.fromkeys((*_BYTES, "flops", "bytes_accessed"), _COUNT),
+        "collectives": json_shapes.table(json_shapes.record(dict.fromkeys(_MOVED, _COUNT))),
         "roofline": json_shapes.either('a roofline, or "unknown",', _ROOFLINE, json_shapes.constant("unknown")),
         "unknown": json_shapes.array(json_shapes.text),
     }

@@ -1,4 +1,4 @@
-"""What `stagec verify` does: check a bundle and who signed it, and tell of each check how it went."""
+"""What `stagec verify` does: check a bundle and who signed it, and report how each check went."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MISTAKES = ("not-found", "key", "cryptography")
 
 
 def verify(path: str, keys: Sequence[str], threshold: int = 1, signature: str | None = None) -> dict[str, Any]:
-    """Return a report on the bundle at `path`: "verdict", and "checks", each with "check", "ok" and "told".
+    """Return a report on the bundle at `path`: "verdict", and "checks", each with "check", "ok" and "summary".
 
     keys: paths of the public keys that are trusted; without any, no signature is checked, and the verdict is at best
         INTACT. threshold: how many of them must have signed. signature: path of the envelope; None: `<path>.dsse.json`.
@@ -34,36 +34,36 @@ def verify(path: str, keys: Sequence[str], threshold: int = 1, signature: str | 
     vouching = None
     try:
         vouching = Vouching(keys, threshold, signature or f"{path}{attestation.SUFFIX}") if keys else None
-        for check, told in _checks(path, vouching):
-            checks.append({"check": check, "ok": True, "told": told})
+        for check, summary in _checks(path, vouching):
+            checks.append({"check": check, "ok": True, "summary": summary})
     except LoadError as error:
         if error.code in _MISTAKES:
             raise StagecError(Problem("", "", str(error))) from error
-        told = str(error).removeprefix(f"{path}: ")
-        checks.append({"check": _failed(error, vouching), "ok": False, "told": told})
+        summary = str(error).removeprefix(f"{path}: ")
+        checks.append({"check": _failed(error, vouching), "ok": False, "summary": summary})
         report["verdict"] = REFUSED
     return report
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Return the report for a person to read: a line for each check, and what comes of them."""
-    lines = [f"{'ok' if one['ok'] else 'FAILED':<8}{one['check']:<12}{one['told']}" for one in report["checks"]]
-    told = {
+    lines = [f"{'ok' if one['ok'] else 'FAILED':<8}{one['check']:<12}{one['summary']}" for one in report["checks"]]
+    verdicts = {
         VERIFIED: "verified",
         INTACT: f"intact, and no signature was checked. {UNSIGNED}",
         REFUSED: "do not use it",
     }
-    return "\n".join([*lines, f"{report['bundle']}: {told[report['verdict']]}"]) + "\n"
+    return "\n".join([*lines, f"{report['bundle']}: {verdicts[report['verdict']]}"]) + "\n"
 
 
 def _checks(path: str, vouching: Vouching | None) -> Iterator[tuple[str, str]]:
-    """Do each check, and yield it with what there is to tell. Raises LoadError where one fails."""
+    """Do each check, and yield it with a summary. Raises LoadError where one fails."""
     archive = Archive(path, vouch=vouching)
     members = archive.index["members"]
     if vouching is not None:
         names = ", ".join(keyid[:12] for keyid in vouching.signed)
-        told = f"{len(vouching.signed)} of {len(vouching.keys)} keys signed, {vouching.threshold} must: {names}"
-        yield "signatures", told
+        summary = f"{len(vouching.signed)} of {len(vouching.keys)} keys signed, {vouching.threshold} must: {names}"
+        yield "signatures", summary
     archive.check_all()
     yield "container", f"{len(members)} members, each with the digest that the index says"
     if vouching is not None:

@@ -18,12 +18,12 @@ def run(options: argparse.Namespace) -> None:
     from stagec.backends.cuda import local_cuda, nvidia
 
     try:
-        figures = nvidia.figures(local_cuda.describe_device())
+        properties = nvidia.properties(local_cuda.describe_device())
     except CannotCompile as error:
         raise StagecError(Problem("", "", str(error), error.write)) from error
     if options.output:
-        write_whole(options.output, nvidia.as_toml(figures).encode())
+        write_whole(options.output, nvidia.as_toml(properties).encode())
     if options.json:
-        print_json(figures)
+        print_json(properties)
     elif not options.output:
-        sys.stdout.write(nvidia.as_toml(figures))
+        sys.stdout.write(nvidia.as_toml(properties))

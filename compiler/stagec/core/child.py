@@ -57,9 +57,9 @@ def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
             raise ValueError(_late(seconds)) from None
         except OSError as error:
             raise ValueError(f"no process to read it in can be started: {error.strerror}") from error
-        status, told, said = done.returncode, _content(answer), _content(errors)
+        status, answer_text, said = done.returncode, _content(answer), _content(errors)
     if status == 0:
-        found = json.loads(told)
+        found = json.loads(answer_text)
         if "error" in found:
             raise ValueError(found["error"])
         return found["result"]
@@ -93,11 +93,11 @@ def answer(request: dict[str, Any]) -> None:
         data = file.read()
     function = getattr(importlib.import_module(request["module"]), request["function"])
     try:
-        told = {"result": function(data, *request["arguments"])}
+        reply = {"result": function(data, *request["arguments"])}
     except ValueError as error:
-        told = {"error": str(error)}
+        reply = {"error": str(error)}
     with open(output, "wb") as file:  # noqa: PTH123
-        file.write(json.dumps(told).encode())
+        file.write(json.dumps(reply).encode())
     sys.stderr.flush()
     os._exit(0)  # what reading damaged may crash when it is taken apart
 

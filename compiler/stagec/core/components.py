@@ -53,7 +53,7 @@ def source(function: str, stablehlo: bytes) -> Table:
 def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment: Mapping[str, str]) -> Table:
     """Return the components of an executable.
 
-    description: the description in its JSON form, as far as it says what was asked for (not the figures), and
+    description: the description in its JSON form, as far as it says what was asked for (not the metrics), and
         "shardings", path of the array -> text.
     stablehlo: the module of the exported artifact. environment: the variables that XLA reads.
     """

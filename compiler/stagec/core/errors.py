@@ -1,4 +1,4 @@
-"""The one way stagec tells a user what is wrong with their input.
+"""The one way stagec says to a user what is wrong with their input.
 
 A phase (loading a manifest, planning, exporting, ...) collects every problem it finds and raises them together in one
 `StagecError`. The command line prints it to stderr, without a traceback, and exits with status 2.

@@ -97,7 +97,7 @@ def children_by_jax(value: object) -> tuple[list[Any], Any] | None:
 
 
 def _registry(name: str) -> Mapping[Any, Any]:
-    # No public interface of JAX tells what is registered. Where it is not found, there is nothing registered for us.
+    # No public interface of JAX says what is registered. Where it is not found, there is nothing registered for us.
     found = getattr(sys.modules.get("jax._src.export._export"), name, None)
     return found if isinstance(found, dict) else {}
 

@@ -59,7 +59,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def passed(name: str, seconds: float) -> None:
-    """Count the last `seconds` as this phase, whatever they were counted as: for what is told when it is over."""
+    """Count the last `seconds` as this phase, whatever they were counted as: for what is known when it is over."""
     recorder = _current.get()
     if recorder is None:
         return
@@ -81,7 +81,7 @@ def report(command: str, artifact: str) -> str:
         raise RuntimeError("nothing was recorded: call start before")
     recorder.enter(OTHER)
     _current.set(None)
-    told = {
+    profile = {
         "format": 1,
         "kind": "profile",
         "command": command,
@@ -91,4 +91,4 @@ def report(command: str, artifact: str) -> str:
         "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "phases": [[name, round(at, 6), round(length, 6)] for name, at, length in recorder.spans if length >= 1e-6],
     }
-    return json.dumps(told) + "\n"
+    return json.dumps(profile) + "\n"

@@ -39,7 +39,7 @@ class Platform:
     listed: what `stagec targets` writes above its devices. catalog: the file of manifests/targets.
     plugin: None for CPUs, for which jaxlib itself compiles.
     nodes: files of the kernel, as patterns below /dev, one of which is there where the machine has a device.
-    pci: vendor and devices by their numbers on the PCI bus, where the files tell too little; "" and none otherwise.
+    pci: vendor and devices by their numbers on the PCI bus, where the files say too little; "" and none otherwise.
     """
 
     name: str
@@ -72,7 +72,7 @@ PLATFORMS: Mapping[str, Platform] = {
         Platform(
             "tpu",
             "TPU",
-            "TPUs; figures are for one chip, and a target is a slice of them, of any size up to the pod",
+            "TPUs; properties are of one chip, and a target is a slice of them, of any size up to the pod",
             "tpu.toml",
             Plugin(
                 platform="tpu",

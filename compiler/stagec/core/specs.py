@@ -216,7 +216,7 @@ class Limits:
     compile_time: float | None = None
     """Seconds; advice only."""
     allow_unknown: bool = False
-    """Whether a figure that is not known is within its limit."""
+    """Whether a metric that is not known is within its limit."""
 
 
 @dataclass(frozen=True)

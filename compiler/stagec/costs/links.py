@@ -120,7 +120,7 @@ class Links:
     network: float | None = None
 
     def seconds(self, found: Exchange, devices: int, coords: Sequence[Place]) -> float | None:
-        """Return how long an exchange takes at least; None where a figure is missing.
+        """Return how long an exchange takes at least; None where the target does not say how fast the link is.
 
         devices: of the program. coords: for each, x, y and z of its chip, and the core; empty for devices at a switch.
         Exchanges inside and between domains go on at the same time.

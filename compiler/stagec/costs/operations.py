@@ -112,9 +112,9 @@ def _custom_call(one: Instruction, operands: Sequence[str]) -> int | None:
                 return _convolution(one, arrays[input_], arrays[kernel], arrays[output])
     if target.endswith("TopK"):
         return _elements(operands[0])
-    told = estimate(one, "flops")
-    if told is not None:
-        return told
+    estimated = estimate(one, "flops")
+    if estimated is not None:
+        return estimated
     factorization = _FACTORIZATION.fullmatch(target)
     name = factorization[1] if factorization else _OTHER_NAMES.get(target, "")
     return _matrix(name, operands) if name else None
@@ -126,8 +126,8 @@ def estimate(one: Instruction, name: str) -> int | None:
     name: "flops" or "bytes_accessed".
     """
     found = _ESTIMATE.search(one.attributes)
-    told = re.search(rf'"{name}":"?(\d+)', found[1]) if found else None
-    return int(told[1]) if told else None
+    number = re.search(rf'"{name}":"?(\d+)', found[1]) if found else None
+    return int(number[1]) if number else None
 
 
 def _matrix(name: str, operands: Sequence[str]) -> int:

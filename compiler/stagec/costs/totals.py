@@ -1,7 +1,7 @@
 """What a run of an optimized program costs one device: operations, bytes of memory, and exchanges with other devices.
 
-XLA's own figures count the body of a loop once; here it counts as often as it runs (`loops`). Of a conditional the
-larger branch counts, for each figure by itself. A figure is None where it depends on what is not known: how often a
+XLA counts the body of a loop once; here it counts as often as it runs (`loops`). Of a conditional the
+larger branch counts, for each metric by itself. A metric is None where it depends on what is not known: how often a
 loop turns, or what a custom call does.
 """
 
@@ -16,8 +16,8 @@ from stagec.costs.collectives import Exchange
 from stagec.costs.hlo import Instruction
 from stagec.costs.loops import Scope
 
-Figures: TypeAlias = dict[tuple[str, ...], float | None]
-"""Figures by name, those of collectives by kind and name; None where not known. What is not there is 0."""
+Metrics: TypeAlias = dict[tuple[str, ...], float | None]
+"""Metrics by name, those of collectives by kind and name; None where not known. What is not there is 0."""
 _FREE = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
 
@@ -28,7 +28,7 @@ class Cost:
 
     flops: operations (`operations`). bytes: read from main memory and written to it (`accesses`). seconds: that links
     are busy at least; None also where they are not known. collectives: kind -> "count", how often; "bytes" of the
-    arrays; and "sent_bytes" of a device. unknown: what figures that are None depend on, as a person knows it.
+    arrays; and "sent_bytes" of a device. unknown: what metrics that are None depend on, as a person knows it.
     """
 
     flops: float | None
@@ -46,11 +46,11 @@ def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) 
     """
     program = hlo.parse(text)
     counter = _Counter(devices, seconds)
-    figures = counter.computation(Scope(program, program.entry)) if program.entry else {}
+    metrics = counter.computation(Scope(program, program.entry)) if program.entry else {}
     kinds: dict[str, dict[str, float | None]] = {}
-    for key in sorted(key for key in figures if len(key) > 1):
-        kinds.setdefault(key[0], {})[key[1]] = figures[key]
-    flops, bytes_, busy = (figures.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
+    for key in sorted(key for key in metrics if len(key) > 1):
+        kinds.setdefault(key[0], {})[key[1]] = metrics[key]
+    flops, bytes_, busy = (metrics.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
     return Cost(flops, bytes_, busy, kinds, tuple(counter.unknown))
 
 
@@ -60,19 +60,19 @@ class _Counter:
     def __init__(self, devices: int, seconds: Callable[[Exchange], float | None]) -> None:
         self.devices, self.unknown = devices, dict[str, None]()
         self._seconds = seconds
-        self._exchanges: dict[Exchange, Figures] = {}
+        self._exchanges: dict[Exchange, Metrics] = {}
         self._applied: dict[str, int | None] = {}
 
-    def computation(self, scope: Scope, chains: set[str] | None = None) -> Figures:
-        """Return the figures of a computation. chains: of exchanges that were counted; None where it is no fusion's."""
-        total: Figures = {}
+    def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
+        """Return the metrics of a computation. chains: of exchanges that were counted; None where it is no fusion's."""
+        total: Metrics = {}
         found = set[str]() if chains is None else chains
         for one in scope.computation.instructions.values():
             if one.opcode not in _FREE:
                 _add(total, self._instruction(one, scope, found, chains is not None))
         return total
 
-    def _instruction(self, one: Instruction, scope: Scope, chains: set[str], fused: bool) -> Figures:
+    def _instruction(self, one: Instruction, scope: Scope, chains: set[str], fused: bool) -> Metrics:
         program, computation = scope.program, scope.computation
         match one.operation:
             case "while":
@@ -81,29 +81,29 @@ class _Counter:
                 branches = [(name, given) for name, given in one.branches if name in program.computations]
                 return _largest(self.computation(Scope(program, name, scope, (given,))) for name, given in branches)
             case "fusion":
-                figures = self.computation(Scope(program, one.called, scope, one.operands), chains)
-                return figures if fused else figures | {BYTES: accesses.accessed(one, computation, program)}
+                metrics = self.computation(Scope(program, one.called, scope, one.operands), chains)
+                return metrics if fused else metrics | {BYTES: accesses.accessed(one, computation, program)}
             case "call" | "async" if one.called in program.computations:
                 return self.computation(Scope(program, one.called, scope, one.operands))
-        figures = {FLOPS: self._flops(one, scope)}
+        metrics = {FLOPS: self._flops(one, scope)}
         if not fused:
-            figures[BYTES] = accesses.accessed(one, computation, program)
-        if figures[FLOPS] is None:
-            figures[BYTES] = None
+            metrics[BYTES] = accesses.accessed(one, computation, program)
+        if metrics[FLOPS] is None:
+            metrics[BYTES] = None
         exchange = collectives.exchange(one, computation, fused)
         if exchange and not (exchange.chain and exchange.chain in chains):
             chains.add(exchange.chain)
-            _add(figures, self._exchange(exchange))
-        return figures
+            _add(metrics, self._exchange(exchange))
+        return metrics
 
-    def _loop(self, one: Instruction, scope: Scope) -> Figures:
+    def _loop(self, one: Instruction, scope: Scope) -> Metrics:
         turns = scope.turns(one)
         condition, body = scope.loop(one)
-        figures = _times(self.computation(body), turns)
-        _add(figures, _times(self.computation(condition), None if turns is None else turns + 1))
-        if None in figures.values() and turns is None:
+        metrics = _times(self.computation(body), turns)
+        _add(metrics, _times(self.computation(condition), None if turns is None else turns + 1))
+        if None in metrics.values() and turns is None:
             self.unknown[f"how often the loop {one.model_name or one.name} turns"] = None
-        return figures
+        return metrics
 
     def _flops(self, one: Instruction, scope: Scope) -> int | None:
         operands = [scope.computation.instructions[name].type for name in one.operands]
@@ -120,7 +120,7 @@ class _Counter:
             self._applied[name] = None if found is None else int(found)
         return self._applied[name]
 
-    def _exchange(self, exchange: Exchange) -> Figures:
+    def _exchange(self, exchange: Exchange) -> Metrics:
         if exchange not in self._exchanges:
             if not exchange.among:
                 self.unknown[f"which devices exchange arrays in an {exchange.kind}"] = None
@@ -135,22 +135,22 @@ class _Counter:
         return self._exchanges[exchange]
 
 
-def _add(total: Figures, figures: Figures) -> None:
-    """Add figures to those of `total`."""
-    for key, value in figures.items():
+def _add(total: Metrics, metrics: Metrics) -> None:
+    """Add metrics to those of `total`."""
+    for key, value in metrics.items():
         before = total.get(key, 0)
         total[key] = None if before is None or value is None else before + value
 
 
-def _times(figures: Figures, times: int | None) -> Figures:
-    """Figures of what runs several times; those that are 0 stay 0, however often."""
-    return {key: value and (None if times is None else value * times) for key, value in figures.items()}
+def _times(metrics: Metrics, times: int | None) -> Metrics:
+    """Metrics of what runs several times; those that are 0 stay 0, however often."""
+    return {key: value and (None if times is None else value * times) for key, value in metrics.items()}
 
 
-def _largest(branches: Iterable[Figures]) -> Figures:
-    """For each figure the largest of all branches."""
+def _largest(branches: Iterable[Metrics]) -> Metrics:
+    """For each metric the largest of all branches."""
     found: dict[tuple[str, ...], list[float | None]] = {}
-    for figures in branches:
-        for key, value in figures.items():
+    for metrics in branches:
+        for key, value in metrics.items():
             found.setdefault(key, []).append(value)
     return {k: None if None in values else max(v for v in values if v is not None) for k, values in found.items()}

@@ -1,1 +1,1 @@
-"""Hardware that can be compiled for, described by its figures; none of it is needed. Standard library only."""
+"""Hardware that can be compiled for, described by its properties; none of it is needed. Standard library only."""

@@ -1,7 +1,7 @@
 """Results of autotuning: which variant of each kernel XLA found fastest on an NVIDIA device.
 
 XLA keeps them as xla.AutotuneResults (xla/autotune_results.proto, xla/autotuning.proto), here in protobuf's text format
-(https://protobuf.dev/reference/protobuf/textformat-spec/). It looks one up by its kernel and by figures of the device,
+(https://protobuf.dev/reference/protobuf/textformat-spec/). It looks one up by its kernel and its device,
 and passes over all that it does not find or know; some values end the process. So a file is read here before XLA does.
 Standard library only.
 """
@@ -40,7 +40,7 @@ Message: TypeAlias = "tuple[tuple[str, str | Message], ...]"
 class Result:
     """What XLA chose for one kernel.
 
-    device: figures of the device, and the version of cuDNN. hlo: the kernel, escaped as in the file.
+    device: properties of the device, and the version of cuDNN. hlo: the kernel, escaped as in the file.
     version: XLA's number for how it makes kernels; None is the version of the XLA that reads it.
     chosen: one field of xla.AutotuneResult.
     """
@@ -88,7 +88,7 @@ def read(text: str, file: str = "") -> list[Result]:
 
 def check(results: Iterable[Result], device: Device, file: str = "") -> None:
     """Raise StagecError unless all results are of `device`, timed with one version of cuDNN: XLA finds no others."""
-    wanted = _figures(device)
+    wanted = _properties(device)
     problems = [
         Problem(file, f"results[{index}].device", f"timed on {one.device}, and {device.name} is {wanted}", REFRESH)
         for index, one in enumerate(results)
@@ -96,8 +96,8 @@ def check(results: Iterable[Result], device: Device, file: str = "") -> None:
     ]
     versions = sorted({_timed_on(one)[1] for one in results})
     if len(versions) > 1:
-        told = " and ".join(".".join(map(str, version)) for version in versions)
-        problems.append(Problem(file, "results", f"timed with cuDNN {told}: XLA finds those of one", REFRESH))
+        found = " and ".join(".".join(map(str, version)) for version in versions)
+        problems.append(Problem(file, "results", f"timed with cuDNN {found}: XLA finds those of one", REFRESH))
     if problems:
         raise StagecError(*problems)
 
@@ -111,13 +111,13 @@ def merge(files: Iterable[Iterable[Result]], device: Device) -> list[Result]:
     """Return the results of several files as one, of `device`: sorted, and each kernel once.
 
     Drivers report a clock or a bandwidth that differs a little from the data sheet's, and XLA finds a result by them.
-    So the figures of `device` take the place of those of the device that kernels were timed on.
+    So the properties of `device` take the place of those of the device that kernels were timed on.
     """
-    figures = _figures(device)
+    properties = _properties(device)
     found: dict[tuple[str, str, int], Result] = {}
     for one in (one for file in files for one in file):
         version = ".".join(map(str, _timed_on(one)[1]))
-        renamed = replace(one, device=f"{figures}, DNN version: {version}")
+        renamed = replace(one, device=f"{properties}, DNN version: {version}")
         found.setdefault((renamed.device, renamed.hlo, renamed.version or 0), renamed)
     return [found[key] for key in sorted(found)]
 
@@ -142,8 +142,8 @@ def _lines(message: Message) -> Iterator[str]:
             yield f"{name}: {value}"
 
 
-def _figures(device: Device) -> str:
-    """The figures of a device in XLA's words (xla/service/gpu/autotuning/autotune_cache_key.cc), without cuDNN's."""
+def _properties(device: Device) -> str:
+    """The properties of a device in XLA's words (xla/service/gpu/autotuning/autotune_cache_key.cc), without cuDNN's."""
     capability = device.compute_capability.rstrip("af")
     bandwidth = (device.memory_bandwidth + 500_000_000) // 1_000_000_000
     return (
@@ -167,7 +167,7 @@ def _result(entry: Message) -> Result | str:
     device, hlo, result = (fields.get(name) for name in ("device", "hlo", "result"))
     version = fields.get("version")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device[1:-1]):
-        return "device does not say figures and a version of cuDNN, as XLA writes them"
+        return "device does not say properties and a version of cuDNN, as XLA writes them"
     if not isinstance(hlo, str) or not isinstance(result, tuple):
         return "it has no hlo and result"
     if version is not None and not (isinstance(version, str) and version.isdecimal()):

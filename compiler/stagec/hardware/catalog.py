@@ -54,7 +54,7 @@ def target(name: str, others: tuple[str, ...] = ()) -> TargetSpec:
     """Return the target of a short name ("cpu-avx2", "h100-sxm") or of a TPU topology ("v5e:2x2").
 
     others: names that are known besides, for the message.
-    Raises StagecError, which tells near names, when there is no such one.
+    Raises StagecError, which names near ones, when there is no such one.
     """
     everywhere = [hardware(platform) for platform in PLATFORMS]
     for one in everywhere:

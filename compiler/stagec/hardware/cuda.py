@@ -20,7 +20,7 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: str) -> Device:
-    """Return the device of a short name. Raises StagecError, which tells near names, when there is none."""
+    """Return the device of a short name. Raises StagecError, which names near ones, when there is none."""
     if name not in devices():
         write = near(name, devices()) or f"write one of {', '.join(devices())}"
         write += "\nfor another one, write the path of a file that describes it, as stagec describe-device writes it"
@@ -33,8 +33,8 @@ def entries() -> list[Entry]:
     found = []
     for name, one in devices().items():
         table = tables.read("cuda")[name]
-        figures = one.device_memory_size, one.bf16_flops, float(one.memory_bandwidth), one.nvlink_bandwidth or None
-        found.append(Entry(name, "cuda", table["doc"], table["source"], *figures, (name,), (1,)))
+        properties = one.device_memory_size, one.bf16_flops, float(one.memory_bandwidth), one.nvlink_bandwidth or None
+        found.append(Entry(name, "cuda", table["doc"], table["source"], *properties, (name,), (1,)))
     return found
 
 

@@ -1,6 +1,6 @@
 """NVIDIA devices, described as XLA must know them when it compiles without one.
 
-XLA reads tile sizes, occupancy and cost from these figures: a missing one stops XLA with a signal or makes other code,
+XLA reads tile sizes, occupancy and cost from these: a missing one stops XLA with a signal or makes other code,
 so a description is whole or it is refused here.
 """
 
@@ -83,7 +83,7 @@ def read(description: Mapping[str, Any], file: str = "", key: str = "") -> Devic
     if found:
         raise StagecError(*found)
     kept = {name: value for name, value in description.items() if name not in REMARKS}
-    # A whole number may be written for any other; equal devices have equal figures.
+    # A whole number may be written for any other; equal devices have equal properties.
     return Device(**{name: _KINDS[name](value) for name, value in kept.items()})
 
 

@@ -12,7 +12,7 @@ _GIB, _TERA, _GIGA = 1 << 30, 1e12, 1e9
 
 
 def as_text(entries: Iterable[Entry]) -> str:
-    """Return a table for each platform, with the sources of the figures below it. Ends with a newline."""
+    """Return a table for each platform, with the sources of the numbers below it. Ends with a newline."""
     entries = list(entries)
     rows = [
         (
@@ -38,13 +38,13 @@ def as_text(entries: Iterable[Entry]) -> str:
     sources: dict[str, list[str]] = {}
     for entry in entries:
         sources.setdefault(entry.source, []).append(entry.name)
-    told = "".join(f"  {', '.join(names)}: {source}\n" for source, names in sources.items())
-    return "\n\n".join(blocks) + f"\n\nsources of the figures\n{told}"
+    cited = "".join(f"  {', '.join(names)}: {source}\n" for source, names in sources.items())
+    return "\n\n".join(blocks) + f"\n\nsources of the numbers\n{cited}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *figures, last = cells
-    middle = (cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=False))
+    first, *numbers, last = cells
+    middle = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=False))
     return "  ".join(["", first.ljust(widths[0]), *middle, last])
 
 

@@ -20,7 +20,7 @@ class Entry:
     """What a person wants to read of a checked-in target.
 
     name: its short name; of a TPU generation, its name in topologies. platform: "cpu", "cuda" or "tpu".
-    doc: one line. source: where the figures are from.
+    doc: one line. source: where the numbers are from.
     memory: bytes; flops: peak bfloat16 operations a second; bandwidth: bytes a second from memory; links: bytes a
         second of all links to other devices, in one direction. All are of one device or chip, and None for CPUs: an
         instruction set says nothing of them. links is None too where there are none.

@@ -32,15 +32,15 @@ def entries() -> list[Entry]:
         usual = topologies(one)
         examples = (*usual[:3], usual[-1])
         counts = tuple(parse_topology(text, generations()).num_devices for text in examples)
-        figures = one.memory, one.flops, one.bandwidth, 2 * len(one.pod) * one.link_bandwidth
-        found.append(Entry(name, "tpu", table["doc"], table["source"], *figures, examples, counts))
+        properties = one.memory, one.flops, one.bandwidth, 2 * len(one.pod) * one.link_bandwidth
+        found.append(Entry(name, "tpu", table["doc"], table["source"], *properties, examples, counts))
     return found
 
 
 def target(name: str) -> TpuTarget | None:
     """Return the target of a topology ("v5e:2x2"), called with - for the colon: its name is a part of file names.
 
-    None when it is no topology. Raises StagecError, which tells near ones, when there is no such topology.
+    None when it is no topology. Raises StagecError, which names near ones, when there is no such topology.
     """
     # With "_" for the colon, which libtpu takes as well, it may be a name like any other.
     plain = name.removesuffix("_untwisted").removesuffix("_twisted")

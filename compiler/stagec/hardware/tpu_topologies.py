@@ -14,7 +14,7 @@ from stagec.core.errors import Problem, StagecError, nearest
 
 @dataclass(frozen=True)
 class Generation:
-    """A generation of TPUs; figures are for one chip.
+    """A generation of TPUs; properties are of one chip.
 
     name: as in a topology. device_kind: as `jax.Device.device_kind`.
     cores: how many devices of JAX's a chip is.
@@ -85,7 +85,7 @@ class Topology:
         return tuple(size == largest for size, largest in zip(self.shape, self.generation.pod, strict=True))
 
     def options(self) -> dict[str, Any]:
-        """Return what libtpu must be told beside the topology's name."""
+        """Return what libtpu needs beside the topology's name."""
         options: dict[str, Any] = {"chips_per_host_bounds": list(self.host)}
         if self.generation.name == "v4":
             options["chip_config_name"] = "megacore"  # one device a chip, as JAX runs it

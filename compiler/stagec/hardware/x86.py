@@ -81,7 +81,7 @@ _LLVM_NAMES = {
 }
 
 
-# LLVM's names of features by where cpuid tells them: (leaf, subleaf, register) -> name -> bit.
+# LLVM's names of features by where cpuid has them: (leaf, subleaf, register) -> name -> bit.
 # fmt: off
 _BITS: Mapping[tuple[int, int, str], Mapping[str, int]] = {
     (1, 0, "edx"): {"cx8": 8, "cmov": 15, "mmx": 23, "fxsr": 24, "sse": 25, "sse2": 26},

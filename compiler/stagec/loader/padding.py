@@ -1,7 +1,7 @@
 """Padding: how a call of another size runs in the next larger bucket, where the manifest declares it.
 
 Arguments are filled up along the declared dimensions, results are cut back to the given size, and an argument that the
-manifest names as the mask tells the function which elements are real.
+manifest names as the mask says to the function which elements are real.
 """
 
 from __future__ import annotations

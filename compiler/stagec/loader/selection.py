@@ -151,8 +151,8 @@ class Selection(NamedTuple):
             return LoadError("no-target", f"{path}: the bundle has nothing to run for {self.function}")
         executables = [c.code for c in self.candidates if c.offer.kind == "executable"]
         code = max(executables or [c.code for c in self.candidates], key=_ORDER.index)
-        told = (f"{candidate.offer.target or 'compiling'}: {candidate.reason}" for candidate in self.candidates)
-        return LoadError(code, f"{path}: {self.function} cannot run here; {'; '.join(dict.fromkeys(told))}")
+        reasons = (f"{candidate.offer.target or 'compiling'}: {candidate.reason}" for candidate in self.candidates)
+        return LoadError(code, f"{path}: {self.function} cannot run here; {'; '.join(dict.fromkeys(reasons))}")
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -305,7 +305,7 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _day(text: str) -> datetime.date | None:
-    """Return the day that an index tells; None where it is not known."""
+    """Return the day in an index; None where it is not known."""
     try:
         return datetime.date.fromisoformat(text)
     except ValueError:

@@ -97,20 +97,20 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
 
 
 def summary(values: NDArray[Any]) -> dict[str, Any]:
-    """Return dtype and shape of an array, how many values are NaN or infinite, and figures of the others.
+    """Return dtype and shape of an array, how many values are NaN or infinite, and statistics of the others.
 
     "minimum", "mean" and "maximum" are None where there are no values, or no order of them.
     """
-    figures: dict[str, Any] = {"dtype": str(values.dtype), "shape": list(values.shape), "not_finite": 0}
-    figures |= dict.fromkeys(("minimum", "mean", "maximum"))
+    statistics: dict[str, Any] = {"dtype": str(values.dtype), "shape": list(values.shape), "not_finite": 0}
+    statistics |= dict.fromkeys(("minimum", "mean", "maximum"))
     if values.dtype.kind == "c":
-        return {**figures, "not_finite": int(np.sum(~np.isfinite(values)))}
+        return {**statistics, "not_finite": int(np.sum(~np.isfinite(values)))}
     numbers = values.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
-    figures["not_finite"] = numbers.size - finite.size
+    statistics["not_finite"] = numbers.size - finite.size
     if finite.size:
-        figures |= {"minimum": float(finite.min()), "mean": float(finite.mean()), "maximum": float(finite.max())}
-    return figures
+        statistics |= {"minimum": float(finite.min()), "mean": float(finite.mean()), "maximum": float(finite.max())}
+    return statistics
 
 
 def _paths(description: Description) -> list[str]:

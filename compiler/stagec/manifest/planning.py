@@ -125,8 +125,8 @@ def _too_many(manifest: Manifest) -> Iterator[Problem]:
         factors += [(len(function.variants) or 1, "variants"), (len(function.targets), "targets")]
         count = math.prod(factor for factor, _ in factors)
         if count > MOST_EXECUTABLES:
-            told = " x ".join(f"{factor:,} {what}" for factor, what in factors if factor > 1)
-            what = f"{told} are {count:,} executables, and a manifest may have {MOST_EXECUTABLES:,}"
+            product = " x ".join(f"{factor:,} {what}" for factor, what in factors if factor > 1)
+            what = f"{product} are {count:,} executables, and a manifest may have {MOST_EXECUTABLES:,}"
             write = "list fewer sizes; where padding is declared, calls of other sizes run in the next larger one"
             yield Problem(manifest.file, key_path(("functions", name, "buckets")), what, write)
         else:
@@ -351,7 +351,7 @@ def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem:
                 (*where, "mask"), f'no keyword argument "{table.mask}"', f"write kwargs.{table.mask} = {kinds}"
             )
         elif mask is not None and str(mask) != f"bool[{dim}]" and (mask.shape or mask.dtype[0] not in "iu"):
-            yield problem((*where, "mask"), f'"{table.mask}" is {mask}, which tells no size', f"write {kinds}")
+            yield problem((*where, "mask"), f'"{table.mask}" is {mask}, which is no size', f"write {kinds}")
         for location, aval in avals.items():
             if dim in aval.shape and location != ("kwargs", table.mask) and not holds(aval.dtype, table.fill):
                 what = f"{key_path(location)} is {aval}, which cannot hold {table.fill}"

@@ -1,7 +1,7 @@
 """The fields of protobuf messages, as a library that was compiled with them has them.
 
 Such a library holds the descriptor of every .proto file that it was compiled from, a FileDescriptorProto
-(https://github.com/protocolbuffers/protobuf/blob/main/src/google/protobuf/descriptor.proto), in a section of its own.
+(https://github.com/protocolbuffers/protobuf/blob/main/src/google/protobuf/descriptor.proto), in a separate section.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class File:
 
     @property
     def build_id(self) -> str:
-        """What tells this build from others, in hexadecimal.
+        """What distinguishes this build from others, in hexadecimal.
 
         The build-id that the linker wrote, as `readelf -n` prints it. jaxlib and the plugin for CUDA have none: then it
         is the start of a SHA-256 over the program headers and the sorted table of all functions' addresses, which

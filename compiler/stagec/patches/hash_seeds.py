@@ -1,4 +1,4 @@
-"""Let every hash table of XLA have the same seed, so that none has an order of its own in every run.
+"""Let every hash table of XLA have the same seed, so that none has another order in every run.
 
 Abseil seeds each table from the address of a variable of the thread and from the number of tables that the thread made
 (absl/container/internal/raw_hash_set.h). XLA:CPU writes the arguments of hoisted loops in the order of such a table:

@@ -76,7 +76,7 @@ class Code:
         return None if slot is None else self.start + slot
 
     def build_id(self) -> str:
-        """Return what tells this build of the library from others. Raises PatchError when its file cannot be read."""
+        """Return what distinguishes this build from others. Raises PatchError when the library cannot be read."""
         with _read(self.path) as file:
             return file.build_id
 

@@ -37,7 +37,7 @@ class AbstractArray:
 
 @functools.lru_cache(maxsize=4096)
 def abstract_array(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> AbstractArray:
-    """Return the one object for all such arrays: calls tell by identity that an array is like the last one there."""
+    """Return the one object for all such arrays: calls see by identity that an array is like the last one there."""
     return AbstractArray(shape, dtype, sharding)
 
 
@@ -298,7 +298,7 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     if array.dtype.hasobject:
         kind = type(tree).__qualname__
         raise CallError("dtype", f"a {kind} is no array: give a dict of its fields, or a tuple of its children")
-    # A copy of its own: a function may donate it, and the caller's memory must not change.
+    # A separate copy: a function may donate it, and the caller's memory must not change.
     return put(_native(array), single_device(device), donated=True)
 
 

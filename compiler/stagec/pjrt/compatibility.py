@@ -40,7 +40,7 @@ def hlo_print_options() -> Any:
     """Return jaxlib's options for HLO as text, in the short form that XLA's parser reads."""
     import importlib
 
-    # Since 0.10.2 HLO has a module of its own.
+    # Since 0.10.2 HLO has its own module.
     module = importlib.import_module("jaxlib._jax" if numbers() < (0, 10, 2) else "jaxlib._hlo")
     return module.HloPrintOptions.short_parsable()
 
@@ -49,7 +49,7 @@ def result_handler(aval: Any, sharding: Any) -> Any:
     """Return what makes an output buffer an array of `aval` and `sharding`."""
     from jaxlib import _jax
 
-    # Before 0.11.2 it checks both against jax's own classes unless told not to; then it has no such parameter.
+    # Before 0.11.2 it checks both against jax's own classes unless asked not to; then it has no such parameter.
     if numbers() < (0, 11, 2):
         return _jax.array_result_handler(aval, sharding, True, True)
     return _jax.array_result_handler(aval, sharding, True)

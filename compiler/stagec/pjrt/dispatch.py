@@ -1,6 +1,6 @@
 """jaxlib's own way from host arrays to results, in C++: `pjit`, which is what `jax.jit` calls.
 
-It converts all arrays of a call at once; from Python each is an object and a call of its own (`batched_device_put`).
+It converts all arrays of a call at once; from Python each is a separate object and call (`batched_device_put`).
 What it gets here was looked at before, and it is left where it does not do exactly what the way through Python does.
 """
 

@@ -27,7 +27,7 @@ such calls, each waiting until its other parts have a thread, would wait for eve
 
 
 class Executable:
-    """A loaded executable: device arrays in, device arrays out, flat and in the order of its own parameters.
+    """A loaded executable: device arrays in, device arrays out, flat and in the order of the executable's parameters.
 
     loaded: jaxlib's executable.
     devices: on which it runs, in the order of its partitions; arrays are split over them as the executable says.

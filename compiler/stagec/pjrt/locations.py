@@ -180,7 +180,7 @@ def as_text(operations: Sequence[Operation]) -> str:
 
 
 def add_note(error: BaseException, debug: Path, hlo: str) -> None:
-    """Add to an error of XLA's the lines of the sources that it is about, as the file `debug` tells.
+    """Add to an error of XLA's the lines of the sources that it is about, as the file `debug` says.
 
     hlo: the program that failed, as text; "" where there is none.
     """

@@ -124,7 +124,7 @@ class Prepared:
 
     def _results(self, leaves: Sequence[Any]) -> Sequence[_jax.ArrayImpl] | None:
         taken = leaves if self._kept is None else [leaves[i] for i in self._kept]
-        # After a call that donates, no one could tell what was deleted before it.
+        # After a call that donates, no one could know what was deleted before it.
         if self._donates and _any_deleted(taken):
             return None
         try:
@@ -137,7 +137,7 @@ class Prepared:
         except (RuntimeError, ValueError) as error:
             if not self._donates and _any_deleted(taken):
                 return None
-            if isinstance(error, ValueError):  # `pjit` tells XLA's errors so
+            if isinstance(error, ValueError):  # `pjit` raises XLA's errors so
                 raise _jax.JaxRuntimeError(str(error)) from None
             raise
 

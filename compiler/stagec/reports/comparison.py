@@ -1,6 +1,6 @@
-"""What `stagec diff A B` tells: how two bundles differ, from signatures down to members.
+"""What `stagec diff A B` reports: how two bundles differ, from signatures down to members.
 
-`stagec.reports.explanation` tells why: which components of their artifacts differ. Its rows are in the report too.
+`stagec.reports.explanation` says why: which components of their artifacts differ. Its rows are in the report too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from stagec.reports import explanation
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")
 """What of a function's entry in the index a caller sees."""
 
-FIGURES = ("bytes", "flops", "peak_bytes")
-"""What is told of executables: size of the file, operations of a call, most bytes in use on one device."""
+METRICS = ("bytes", "flops", "peak_bytes")
+"""What is compared of executables: size of the file, operations of a call, most bytes in use on one device."""
 
 Row = dict[str, Any]
 """{"name", "change": "added", "removed" or "changed"}; of what changed also key -> {"first", "second"}."""
@@ -71,7 +71,7 @@ def as_text(report: dict[str, Any]) -> str:
             lines.append(f"  {_SIGNS[row['change']]} {row['name']}")
             values = ((key, value) for key, value in row.items() if key not in ("name", "change"))
             lines += [f"      {key}: {_told(value)}" for key, value in values]
-    # What only one of them has is told above.
+    # What only one of them has is reported above.
     both = [row for row in report["components"] if "change" not in row]
     if both:
         lines += ["made from", *(f"  {line}" for line in explanation.lines(both))]
@@ -94,7 +94,7 @@ def _signatures(archive: Archive) -> dict[str, Row]:
 
 
 def _executables(archive: Archive) -> dict[str, Row]:
-    """Return the figures of each executable, by the name of its description without `.json`."""
+    """Return the metrics of each executable, by the name of its description without `.json`."""
     found = {}
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
@@ -102,8 +102,8 @@ def _executables(archive: Archive) -> dict[str, Row]:
                 description = Description.from_json(archive.read(entry["description"], LARGEST))
             except ValueError as error:
                 raise StagecError(Problem(archive.path, entry["description"], str(error))) from error
-            figures = {"bytes": description.executable_bytes, **description.analysis}
-            found[entry["description"].removesuffix(".json")] = {key: figures[key] for key in FIGURES}
+            metrics = {"bytes": description.executable_bytes, **description.analysis}
+            found[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
     return found
 
 
@@ -124,8 +124,8 @@ def _told(value: Row) -> str:
     first, second = value["first"], value["second"]
     if not all(isinstance(one, int | float) for one in (first, second)):
         return f"{_short(first)} -> {_short(second)}"
-    told = f"{first:,.0f} -> {second:,.0f}"
-    return f"{told} ({(second - first) / first:+.1%})" if first else told
+    change = f"{first:,.0f} -> {second:,.0f}"
+    return f"{change} ({(second - first) / first:+.1%})" if first else change
 
 
 def _short(value: object) -> str:

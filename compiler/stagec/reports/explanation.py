@@ -1,4 +1,4 @@
-"""What `stagec explain A B` tells: which components of two artifacts differ, by name (`stagec.core.components`).
+"""What `stagec explain A B` reports: which components of two artifacts differ, by name (`stagec.core.components`).
 
 In the place of an artifact stand the current inputs (`stagec.reports.inputs`): all that one is made from is known
 before XLA compiles.
@@ -197,8 +197,8 @@ def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Arti
         what = f"which of its functions {wanted.path} is of is not known"
         raise StagecError(Problem(path, "", what, f"keep its description beside it, as {wanted.path}.json"))
     function, variant, target, bucket = wanted.identity
-    told = ", ".join(filter(None, (function, variant, target, bucket)))
-    raise StagecError(Problem(path, "", f"it has no artifact of {told}"))
+    what = ", ".join(filter(None, (function, variant, target, bucket)))
+    raise StagecError(Problem(path, "", f"it has no artifact of {what}"))
 
 
 def _current(current: Inputs) -> _Artifacts:

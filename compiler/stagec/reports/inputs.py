@@ -95,7 +95,7 @@ def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: 
 
 
 def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:
-    """Export in a process of its own, as the build does: what one function imports must not be told of another."""
+    """Export in a separate process, as the build does: what one function imports must not be reported of another."""
     env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         written, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))

@@ -1,4 +1,4 @@
-"""What `stagec profile` tells: where the time of a build went, from the profiles of its actions (`phases`)."""
+"""What `stagec profile` reports: where the time of a build went, from the profiles of its actions (`phases`)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
     profiles = []
     for file in files:
         try:
-            told = json.loads(file.read_text("utf-8"))
-            if (told["format"], told["kind"]) != (1, "profile"):
+            profile = json.loads(file.read_text("utf-8"))
+            if (profile["format"], profile["kind"]) != (1, "profile"):
                 raise ValueError
-            profiles.append(told)
+            profiles.append(profile)
         except OSError as error:
             write = "build with --output_groups=+profile" if isinstance(error, FileNotFoundError) else ""
             problems.append(Problem(str(file), "", f"cannot be read: {error.strerror}", write))
@@ -133,7 +133,7 @@ def as_text(report: dict[str, Any]) -> str:
 def as_trace(profiles: Sequence[dict[str, Any]]) -> str:
     """Return the build as Chrome trace events, which Perfetto and chrome://tracing show: JSON, one event a line.
 
-    Each action is a slice with its phases below it; actions that overlap are on tracks of their own.
+    Each action is a slice with its phases below it; actions that overlap are on separate tracks.
     The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     begin = min(profile["started"] for profile in profiles)

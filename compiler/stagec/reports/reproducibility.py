@@ -129,7 +129,7 @@ def reproduce(
                 _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name, packages)
             for one in executables:
                 stem = folder / "out" / one.name
-                # From the built export: a difference there is told once, and not again of every executable.
+                # From the built export: a difference there is reported once, and not again for every executable.
                 built = next(artifact for artifact in exports if artifact.name == one.export)
                 words = ["compile", "--spec", one.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
                 words += ["--lowered", built.lowered] if built.lowered else []
@@ -228,7 +228,7 @@ def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
 def run_varied(
     command: Sequence[str | Path], how: Variation, folder: Path, packages: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of stagec as `how` says, in `folder`, in a process of its own; return what it said.
+    """Run a command of stagec as `how` says, in `folder`, in a separate process; return what it said.
 
     packages: a folder of packages that it finds besides those that this process finds.
     """

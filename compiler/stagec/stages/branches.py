@@ -18,7 +18,7 @@ def inline_known_branches(module: ir.Module) -> None:
 
 
 def _inline_below(operation: Any) -> bool:
-    """Inline what is known now; return whether there was any, for a branch may have branches of its own."""
+    """Inline what is known now; return whether there was any, for a branch may have branches too."""
     found = False
     for block in [block for region in operation.regions for block in region.blocks]:
         for inner in list(block.operations):

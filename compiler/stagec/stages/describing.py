@@ -46,7 +46,7 @@ def describe(
         device_assignment=_assignment(module, mesh),
         kept_var_idx=program.kept_var_idx,
         donated=program.donated,
-        # XLA adds calls of its own and drops dead ones: the optimized program is what runs.
+        # XLA adds calls and drops dead ones: the optimized program is what runs.
         custom_calls={name: _provider(program, name) for name in sorted(_custom_calls(module.hlo))},
         cost_analysis=module.cost_analysis,
         memory_analysis=module.memory_analysis,

@@ -31,7 +31,7 @@ def exceeded(
     """Yield what is over a limit of `spec`, or over the memory of the device.
 
     program: the optimized HLO as text. names: of the arguments that it takes.
-    A figure that is not known is over its limit, unless that is allowed, and within the memory of the device.
+    A metric that is not known is over its limit, unless that is allowed, and within the memory of the device.
     """
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
@@ -40,29 +40,29 @@ def exceeded(
         what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"
         yield Problem(spec.manifest, spec.key, what, _table(description, program, names), _about(spec))
     counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
-    figures: dict[str, tuple[Any, float | None]] = {
+    metrics: dict[str, tuple[Any, float | None]] = {
         "peak_memory": (peak, limits.peak_memory),
         "flops": (analysis["flops"], limits.flops),
         "bytes_accessed": (analysis["bytes_accessed"], limits.bytes_accessed),
         "executable_size": (description.executable_bytes, limits.executable_size),
     }
     if isinstance(limits.collectives, Mapping):
-        figures |= {f"collectives.{kind}": (counts.get(kind, 0), most) for kind, most in limits.collectives.items()}
+        metrics |= {f"collectives.{kind}": (counts.get(kind, 0), most) for kind, most in limits.collectives.items()}
     else:
         total = UNKNOWN if UNKNOWN in counts.values() else sum(counts.values())
-        figures["collectives"] = total, limits.collectives
-    for key, (figure, limit) in figures.items():
+        metrics["collectives"] = total, limits.collectives
+    for key, (metric, limit) in metrics.items():
         at = f"{limits.key}.{key}"
         name = _NAMES.get(key, key.rpartition(".")[2])
-        if limit is None or (figure == UNKNOWN and limits.allow_unknown):
+        if limit is None or (metric == UNKNOWN and limits.allow_unknown):
             continue
-        if figure == UNKNOWN:
+        if metric == UNKNOWN:
             counted = key != "peak_memory" and analysis["unknown"]
             why = f"it depends on {_listed(counted)}" if counted else "XLA does not say it of this program"
             what = f"{name} is unknown: {why}"
             write = "leave the limit out, or write allow_unknown = true beside it"
-        elif figure > limit:
-            what = f"{name} {' is over the limit of '.join(_pair(key, figure, limit))}"
+        elif metric > limit:
+            what = f"{name} {' is over the limit of '.join(_pair(key, metric, limit))}"
             write = _table(description, program, names) if key == "peak_memory" else ""
             write = _moved(description) if key.startswith("collectives") else write
         else:
@@ -76,10 +76,10 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_REASONS], *more])
 
 
-def _pair(key: str, figure: float, limit: float) -> tuple[str, str]:
+def _pair(key: str, metric: float, limit: float) -> tuple[str, str]:
     """Both numbers as text, in full where they would read alike."""
-    short = in_bytes(figure), in_bytes(limit)
-    in_full = f"{figure:,.0f}", f"{limit:,.0f}"
+    short = in_bytes(metric), in_bytes(limit)
+    in_full = f"{metric:,.0f}", f"{limit:,.0f}"
     return short if key in _BYTES and short[0] != short[1] else in_full
 
 

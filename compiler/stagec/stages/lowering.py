@@ -18,7 +18,7 @@ from stagec.stages.errors import CannotLower, SizesDoNotFit
 from stagec.stages.lowered import Lowered
 
 _ALIAS = "tf.aliasing_output"
-"""The attribute of a donated argument that tells the number of the result that takes its buffer."""
+"""The attribute of a donated argument with the number of the result that takes its buffer."""
 CALLING_CONVENTIONS = (9, 10)
 """The versions of the module's calling convention that `lower_exported` knows.
 
@@ -188,7 +188,7 @@ def _refined(module: ir.Module) -> bytes:
 
 
 _SIZE = re.compile(r"'(\w+)' = (\d+) from specification '([^']+)' for dimension (.+?) \(= (\d+)\)")
-"""How the shape assertions of `jax.export` tell where the size of a name comes from."""
+"""How the shape assertions of `jax.export` say where the size of a name comes from."""
 
 
 def _violated(status: str) -> str:

@@ -42,8 +42,8 @@ def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) ->
         compiler_options=dict(sorted(described(options).items())),
         settings={"isa": "", "parallelism": os.cpu_count() or 1},
     )
-    figures = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
-    module, mesh = CompiledModule(raw, *figures, hlo, range(program.nr_devices)), mesh_of(program)
+    properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
+    module, mesh = CompiledModule(raw, *properties, hlo, range(program.nr_devices)), mesh_of(program)
     description = describe(program, target, module, Hardware(target.device_kind), mesh)
     compiled = Compiled(raw, description, hlo, mesh)
     signature = Signature(program.fun_name, description)

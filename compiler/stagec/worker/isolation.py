@@ -83,7 +83,7 @@ class Isolation:
 
         inputs: paths relative to `folder`. files: a descriptor of what the action sees as FOLDER, from `new_files`;
             None: it sees the files of the worker.
-        Yields descriptors of its PID namespace, and where it has files of its own, of the others.
+        Yields descriptors of its PID namespace, and where it has its own files, of the others.
         Raises OSError where the system does not let it.
         """
         descriptors: list[int] = []

@@ -1,4 +1,4 @@
-"""What Bazel and a persistent worker tell each other, as far as it is used here.
+"""The messages between Bazel and a persistent worker, as far as stagec uses them.
 
 The messages are those of src/main/protobuf/worker_protocol.proto of Bazel; each has its length before it, as a varint.
 """

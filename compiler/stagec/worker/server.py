@@ -1,4 +1,4 @@
-"""Answer Bazel's requests, each with a process of its own that sees the inputs of its request and nothing else.
+"""Answer Bazel's requests, each with a new process that sees the inputs of its request and nothing else.
 
     Bazel --requests--> worker --"fork into these namespaces"--> template --fork--> action
           <-responses--        <--------"it has ended"---------

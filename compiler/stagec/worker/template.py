@@ -81,7 +81,7 @@ def _work(
         status = run(asked["arguments"])
     except SystemExit as error:  # argparse
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 - it is told, and 1 is the status
+    except BaseException:  # noqa: BLE001 - it is reported, and 1 is the status
         traceback.print_exc()
     finally:
         try:

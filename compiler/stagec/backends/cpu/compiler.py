@@ -129,7 +129,7 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
 
 
 def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
-    """Return XLA's figures, with the peak: XLA's own is without temporaries, which a call has as one block."""
+    """Return what XLA counts, with the peak: XLA's is without temporaries, which a call has as one block."""
     sizes = memory(executable)
     results = sizes["output_size_in_bytes"] - sizes["alias_size_in_bytes"]
     peak = sizes["argument_size_in_bytes"] + results + sizes["temp_size_in_bytes"]
@@ -191,7 +191,7 @@ def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
 def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:
     """Say which CPU XLA compiled for, where it is not exactly that of `isa`; "" where it is."""
     name, features = stored_cpu_name(serialized), stored_features(serialized)
-    # XLA adds hints of its own, which are no features of a CPU.
+    # XLA adds hints, which are no features of a CPU.
     more = sorted(feature for feature in features - isa.features if not feature.startswith("prefer-"))
     fewer = sorted(isa.features - features)
     if (name, more, fewer) == (isa.cpu_name, [], []):

@@ -4,7 +4,7 @@ XLA takes a description of the device (`nvidia`) and runs NVIDIA's ptxas, which 
 differ, and what is done about it here:
 
 - XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
-- XLA stores the folder of CUDA as it was told, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
+- XLA stores the folder of CUDA as it was given, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
   that is the current one while XLA compiles. So no path enters, and no other CUDA of the machine is found first.
 - XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
 - Without a device XLA times no variants of a kernel; it takes its defaults, or the target's results of autotuning.
@@ -175,7 +175,7 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
             raise CannotCompile(what, "autotuning", autotuning.REFRESH)
     if _kept and _kept != [target.autotuning_results]:
         what = "this process has compiled with other results of autotuning, which XLA keeps"
-        raise CannotCompile(what, "autotuning", "compile in a process of its own, as stagec compile does")
+        raise CannotCompile(what, "autotuning", "compile in a separate process, as stagec compile does")
     _kept.extend([target.autotuning_results] if results and not _kept else [])
     return results
 
@@ -207,21 +207,21 @@ def _toolkit() -> Path:
 def scratch() -> Iterator[None]:
     """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while.
 
-    Mosaic, which is in XLA's plugin, is told by variables where CUDA and its own library are.
+    Mosaic, which is in XLA's plugin, reads from variables where CUDA and its own library are.
     """
     links = {_SDK: _toolkit()}
     if (extension := folder(_EXTENSION)) is not None:
         links[MOSAIC] = extension / MOSAIC
-    told = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{MOSAIC}"}
+    variables = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{MOSAIC}"}
     with tempfile.TemporaryDirectory(prefix="stagec-") as empty:
         for name, path in links.items():
             (Path(empty) / name).symlink_to(path.absolute())
-        os.environ.update(told)
+        os.environ.update(variables)
         try:
             with contextlib.chdir(empty):
                 yield
         finally:
-            for name in told:
+            for name in variables:
                 del os.environ[name]
 
 

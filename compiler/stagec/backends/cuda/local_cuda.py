@@ -30,7 +30,7 @@ _LIBRARIES = ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9")
 """Libraries whose kernels XLA times beside its own."""
 _RESULTS = "results.textproto"
 _SAME = ("name", "compute_capability", "core_count", "l2_cache_size")
-"""Figures that say which device it is. Clocks and bandwidths, as drivers report them, differ a little."""
+"""Properties that say which device it is. Clocks and bandwidths, as drivers report them, differ a little."""
 
 
 def prepare_process() -> None:
@@ -39,7 +39,7 @@ def prepare_process() -> None:
 
 
 def describe_device() -> str:
-    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.figures`.
+    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.properties`.
 
     CUDA_VISIBLE_DEVICES says which one is the first. Raises CannotCompile when there is none, or no plugin.
     """
@@ -59,7 +59,7 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
     if len(here) < count:
         what = f"it needs {count} devices, and CUDA finds {len(here)} here"
         raise CannotCompile(what, "topology", "run this on a machine with as many")
-    found = nvidia.figures(_describe(here[0]))
+    found = nvidia.properties(_describe(here[0]))
     refuse_another(found, target)
     missing = [name for name in _LIBRARIES if not _loads(name)]
     if missing:
@@ -98,14 +98,14 @@ def _describe(device: Any) -> str:
 
 
 def refuse_another(found: Mapping[str, Any], target: CudaTarget) -> None:
-    """Raise CannotCompile unless the device here is the target's. found: its figures, as `nvidia.figures` has them."""
+    """Raise CannotCompile unless the device here is the target's. found: what `nvidia.properties` returned for it."""
 
     def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
         return str(value).rstrip("af")
 
     here = {key: found.get(key) for key in _SAME}
     others = [f"{key} is {value}, not {target.figures[key]}" for key, value in here.items()]
-    others = [told for told, key in zip(others, _SAME, strict=True) if bare(here[key]) != bare(target.figures[key])]
+    others = [text for text, key in zip(others, _SAME, strict=True) if bare(here[key]) != bare(target.figures[key])]
     if others:
         raise CannotCompile(f"the device here is another one: {', '.join(others)}", "device")
 

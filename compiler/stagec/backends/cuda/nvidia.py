@@ -13,7 +13,7 @@ from stagec.hardware import cuda
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 
 _ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "network_bandwidth")
-"""Figures that XLA has not: they are for estimates."""
+"""Properties that XLA does not have: they are for estimates."""
 _FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}
 
 
@@ -56,7 +56,7 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
     return "\n".join(lines) + "\n"
 
 
-def figures(config: str) -> dict[str, Any]:
+def properties(config: str) -> dict[str, Any]:
     """Return the fields of `Device` that XLA's description of a device has; it has no peak, and no speed of NVLink.
 
     config: a GpuTargetConfigProto as text, one field a line, as XLA prints it.
@@ -75,7 +75,7 @@ def figures(config: str) -> dict[str, Any]:
 
 
 def as_toml(found: Mapping[str, Any]) -> str:
-    """Return what `figures` returned as a file that a manifest can name.
+    """Return what `properties` returned as a file that a manifest can name.
 
     The peak, and the speed of links, are those of the checked-in device of the same name. Where there is none, the file
     says that the peak is missing.
