@@ -1,5 +1,6 @@
-"""Build manifests with the command line in fresh processes, as Bazel does, without Bazel."""
+"""Build manifests with the command line, with processes and forks as Bazel has them, without Bazel."""
 
+import functools
 import json
 import os
 import subprocess
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from stagec.core.actions import ENVIRONMENT
+from tests.forking import Template
 
 ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
+PYTHON = (sys.executable, "-B", "-s", "-S")
+FORKING = ("bundle", "compile", "export", "golden", "plan")
 
 
 def action_environment() -> dict[str, str]:
@@ -26,10 +30,22 @@ def action_environment() -> dict[str, str]:
 def stagec(
     *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of stagec in a process of its own, with the environment that the rules give it."""
-    environment = {**action_environment(), **(env or {})}
-    command = [sys.executable, "-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    """Run a command of stagec with the environment that the rules give it.
+
+    Commands that most tests run are forks (`Template`). env: more variables, for a new process; also where there are
+    none, for a test that is about processes.
+    """
+    words = [str(argument) for argument in arguments]
+    # Locations have whole call stacks: those of a fork begin in the template.
+    if env is None and words and words[0] in FORKING and "--debug-output" not in words:
+        return _template(words[0]).run(words, cwd)
+    command = [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), *words]
+    return subprocess.run(command, cwd=cwd, env={**action_environment(), **(env or {})}, capture_output=True, text=True)
+
+
+@functools.cache
+def _template(command: str) -> Template:
+    return Template(command, PYTHON, action_environment())
 
 
 def checked(*arguments: str | Path, cwd: Path = ROOT) -> str:

@@ -113,7 +113,7 @@ def test_a_file_that_may_not_be_so_large(zoo: Path, bundles: list[Path], tmp_pat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        done = stagec(*bundle_command(zoo, output, "2"))
+        done = stagec(*bundle_command(zoo, output, "2"), env={})  # a new process has the limit
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{output}: cannot be written: File too large\n")
