@@ -40,6 +40,7 @@ PLANNER_SOURCES = [
     "stagec/hardware/tables.py",
     "stagec/hardware/tpu_topologies.py",
     "stagec/manifest/__init__.py",
+    "stagec/manifest/environment.py",
     "stagec/manifest/load.py",
     "stagec/manifest/models.py",
     "stagec/manifest/planning.py",

@@ -42,6 +42,7 @@ class Key:
     vjp_order: int = 0
     enable_x64: bool = False
     matmul_precision: str | None = None
+    prng_impl: str = "threefry2x32"
     mesh: Mapping[str, int] = field(default_factory=dict)
     module: str = "bytes"
     variant: str = ""
@@ -202,7 +203,7 @@ def keys() -> tuple[Key, ...]:
             Key(
                 f"enable_x64 = {str(wide).lower()}",
                 models.counted,
-                f'args = ["f{64 if wide else 32}[]"]',
+                f'args = ["f{64 if wide else 32}[]"]\nenable_x64 = {str(wide).lower()}',
                 (f32(dtype="float64" if wide else "float32"),),
                 enable_x64=wide,
             )
@@ -217,6 +218,16 @@ def keys() -> tuple[Key, ...]:
                 matmul_precision=precision,
             )
             for precision in ("highest", "BF16_BF16_F32_X3")
+        ),
+        *(
+            Key(
+                f"prng_impl = {name}",
+                models.seeded,
+                f'args = ["u32[]"]\nprng_impl = "{name}"',
+                (f32(dtype="uint32"),),
+                prng_impl=name,
+            )
+            for name in ("threefry2x32", "rbg", "unsafe_rbg")
         ),
         Key(
             "custom calls of LAPACK, guaranteed",
@@ -258,9 +269,8 @@ def keys() -> tuple[Key, ...]:
 
 HEADER = """\
 [manifest]
-name = "{name}"
+name = "keys"
 version = "0"
-enable_x64 = {enable_x64}
 
 [targets.cpu]
 platform = "cpu"
@@ -268,18 +278,21 @@ isa = "AVX2"
 parallelism = 1
 
 [meshes.grid]
-axes = {{ data = 2, model = 2 }}
+axes = { data = 2, model = 2 }
 """
 
 
-def manifest(name: str, enable_x64: bool, keys: Sequence[Key]) -> str:
-    """Return a manifest of those of `keys` that have this setting, called `f0`, `f1` ... by their place."""
-    parts = [HEADER.format(name=name, enable_x64=str(enable_x64).lower())]
+def manifest(keys: Sequence[Key]) -> str:
+    """Return a manifest of all `keys`, whatever their settings, called `f0`, `f1` ... by their place."""
+    parts = [HEADER]
     for number, key in enumerate(keys):
-        if key.enable_x64 == enable_x64:
-            platforms = "" if "platforms" in key.manifest else 'platforms = ["cpu"]\n'
-            entry = key.stablehlo or f"{key.function.__module__}:{key.function.__name__}"
-            parts.append(f'[functions.f{number}]\nentry = "{entry}"\n{platforms}{key.manifest}\n')
+        entry = key.stablehlo or f"{key.function.__module__}:{key.function.__name__}"
+        lines = [f"[functions.f{number}]", f'entry = "{entry}"', key.manifest]
+        if "platforms" not in key.manifest:
+            lines.append('platforms = ["cpu"]')
+        if key.enable_x64 and "enable_x64" not in key.manifest:
+            lines.append("enable_x64 = true")
+        parts.append("\n".join([*lines, ""]))
     return "\n".join(parts)
 
 

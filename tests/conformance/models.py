@@ -55,6 +55,11 @@ def counted(x: Any) -> Any:
     return jnp.arange(3) + jnp.float32(2) ** x, jnp.sum(x)
 
 
+def seeded(seed: Any) -> Any:
+    key = jax.random.key(seed)
+    return jax.random.normal(key, (3,)), jax.random.key_data(key), jax.random.PRNGKey(seed)
+
+
 def drawn(key: Any, x: Any) -> Any:
     return jax.random.split(key)[0], jax.random.normal(key, x.shape) + x
 

@@ -1,7 +1,9 @@
 """Callbacks into Python, wherever they are in a function: the line of each is told."""
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ hidden = eqxi.create_vprim(
 
 
 def solve(x: Any) -> Any:
-    return eqxi.filter_primitive_bind(hidden, x)  # bound
+    return eqxi.filter_primitive_bind(hidden, x)
 
 
 def kernel(x: Any, y: Any) -> None:
@@ -150,8 +152,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "reduce",
     ),
     "pallas": (pl.pallas_call(kernel, LIKE, interpret=True), "debug_print", "kernel"),
-    "a library": (lambda x: equinox.error_if(x, x.sum() > 0, "too large"), "pure_callback", '"a library"'),
-    "a primitive of a library": (jax.jit(solve), "hidden", "bound"),
+    "a primitive of a library": (jax.jit(solve), "hidden", "here"),
 }
 
 
@@ -184,8 +185,158 @@ def test_all_lines_are_told() -> None:
 
     with pytest.raises(NotImplementedError) as error:
         stagec.jit(function)(X)
-    told = [text.rpartition("/")[2].partition(": ")[0] for text in str(error.value).splitlines()]
-    assert told == [line("here"), line("print"), line("bound")]
+    told = [text.rpartition("/")[2] for text in str(error.value).splitlines() if not text.startswith(" ")]
+    wanted = [("here", "pure_callback"), ("print", "debug_print"), ("here", "hidden")]
+    assert told == [
+        f"{line(mark)}: a host callback ({primitive}) cannot be built ahead of time" for mark, primitive in wanted
+    ]
+
+
+def check_of_a_library(x: Any) -> Any:
+    return equinox.error_if(x, x.sum() > 0, "too large")  # library
+
+
+lineax = eqxi.create_vprim(
+    "linear_solve",
+    eqxi.filter_primitive_def(check_of_a_library),
+    eqxi.filter_primitive_def(lambda x: x),
+    None,
+    None,
+)
+OF_LIBRARIES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "called": (check_of_a_library, "pure_callback"),
+    "in jit": (jax.jit(check_of_a_library), "pure_callback"),
+    "in vmap": (jax.vmap(check_of_a_library), "pure_callback"),
+    "in scan": (
+        lambda x: lax.scan(lambda c, _: (check_of_a_library(c), None), x, None, 2)[0],
+        "pure_callback",
+    ),
+    "its gradient": (jax.grad(lambda x: (check_of_a_library(x) ** 2).sum()), "pure_callback"),
+    "in a primitive, where no jaxpr shows it": (lambda x: eqxi.filter_primitive_bind(lineax, x), "linear_solve"),
+}
+
+
+@pytest.mark.parametrize("name", OF_LIBRARIES)
+def test_the_library_is_told_and_the_line_that_led_to_it(name: str) -> None:
+    function, primitive = OF_LIBRARIES[name]
+    with pytest.raises(NotImplementedError) as error:
+        stagec.jit(lambda x: function(x) + 1).lower(X)
+    told = re.sub(r"(?<=\(equinox/)\w+\.py:[0-9]+", "FILE", str(error.value)).rpartition(f"/{HERE.name}")
+    assert "".join(told[1:]).removeprefix("/") == (
+        f"{line('library')}: a host callback ({primitive}) of equinox {metadata.version('equinox')} "
+        "(equinox/FILE) cannot be built ahead of time\n"
+        '  set os.environ["EQX_ON_ERROR"] = "nan" before the library is imported: '
+        'its checks then give NaN where they fail; with "off" it checks nothing\n'
+        '  host_callbacks="drop" would not help: this callback has results'
+    )
+
+
+def says(x: Any, *, aloud: bool) -> Any:
+    if aloud:
+        jax.debug.print("{}", x.sum(), ordered=True)
+        jax.debug.callback(lambda a: None, x * 7)
+        io_callback(lambda a: None, None, x, ordered=True)
+        buffer_callback.buffer_callback(lambda *_: None, (), has_side_effect=True)(x)
+        jax.debug.inspect_array_sharding(x, callback=lambda sharding: None)
+    return jnp.tanh(x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def backward(x: Any, aloud: bool) -> Any:
+    return x * 2
+
+
+backward.defvjp(lambda x, aloud: (x, x), lambda aloud, x, g: (says(g, aloud=aloud),))
+
+IN: dict[str, Callable[[Any, bool], Any]] = {
+    "itself": lambda x, aloud: says(x, aloud=aloud),
+    "jit": lambda x, aloud: jax.jit(says, static_argnames="aloud")(x, aloud=aloud),
+    "scan": lambda x, aloud: lax.scan(lambda c, _: (says(c, aloud=aloud), None), x, None, 2)[0],
+    "while": lambda x, aloud: lax.while_loop(lambda c: c.sum() < 3, lambda c: says(c, aloud=aloud), x),
+    "cond": lambda x, aloud: lax.cond(x.sum() > 0, functools.partial(says, aloud=aloud), lambda x: x, x),
+    "checkpoint": lambda x, aloud: jax.grad(lambda x: jax.checkpoint(lambda x: says(x, aloud=aloud))(x).sum())(x),
+    "custom_vjp": lambda x, aloud: jax.grad(lambda x: backward(x, aloud).sum())(x),
+    "a primitive of a library": lambda x, aloud: eqxi.filter_primitive_bind(quiet[aloud], x),
+    "pallas": lambda x, aloud: pl.pallas_call(functools.partial(saying, aloud), LIKE, interpret=True)(x),
+}
+quiet = {
+    aloud: eqxi.create_vprim(
+        "hidden",
+        eqxi.filter_primitive_def(functools.partial(says, aloud=aloud)),
+        eqxi.filter_primitive_def(lambda x: x),
+        None,
+        None,
+    )
+    for aloud in (False, True)
+}
+
+
+def saying(aloud: bool, x: Any, y: Any) -> None:
+    if aloud:
+        jax.debug.print("{}", x[0, 0])
+    y[...] = x[...] * 2
+
+
+@pytest.fixture
+def without_locations() -> Iterator[None]:
+    """Modules as the export action has them."""
+    before: int = getattr(jax.config, "jax_traceback_in_locations_limit")  # noqa: B009 - JAX's types have it not
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+@pytest.mark.parametrize("name", IN)
+@pytest.mark.usefixtures("without_locations")
+def test_dropped_callbacks_leave_nothing_behind(name: str) -> None:
+    """The bytes are those of a function without them."""
+
+    def function(x: Any, aloud: bool) -> Any:
+        return IN[name](x, aloud)
+
+    def artifact(aloud: bool) -> bytes:
+        traced = stagec.jit(function, static_argnames="aloud", host_callbacks="drop").trace(X, aloud=aloud)
+        assert "InspectSharding" not in traced.lower().as_text()
+        return traced.export(("cpu", "tpu")).mlir_module_serialized
+
+    assert artifact(aloud=True) == artifact(aloud=False)
+
+
+def test_a_function_that_is_shared_keeps_its_callbacks_elsewhere() -> None:
+    """JAX keeps what it traced of a function under `jit`: not what it traced without callbacks, for other callers."""
+    shared = jax.jit(printed)
+    assert not stagec.jit(lambda x: shared(x) + 1, host_callbacks="drop").trace(X).jaxpr.effects
+    assert jax.jit(lambda x: shared(x) + 1).trace(X).jaxpr.effects
+    assert not stagec.jit(lambda x: shared(x) + 2, host_callbacks="drop").trace(X).jaxpr.effects
+
+
+def test_callbacks_with_results_are_never_dropped() -> None:
+    with pytest.raises(NotImplementedError) as error:
+        stagec.jit(lambda x: printed(pure(x)), host_callbacks="drop")(X)
+    first, *rest = str(error.value).splitlines()
+    assert first.rpartition("/")[2].startswith(f"{line('here')}: a host callback (pure_callback) cannot")
+    assert rest == [
+        "  take it out of the function; what it computes can be a result",
+        '  host_callbacks="drop" would not help: this callback has results',
+    ]
+
+
+def test_a_dropped_callback_does_not_run() -> None:
+    heard: list[Any] = []
+
+    def function(x: Any) -> Any:
+        jax.debug.callback(heard.append, x)
+        return x + 1
+
+    wrapped = stagec.jit(function, host_callbacks="drop")
+    assert wrapped(X).sum() == 12
+    assert jax.jit(lambda x: wrapped(x) * 1)(X).sum() == 12  # while JAX traces a caller, JAX's jit is called
+    with jax.disable_jit():
+        assert wrapped(X).sum() == 12
+    jax.effects_barrier()
+    assert not heard
+    with pytest.raises(ValueError, match='host_callbacks is \'ignore\'; write "refuse" or "drop"'):
+        stagec.jit(function, host_callbacks="ignore")
 
 
 def test_another_error_stays_as_it_is() -> None:

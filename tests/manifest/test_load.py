@@ -254,12 +254,12 @@ def test_load(tmp_path: Path) -> None:
             id="unknown key",
         ),
         pytest.param(
-            'args = []\nisa = "AVX"\nenable_x64 = true',
+            'args = []\nisa = "AVX"\nreproducible = true',
             """\
             m.toml: functions.f.isa: unknown key
               isa belongs into a table [targets.NAME]
-            m.toml: functions.f.enable_x64: unknown key
-              enable_x64 belongs into a table [manifest]""",
+            m.toml: functions.f.reproducible: unknown key
+              reproducible belongs into a table [manifest]""",
             id="key of another table",
         ),
         pytest.param(
@@ -827,3 +827,100 @@ def test_any_toml_is_explained(tmp_path_factory: pytest.TempPathFactory, functio
         assert "type=" not in str(problem)
         assert "Input should" not in str(problem)
         assert "of the right form" not in str(problem)
+
+
+def test_variables_for_tracing(tmp_path: Path) -> None:
+    text = HEAD.replace('version = "1"', 'version = "1"\nenvironment = { A = "1", EQX_ON_ERROR = "nan" }')
+    path = tmp_path / "manifest.toml"
+    path.write_text(text + FUNCTION + 'environment = { KERAS_BACKEND = "jax", A = "", a1_ = "\\u00e9 =" }')
+    manifest = load_manifest(path, "m.toml")
+    assert manifest.header.environment == {"A": "1", "EQX_ON_ERROR": "nan"}
+    assert manifest.functions["f"].environment == {"A": "", "KERAS_BACKEND": "jax", "a1_": "\u00e9 ="}
+
+
+JAX_READS = "JAX reads its variables before the manifest's are set"
+REFUSED_VARIABLES = {
+    '"A-B" = "1"': ("A-B", "not a name of a variable", "write letters, digits and _, no digit first"),
+    "A = 1": ("A", "1 is not a text", 'write A = "1"'),
+    "A = true": ("A", "true is not a text", 'write A = "true"'),
+    'A = "\\u0000"': ("A", "a variable cannot hold the character 0", "leave that character out"),
+    'JAX_ENABLE_X64 = "1"': ("JAX_ENABLE_X64", JAX_READS, "write enable_x64 = true"),
+    'JAX_DEFAULT_MATMUL_PRECISION = "high"': (
+        *("JAX_DEFAULT_MATMUL_PRECISION", JAX_READS, 'write for example matmul_precision = "highest"'),
+    ),
+    'JAX_DEFAULT_PRNG_IMPL = "rbg"': ("JAX_DEFAULT_PRNG_IMPL", JAX_READS, 'write for example prng_impl = "rbg"'),
+    'JAX_PLATFORMS = "cpu"': (
+        *("JAX_PLATFORMS", JAX_READS, 'list targets instead, for example targets = ["cpu-avx2"]'),
+    ),
+    'JAX_LOG_COMPILES = "1"': (*("JAX_LOG_COMPILES", JAX_READS, "call jax.config.update in the module of the entry"),),
+    'XLA_FLAGS = "--x"': (
+        "XLA_FLAGS",
+        "the compiler reads it, and tracing compiles nothing",
+        "write its flags as compiler_options of a target",
+    ),
+    'PYTHONPATH = "x"': (
+        "PYTHONPATH",
+        "imports come from inputs of the build",
+        "name the modules in deps, their folders in imports",
+    ),
+    'PYTHONHASHSEED = "1"': (
+        "PYTHONHASHSEED",
+        "Python reads it when it starts, and stagec sets what matters",
+        "leave it out",
+    ),
+    'PATH = "/x"': ("PATH", "programs and libraries come from inputs of the build", "name files in deps or data"),
+    'LD_PRELOAD = "/x"': (
+        *("LD_PRELOAD", "programs and libraries come from inputs of the build", "name files in deps or data"),
+    ),
+    'MALLOC_ARENA_MAX = "1"': (
+        *("MALLOC_ARENA_MAX", "the C library reads it when the process starts", "leave it out"),
+    ),
+    'HOME = "/x"': ("HOME", "it belongs to a machine, and every machine makes the same artifact", "leave it out"),
+    'CUDA_VISIBLE_DEVICES = "0"': (
+        *("CUDA_VISIBLE_DEVICES", "tracing has no device", 'list targets, for example targets = ["h100-sxm"]'),
+    ),
+    'TZ = "UTC"': ("TZ", "stagec sets it itself, the same for every function", "leave it out"),
+    'OMP_NUM_THREADS = "1"': (
+        *("OMP_NUM_THREADS", "stagec sets it itself, the same for every function", "leave it out"),
+    ),
+}
+
+
+@pytest.mark.parametrize("written", REFUSED_VARIABLES)
+def test_a_variable_that_is_refused(written: str, tmp_path: Path) -> None:
+    key, what, write = REFUSED_VARIABLES[written]
+    message = f"m.toml: functions.f.environment.{key}: {what}\n  {write}"
+    assert problems_of(f"{HEAD}{FUNCTION}environment = {{ {written} }}", tmp_path) == message
+
+
+def test_settings_of_tracing_that_are_none(tmp_path: Path) -> None:
+    header = 'version = "1"\nprng_impl = "philox"\nhost_callbacks = true\nenvironment = ["A"]'
+    function = FUNCTION + 'enable_x64 = "yes"\nhost_callbacks = "ignore"\nenvironment = { PATH = "", TZ = "" }'
+    assert problems_of(HEAD.replace('version = "1"', header) + function, tmp_path) == dedent(
+        """\
+        m.toml: manifest.prng_impl: unknown value "philox"
+          write one of "threefry2x32", "rbg", "unsafe_rbg"
+        m.toml: manifest.environment: ["A"] is not a table
+          write for example { EQX_ON_ERROR = "nan" }
+        m.toml: manifest.host_callbacks: unknown value true
+          write one of "refuse", "drop"
+        m.toml: functions.f.enable_x64: "yes" is not true or false
+          write for example enable_x64 = true
+        m.toml: functions.f.environment.PATH: programs and libraries come from inputs of the build
+          name files in deps or data
+        m.toml: functions.f.environment.TZ: stagec sets it itself, the same for every function
+          leave it out
+        m.toml: functions.f.host_callbacks: unknown value "ignore"
+          write one of "refuse", "drop\""""
+    )
+
+
+def test_a_file_is_not_traced(tmp_path: Path) -> None:
+    text = HEAD + '[functions.f]\nentry = "f.mlir"\ntargets = ["cpu"]\nenvironment = { A = "1" }\nenable_x64 = true'
+    assert problems_of(text, tmp_path) == dedent(
+        """\
+        m.toml: functions.f.enable_x64: f.mlir is a StableHLO module, which is not traced
+          leave enable_x64 out; the module itself says it
+        m.toml: functions.f.environment: f.mlir is a StableHLO module, which is not traced
+          leave environment out; the module itself says it"""
+    )

@@ -109,6 +109,9 @@ def test_a_plan(tmp_path: Path) -> None:
         "disabled_checks": [],
         "allow_custom_calls": [],
         "matmul_precision": None,
+        "prng_impl": None,
+        "environment": {},
+        "host_callbacks": "refuse",
         "padding": {},
         "bind": {},
         "golden": {},
@@ -296,7 +299,7 @@ isa = "AVX2"
             '[functions.f]\nentry = "a:b"\nargs = [["i64[3]"]]\nplatforms = ["cpu"]',
             """\
             m.toml: functions.f.args[0][0]: JAX turns i64 into i32 as long as enable_x64 is false
-              write i32, or enable_x64 = true in [manifest]""",
+              write i32, or enable_x64 = true""",
             id="64 bits",
         ),
         pytest.param(
@@ -678,3 +681,41 @@ def test_planning_is_light(tmp_path: Path) -> None:
 
 def test_the_test_of_lightness_can_fail(tmp_path: Path) -> None:
     assert heavy_modules_after("import numpy", tmp_path) == {"numpy"}
+
+
+def test_a_function_says_how_it_is_traced_or_the_manifest_does(tmp_path: Path) -> None:
+    text = """
+[manifest]
+name = "m"
+version = "1"
+enable_x64 = true
+matmul_precision = "highest"
+prng_impl = "rbg"
+environment = { B = "1", A = "1" }
+host_callbacks = "drop"
+[functions.own]
+entry = "pkg.mod:f"
+args = ["f32[3]"]
+platforms = ["cpu"]
+enable_x64 = false
+matmul_precision = "default"
+prng_impl = "threefry2x32"
+environment = { C = "2", B = "2" }
+host_callbacks = "refuse"
+[functions.theirs]
+entry = "pkg.mod:f"
+args = ["f64[3]"]
+platforms = ["cpu"]
+[functions.file]
+entry = "f.mlir"
+platforms = ["cpu"]
+"""
+    keys = ("enable_x64", "matmul_precision", "prng_impl", "environment", "host_callbacks")
+    found = {
+        export.spec.name: tuple(getattr(export.spec, key) for key in keys) for export in plan_of(text, tmp_path).exports
+    }
+    assert found == {
+        "own": (False, "default", "threefry2x32", {"A": "1", "B": "2", "C": "2"}, "refuse"),
+        "theirs": (True, "highest", "rbg", {"A": "1", "B": "1"}, "drop"),
+        "file": (False, None, None, {}, "refuse"),
+    }

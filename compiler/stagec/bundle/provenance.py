@@ -81,6 +81,8 @@ def statement(
         {"name": wheel.filename, "uri": wheel.purl, "digest": {"sha256": wheel.sha256}}
         for wheel in all_wheels(environments)
     ]
+    variables = {artifact: json.loads(text).get("environment") for artifact, text in sorted(specs.items())}
+    declared = {artifact: of_it for artifact, of_it in variables.items() if of_it}
     values = {
         "_type": STATEMENT_TYPE,
         "subject": [
@@ -99,6 +101,7 @@ def statement(
                 "internalParameters": {
                     "python": sorted({environment.python for environment in environments}),
                     "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
+                    **({"environment": declared} if declared else {}),
                 },
                 "resolvedDependencies": resolved,
             },

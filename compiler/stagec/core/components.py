@@ -89,15 +89,18 @@ def of_export(
     # Devices change none of its bytes, plugins have versions, and the entry shows the frontend.
     shown_otherwise = (
         *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
-        "frontend",
+        *("frontend", "environment"),
     )
+    # Keys that are younger than the format are shown where they say something: other descriptions keep their bytes.
+    silent = {"prng_impl": None, "host_callbacks": "refuse"}
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
     values |= {
         f"sharding {key}" if "sharding" in key or key == "mesh" else f"key {key}": value
         for key, value in sorted(spec.items())
-        if key not in shown_otherwise
+        if key not in shown_otherwise and not (key in silent and value == silent[key])
     }
+    values |= {f"environment variable {name}": text for name, text in sorted(spec["environment"].items())}
     values["environment enable_x64"] = spec["enable_x64"]
     values |= {
         name if name in ("jax", "jaxlib", "stagec") else f"environment {name}": version

@@ -27,6 +27,7 @@ class Frontend:
 _TRACING = (
     *("args", "kwargs", "avals", "constraints", "static", "variants", "donate_argnums", "donate_argnames"),
     *("keep_unused", "inline", "matmul_precision", "mesh", "in_shardings", "out_shardings", "vjp_order"),
+    *("enable_x64", "prng_impl", "environment", "host_callbacks"),
 )
 FRONTENDS = (
     Frontend("jax"),

@@ -85,6 +85,12 @@ class FunctionSpec:
     plugins: Sequence[str] = ()
     """Platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic."""
 
+    prng_impl: str | None = None
+    """A value of jax_default_prng_impl; None: JAX's own default."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set before the function's module is imported."""
+    host_callbacks: str = "refuse"
+    """What becomes of callbacks into Python without results: "refuse" or "drop"; those with results are refused."""
     frontend: str = "jax"
     """Which of `frontends.FRONTENDS` makes an exported artifact of the entry, by its name."""
 

@@ -1,92 +1,222 @@
-"""Find the lines of a model that call back into the Python process that traced them: no artifact can hold those."""
+"""Callbacks into the Python process that traced a model: no artifact can hold those.
+
+`sentences` and `problems` find their lines; `handling` leaves those without results out while a model is traced.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import jax
 import jax.export
+from jax._src import buffer_callback, callback, debugging
 
 from stagec.core.errors import Problem
 from stagec.core.specs import FunctionSpec
 from stagec.frontends import user_code
 
-_CALLBACKS = frozenset({"buffer_callback", "debug_callback", "debug_print", "io_callback", "pure_callback"})
+_PRIMITIVES = (
+    *(callback.pure_callback_p, callback.io_callback_p, buffer_callback.buffer_callback_p),
+    *(debugging.debug_callback_p, debugging.debug_print_p, debugging.inspect_sharding_p),
+)
 """Primitives that call back into Python."""
+_CALLBACKS = frozenset(primitive.name for primitive in _PRIMITIVES)
+_VARIABLES = {"equinox": ("EQX_ON_ERROR", 'its checks then give NaN where they fail; with "off" it checks nothing')}
+"""Libraries whose callbacks a variable turns off, and what the value "nan" does."""
+_HANDLING: Any = jax.make_user_context(None)
+"""How callbacks are bound: "drop", or a `_Seen` that is told of them; None: as in JAX.
+
+JAX keeps what it traced under another value apart (https://docs.jax.dev/en/latest/_autosummary/jax.make_user_context.html).
+"""
+_Frames = tuple[tuple[str, int], ...]
+"""File name and line of each frame of a call stack, the innermost first."""
+
+
+@dataclass(eq=False)
+class _Seen:
+    """Where callbacks were bound."""
+
+    frames: list[_Frames] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A callback in a program.
+
+    place: FILE:LINE in the model; "" where it is not known. primitive: name of what calls back.
+    library: the distribution that puts it in, with its version, and the line there; "" where the model itself does.
+    distribution: name of that. results: whether it has any.
+    """
+
+    place: str
+    primitive: str
+    library: str
+    distribution: str
+    results: bool
+
+    def what(self, entry: str) -> str:
+        """Return what is wrong. entry: what is named where no line of the model is known."""
+        of_library = f" of {self.library}" if self.library else ""
+        return f"{self.place or entry}: a host callback ({self.primitive}){of_library} cannot be built ahead of time"
+
+    def write(self, drop: str, declare: Callable[[str, str], str], environment: Mapping[str, str]) -> str:
+        """Return what to write instead.
+
+        drop: how callbacks without results are dropped. declare: how a variable is given a value.
+        environment: variables that were declared.
+        """
+        if not self.results:
+            return f"write {drop} to build the function without it, or take it out"
+        variable, meaning = _VARIABLES.get(self.distribution, ("", ""))
+        only = f"{drop} would not help: this callback has results"
+        if variable and variable not in environment:
+            return f"{declare(variable, 'nan')}: {meaning}\n{only}"
+        if self.library:
+            return f"{declare('NAME', 'VALUE')} if {self.distribution} has a variable that turns it off\n{only}"
+        return f"take it out of the function; what it computes can be a result\n{only}"
+
+
+def handling(host_callbacks: str) -> AbstractContextManager[object]:
+    """Let JAX trace with callbacks as "refuse" or "drop" says; dropped ones are as if they were not in the source.
+
+    Of several threads, this one alone.
+    """
+    if host_callbacks == "refuse":
+        return nullcontext()
+    _watch()
+    context: AbstractContextManager[object] = _HANDLING(host_callbacks)
+    return context
+
+
+@functools.cache
+def _watch() -> None:
+    """Have the primitives look at `_HANDLING` when they are bound, from now on."""
+    for primitive in _PRIMITIVES:
+        vars(primitive)["bind"] = functools.partial(_bind, primitive.bind)
+
+
+def _bind(bind: Callable[..., Any], *operands: Any, **params: Any) -> Any:
+    how = _HANDLING.value
+    if how == "drop" and not params.get("result_avals"):
+        return []
+    if isinstance(how, _Seen):
+        how.frames.append(_stack())
+    return bind(*operands, **params)
+
+
+def _stack() -> _Frames:
+    return tuple((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe(2)))
 
 
 def problems(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
-    """Return a problem for each line of the model that calls back into Python, in the order of the program."""
-    write = "take it out of the function; what it computes can be a result"
-    found = sentences(jaxpr, spec.platforms, spec.entry)
-    return [Problem(spec.manifest, spec.key, what, write) for what in found]
+    """Return a problem for each callback of the model, in the order of the program."""
+
+    def declare(name: str, value: str) -> str:
+        return f'write environment = {{ {name} = "{value}" }}'
+
+    return [
+        Problem(
+            spec.manifest,
+            spec.key,
+            found.what(spec.entry),
+            found.write('host_callbacks = "drop"', declare, spec.environment),
+        )
+        for found in callbacks(jaxpr, spec.platforms)
+    ]
 
 
 def sentences(jaxpr: Any, platforms: Sequence[str], entry: str) -> list[str]:
-    """Return a sentence for each line of the model that calls back into Python, in the order of the program.
+    """Return two lines for each callback of the model, in the order of the program: what is wrong, what to write.
 
     platforms: that it is lowered for. entry: what is named where no line is known.
     """
-    lowered: dict[str, bool] = {}
 
-    def calls_back(equation: Any) -> bool:
-        if equation.primitive.name in _CALLBACKS:
-            return True
-        key = f"{equation.primitive} {[str(variable.aval) for variable in equation.invars]} {equation.params}"
-        if key not in lowered:
-            lowered[key] = _lowers_to_a_callback(equation, platforms)
-        return lowered[key]
+    def declare(name: str, value: str) -> str:
+        return f'set os.environ["{name}"] = "{value}" before the library is imported'
 
-    return list(
-        dict.fromkeys(
-            f"{place or entry}: a host callback ({equation.primitive.name}) cannot be built ahead of time"
-            for equation, place in _leaves(jaxpr, "")
-            if calls_back(equation)
-        )
-    )
+    return [
+        f"{found.what(entry)}\n  " + found.write('host_callbacks="drop"', declare, {}).replace("\n", "\n  ")
+        for found in callbacks(jaxpr, platforms)
+    ]
 
 
-def _leaves(jaxpr: Any, outside: str) -> Iterator[tuple[Any, str]]:
-    """Yield each equation that has no jaxpr inside, and its place in the model.
+def callbacks(jaxpr: Any, platforms: Sequence[str]) -> list[Callback]:
+    """Return the callbacks of a program that is lowered for `platforms`, in its order; those of one line once."""
+    lowered: dict[str, _Frames | None] = {}
+    found: dict[tuple[str, str, str], Callback] = {}
+    for equation, outside in _leaves(jaxpr, ()):
+        inside: _Frames | None = ()
+        if equation.primitive.name not in _CALLBACKS:
+            key = f"{equation.primitive} {[str(variable.aval) for variable in equation.invars]} {equation.params}"
+            if key not in lowered:
+                lowered[key] = _lowers_to_a_callback(equation, platforms)
+            inside = lowered[key]
+        if inside is not None:
+            one = _callback(equation, (*inside, *_frames(equation), *outside))
+            found.setdefault((one.place, one.primitive, one.distribution), one)
+    return list(found.values())
 
-    outside: the place of the equation around `jaxpr`. It stands for equations without one: in a function that a library
-    has jitted, call stacks begin there.
+
+def _callback(equation: Any, frames: _Frames) -> Callback:
+    found = user_code.library(frames)
+    name, version, line = _distribution(*found) if found else ("", "", "")
+    library = f"{name} {version}".strip() + f" ({line})" if found else ""
+    return Callback(user_code.place(frames), equation.primitive.name, library, name.lower(), bool(equation.outvars))
+
+
+def _distribution(module: str, line: str) -> tuple[str, str, str]:
+    """Return the distribution of a module, its version, and the line in it; the module itself where it has none."""
+    name = next(iter(metadata.packages_distributions().get(module, [])), "")
+    return (name, metadata.version(name), line) if name else (module, "", line)
+
+
+def _leaves(jaxpr: Any, outside: _Frames) -> Iterator[tuple[Any, _Frames]]:
+    """Yield each equation that has no jaxpr inside, and the frames of the equations around it.
+
+    Where a library has jitted a function, call stacks inside begin there: those outside have the model's line.
     """
     for equation in jaxpr.eqns:
-        place = _place(equation) or outside
         inside = [inner for value in equation.params.values() for inner in _jaxprs(value)]
         if not inside or equation.primitive.name in _CALLBACKS:
-            yield equation, place
+            yield equation, outside
         for inner in inside:
-            yield from _leaves(inner, place)
+            yield from _leaves(inner, (*_frames(equation), *outside))
 
 
-def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> bool:
-    """Whether an operation calls back into Python in what it is lowered to, where no jaxpr shows it."""
+def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> _Frames | None:
+    """Return where an operation binds a callback while it is lowered, which no jaxpr shows; None: nowhere."""
 
     def alone(*operands: Any) -> Any:
         return equation.primitive.bind(*operands, **equation.params)
 
+    _watch()
+    seen = _Seen()
     try:
         operands = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in equation.invars]
-        jax.export.export(jax.jit(alone), platforms=list(platforms))(*operands)
+        with _HANDLING(seen):
+            jax.export.export(jax.jit(alone), platforms=list(platforms))(*operands)
     except Exception as error:  # noqa: BLE001 - an operation that wants more around it raises anything
-        return isinstance(error, NotImplementedError) and "callback" in str(error)
-    return False
+        if isinstance(error, NotImplementedError) and "callback" in str(error):
+            return seen.frames[0] if seen.frames else ()
+    return None
 
 
-def _place(equation: Any) -> str:
-    """Return FILE:LINE of an equation in the model; "" where nothing is known of it."""
-    frames = equation.source_info.traceback.frames if equation.source_info.traceback else []
-    found = user_code.place((frame.file_name, frame.line_num) for frame in frames)
-    if found:
-        return found
+def _frames(equation: Any) -> _Frames:
+    """Return where an equation was made; () where nothing is known of it."""
+    stack = equation.source_info.traceback
+    frames = [(frame.file_name, frame.line_num) for frame in stack.frames] if stack else []
     # vmap of an io_callback leaves no call stack: the function that is called back is in the model as well.
     function = inspect.unwrap(getattr(equation.params.get("callback"), "callback_func", None) or len)
     code = getattr(function, "__code__", None)
-    return user_code.place([(code.co_filename, code.co_firstlineno)]) if code else ""
+    return (*frames, (code.co_filename, code.co_firstlineno)) if code else tuple(frames)
 
 
 def vjp_jaxpr(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], order: int) -> Any:

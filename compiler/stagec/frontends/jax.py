@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import platform
 import re
 import sys
@@ -85,10 +86,11 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
     Returns the bytes of JAX's own serialization format, and what JAX lowers for devices (`stages.by_device`). They hold
     no source location. Raises StagecError for every mistake of the user's.
     """
-    with contextlib.ExitStack() as device:
-        staged = _portable(spec, import_roots, device)
-        serialized = _serialize(spec, staged)
-    return serialized, by_device.write(_for_devices(spec, import_roots, staged))
+    with callbacks.handling(spec.host_callbacks):
+        with contextlib.ExitStack() as device:
+            staged = _portable(spec, import_roots, device)
+            serialized = _serialize(spec, staged)
+        return serialized, by_device.write(_for_devices(spec, import_roots, staged))
 
 
 def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
@@ -115,7 +117,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
-    with contextlib.ExitStack() as device:
+    with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         exported = _portable(spec, import_roots, device, frames=64).exported
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, exported.mlir_module_serialized)
@@ -132,7 +134,7 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 
     Raises StagecError as `export` does.
     """
-    with contextlib.ExitStack() as device:
+    with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
@@ -159,8 +161,14 @@ def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
 
 def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
     """Return the function itself under `jax.jit`, not what was exported of it."""
-    staged = stage(spec, import_roots)
-    return staged.jitted, jax.tree.structure((staged.args, staged.kwargs))
+    with callbacks.handling(spec.host_callbacks):
+        staged = stage(spec, import_roots)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with callbacks.handling(spec.host_callbacks):
+            return staged.jitted(*args, **kwargs)
+
+    return call, jax.tree.structure((staged.args, staged.kwargs))
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
@@ -352,9 +360,12 @@ def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
 
 
 def _configure(spec: FunctionSpec) -> None:
+    """Set what the manifest says of tracing, for the rest of this process: it is of one function."""
+    os.environ.update(spec.environment)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", spec.enable_x64)
     jax.config.update("jax_default_matmul_precision", spec.matmul_precision)
+    jax.config.update("jax_default_prng_impl", spec.prng_impl or "threefry2x32")
     # The user's own frames are picked out here; JAX's filter would add a note of its own to the exception.
     jax.config.update("jax_traceback_filtering", "off")
 

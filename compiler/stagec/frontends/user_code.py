@@ -82,6 +82,20 @@ def place(frames: Iterable[tuple[str, int]]) -> str:
     return next((f"{_displayed(name)}:{line}" for name, line in frames if _is_users(name)), "")
 
 
+def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
+    """Return the top module of the library that the innermost of `frames` is in, and FILE:LINE there.
+
+    Frames of JAX, Python and stagec are passed over. None where the first other one is the user's own, or none is left.
+    """
+    for name, line in frames:
+        if _is_users(name):
+            return None
+        inside = _INSTALLED.sub("", name)
+        if inside != name and not inside.startswith(("jax/", "jaxlib/")):
+            return Path(inside).parts[0].removesuffix(".py"), f"{inside}:{line}"
+    return None
+
+
 def displayed(text: str) -> str:
     """Return a text with its paths as every machine has them: of the workspace, and of installed packages."""
     (workspace,) = _workspace or [str(Path.cwd())]

@@ -52,6 +52,7 @@ def jit(
     keep_unused: bool = False,
     inline: bool = False,
     compiler_options: Mapping[str, CompilerOption] | None = None,
+    host_callbacks: str = "refuse",
     **refused: Any,
 ) -> Any:
     """Return `fun` as a `Wrapped`; without `fun`, a decorator.
@@ -66,12 +67,17 @@ def jit(
     compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
         ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
         `fdo_profile` (a ProfiledInstructionsProto, as bytes).
-    Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead.
+    host_callbacks: "drop" leaves callbacks into Python out that have no results, such as `jax.debug.print`; "refuse"
+        raises for all. A variable that turns those of a library off is the process's: set it before the import.
+    Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, and ValueError for
+    another `host_callbacks`.
     """
     for name in refused:
         if name in _REFUSED:
             raise TypeError(f"jit() does not take {name}: {_REFUSED[name]}")
         raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
+    if host_callbacks not in ("refuse", "drop"):
+        raise ValueError(f'host_callbacks is {host_callbacks!r}; write "refuse" or "drop"')
     options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -85,7 +91,7 @@ def jit(
             options[name] = jax.tree.map(_to_jax, shardings)
 
     def wrap(fun: Callable[..., Any]) -> Wrapped:
-        return Wrapped(fun, options, compiler_options or {})
+        return Wrapped(fun, options, compiler_options or {}, host_callbacks)
 
     return wrap if fun is None else wrap(fun)
 
@@ -100,7 +106,11 @@ class Wrapped:
     """
 
     def __init__(
-        self, fun: Callable[..., Any], options: Mapping[str, Any], compiler_options: Mapping[str, CompilerOption]
+        self,
+        fun: Callable[..., Any],
+        options: Mapping[str, Any],
+        compiler_options: Mapping[str, CompilerOption],
+        host_callbacks: str,
     ) -> None:
         jitted: Any = jax.jit(fun, **options)
         # First of all: the function's attributes come along, and may have names of ours.
@@ -108,6 +118,7 @@ class Wrapped:
         self.__wrapped__ = fun
         self._jitted = jitted
         self._compiler_options = compiler_options
+        self._host_callbacks = host_callbacks
         self._static_argnums, self._static_argnames = _static(fun, options)
         self._compiled: dict[Any, tuple[Compiled, Any]] = {}
 
@@ -120,9 +131,11 @@ class Wrapped:
         program, and NotImplementedError for callbacks into Python.
         """
         if not core.trace_state_clean():
-            return self._jitted(*args, **kwargs)
+            with callbacks.handling(self._host_callbacks):
+                return self._jitted(*args, **kwargs)
         if _SETTINGS.jax_disable_jit:
-            return jax.tree.map(_from_jax, self.__wrapped__(*args, **kwargs))
+            with callbacks.handling(self._host_callbacks):
+                return jax.tree.map(_from_jax, self.__wrapped__(*args, **kwargs))
         dynamic, key = self._split(args, kwargs)
         leaves, structure = jax.tree.flatten(dynamic)
         avals = [jax.typeof(leaf) for leaf in leaves]
@@ -147,7 +160,7 @@ class Wrapped:
 
         Static arguments are given as values. Raises what the function raises.
         """
-        return Traced(self._jitted, args, kwargs, self._compiler_options)
+        return Traced(self._jitted, args, kwargs, self._compiler_options, self._host_callbacks)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
@@ -158,7 +171,8 @@ class Wrapped:
 
         As `jax.eval_shape` (https://docs.jax.dev/en/latest/_autosummary/jax.eval_shape.html); nothing is compiled.
         """
-        return self._jitted.eval_shape(*args, **kwargs)
+        with callbacks.handling(self._host_callbacks):
+            return self._jitted.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forget what was traced and compiled: the next call does it again."""
@@ -201,9 +215,12 @@ class Traced:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         compiler_options: Mapping[str, CompilerOption],
+        host_callbacks: str,
     ) -> None:
-        self._traced = jitted.trace(*args, **kwargs)
-        self._export = functools.partial(_export, _AsTraced(self._traced), args, kwargs)
+        with callbacks.handling(host_callbacks):
+            self._traced = jitted.trace(*args, **kwargs)
+        self._host_callbacks = host_callbacks
+        self._export = functools.partial(_export, _AsTraced(self._traced), host_callbacks, args, kwargs)
         self._compiler_options = compiler_options
         self.jaxpr = self._traced.jaxpr
         self.fun_name: str = self._traced.fun_name
@@ -246,7 +263,7 @@ class Traced:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         # An executable is for one compiler: nothing needs to be in an older form, or guaranteed.
         with kernels.newest():
-            ours = _ours(self._export(platforms, (), any_custom_call=True))
+            ours = _ours(self._export(platforms, (), any_custom_call=True), self._host_callbacks)
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -261,7 +278,7 @@ class Traced:
         """
         exported = self._export(platforms, disabled_checks)
         check("", self.fun_name, {"the arguments have": exported.in_tree, "the result has": exported.out_tree})
-        return _ours(exported)
+        return _ours(exported, self._host_callbacks)
 
 
 class _AsTraced:
@@ -282,6 +299,7 @@ class _AsTraced:
 
 def _export(
     traced: _AsTraced,
+    host_callbacks: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     platforms: Sequence[str],
@@ -291,16 +309,17 @@ def _export(
     """Return JAX's export. any_custom_call: also of calls without a guarantee for later versions of their provider."""
     function: Any = traced
     try:
-        if any_custom_call:
-            return exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
-        return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+        with callbacks.handling(host_callbacks):
+            if any_custom_call:
+                return exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
+            return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
     except Exception as error:
         if found := callbacks.sentences(traced.trace().jaxpr.jaxpr, platforms, traced.__name__):
             raise NotImplementedError("\n".join(found)) from error
         raise
 
 
-def _ours(exported: jax.export.Exported) -> Exported:
+def _ours(exported: jax.export.Exported, host_callbacks: str) -> Exported:
     """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
     # The flat form serializes whatever the types in the trees are, registered or not.
     flat = dataclasses.replace(
@@ -308,11 +327,16 @@ def _ours(exported: jax.export.Exported) -> Exported:
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
         out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
     )
+
+    def vjp() -> Exported:
+        with callbacks.handling(host_callbacks):
+            return _ours(exported.vjp(), host_callbacks)
+
     return dataclasses.replace(
         Exported.deserialize(flat.serialize()),
         in_tree=to_tree(exported.in_tree),
         out_tree=to_tree(exported.out_tree),
-        _vjp=(lambda: _ours(exported.vjp())) if exported.has_vjp() else None,
+        _vjp=vjp if exported.has_vjp() else None,
     )
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 from stagec.core.frontends import FRONTENDS
 from stagec.manifest.cpu import CpuTarget
 from stagec.manifest.cuda import CudaTarget
+from stagec.manifest.environment import ENVIRONMENT_SCHEMA, read_environment
 from stagec.manifest.tables import NAME, Table
 from stagec.manifest.tpu import TpuTarget
 from stagec.manifest.values import (
@@ -88,6 +89,51 @@ Precision: TypeAlias = Literal[
     "F64_F64_F64",
 ]
 
+# How functions are traced: [manifest] says it for all, a function for itself.
+EnableX64: TypeAlias = Annotated[
+    bool | None,
+    Field(
+        description="Trace with 64-bit types, as with JAX's jax_enable_x64. Otherwise JAX makes them 32-bit types. "
+        "A function takes it from [manifest] unless it says otherwise.",
+        examples=[True],
+    ),
+]
+MatmulPrecision: TypeAlias = Annotated[
+    Precision | None,
+    Field(
+        description="Precision of matrix products and convolutions that the function leaves open, by a name of "
+        "JAX's jax_default_matmul_precision. A function takes it from [manifest] unless it says otherwise.",
+        examples=["highest"],
+    ),
+]
+PrngImpl: TypeAlias = Annotated[
+    Literal["threefry2x32", "rbg", "unsafe_rbg"] | None,
+    Field(
+        description="Implementation of the PRNG keys that the function makes without naming one, by a name of JAX's "
+        "jax_default_prng_impl. Default: JAX's own. A function takes it from [manifest] unless it says otherwise.",
+        examples=["rbg"],
+    ),
+]
+Environment: TypeAlias = Annotated[
+    Mapping[str, str],
+    PlainValidator(read_environment),
+    WithJsonSchema(ENVIRONMENT_SCHEMA),
+    Field(
+        description="Environment variables that libraries see while the function is traced. They are set before its "
+        "module is imported. A function has those of [manifest] too; where both name one, the function's value counts.",
+        examples=[{"EQX_ON_ERROR": "nan", "KERAS_BACKEND": "jax"}],
+    ),
+]
+HostCallbacks: TypeAlias = Annotated[
+    Literal["refuse", "drop"] | None,
+    Field(
+        description='What happens to calls back into Python: "refuse" fails the build, the default. "drop" builds the '
+        "function without those that have no results, such as jax.debug.print and jax.debug.callback, as if they were "
+        "not in the source. A function takes it from [manifest] unless it says otherwise.",
+        examples=["drop"],
+    ),
+]
+
 
 class Header(Table):
     """What is built: its name, its version, and what holds for all functions."""
@@ -100,13 +146,6 @@ class Header(Table):
         StringConstraints(pattern=VERSION),
         Field(description="Version of the bundle, stored in it.", examples=["1.0.0"]),
     ]
-    enable_x64: Annotated[
-        bool,
-        Field(
-            description="Trace with 64-bit types, as with JAX's jax_enable_x64. Otherwise JAX makes them 32-bit types.",
-            examples=[True],
-        ),
-    ] = False
     reproducible: Annotated[
         bool,
         Field(
@@ -114,6 +153,11 @@ class Header(Table):
             examples=[True],
         ),
     ] = True
+    enable_x64: EnableX64 = None
+    matmul_precision: MatmulPrecision = None
+    prng_impl: PrngImpl = None
+    environment: Environment = {}
+    host_callbacks: HostCallbacks = None
 
 
 TARGETS: Mapping[str, type[CpuTarget | CudaTarget | TpuTarget]] = {
@@ -406,14 +450,11 @@ class Function(Table):
     inline: Annotated[
         bool, Field(description="Inline the function into its callers when it is traced.", examples=[True])
     ] = False
-    matmul_precision: Annotated[
-        Precision | None,
-        Field(
-            description="Precision of matrix products and convolutions that the function leaves open, by a name of "
-            "JAX's jax_default_matmul_precision.",
-            examples=["highest"],
-        ),
-    ] = None
+    enable_x64: EnableX64 = None
+    matmul_precision: MatmulPrecision = None
+    prng_impl: PrngImpl = None
+    environment: Environment = {}
+    host_callbacks: HostCallbacks = None
     mesh: Annotated[
         Name | None,
         Field(

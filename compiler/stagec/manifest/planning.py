@@ -14,7 +14,7 @@ from stagec.core.partitions import Partition, parse
 from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
-from stagec.manifest.models import Function
+from stagec.manifest.models import Function, Header
 from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
 
 MOST_EXECUTABLES = 10_000
@@ -163,7 +163,6 @@ def _function_spec(
         donate_argnames=tuple(sorted(function.donate_argnames)),
         keep_unused=function.keep_unused,
         inline=function.inline,
-        enable_x64=manifest.header.enable_x64,
         vjp_order=function.vjp_order,
         variant=variant,
         mesh=tuple(mesh.items()),
@@ -171,14 +170,30 @@ def _function_spec(
         out_shardings=function.out_shardings,
         disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
-        matmul_precision=function.matmul_precision,
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
         golden=_golden(function),
         bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
         devices=_devices(manifest, function),
         plugins=function.plugins,
         frontend=frontends.of_entry(function.entry).name,
+        **_tracing(manifest, function),
     )
+
+
+_TRACING = {"enable_x64": False, "matmul_precision": None, "prng_impl": None, "host_callbacks": "refuse"}
+"""Keys of [manifest] and of functions that say how a function is traced -> what holds where neither says it."""
+
+
+def _tracing(manifest: Manifest, function: Function) -> dict[str, Any]:
+    """How a function is traced: what it says itself, else what [manifest] says. A file is not traced."""
+    traced = not frontends.of_entry(function.entry).endings
+    tables: list[Function | Header] = [function, manifest.header] if traced else [function]
+    said = {key: [getattr(table, key) for table in tables if getattr(table, key) is not None] for key in _TRACING}
+    variables = [item for table in reversed(tables) for item in table.environment.items()]
+    return {
+        **{key: found[0] if found else _TRACING[key] for key, found in said.items()},
+        "environment": dict(sorted(dict(variables).items())),
+    }
 
 
 def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any], ...]:
@@ -292,9 +307,9 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         if not leaf.startswith(SAFETENSORS)
     }
     for location, aval in avals.items():
-        if aval.dtype in _X64 and not manifest.header.enable_x64:
+        if aval.dtype in _X64 and not _tracing(manifest, function)["enable_x64"]:
             what = f"JAX turns {aval.dtype} into {_X64[aval.dtype]} as long as enable_x64 is false"
-            yield problem(location, what, f"write {_X64[aval.dtype]}, or enable_x64 = true in [manifest]")
+            yield problem(location, what, f"write {_X64[aval.dtype]}, or enable_x64 = true")
     dims = sorted({dim for aval in avals.values() for dim in dimension_variables(aval.shape)})
     missing = [dim for dim in dims if dim not in function.buckets]
     if function.targets and missing:
