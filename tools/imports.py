@@ -52,7 +52,7 @@ PACKAGES: Mapping[str, Package] = {
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",
         "bundle core loader pjrt stages",
-        "jax jaxlib numpy",
+        "jax jaxlib msgpack numpy orbax",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",

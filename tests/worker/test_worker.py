@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
+import jax.export
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.building import checked, write_specs
@@ -32,6 +36,39 @@ targets = ["cpu"]
 entry = "models.changing:f"
 args = ["f32[4]"]
 platforms = ["cpu"]
+[functions.wide]
+entry = "models.settings:f"
+args = ["f64[]"]
+platforms = ["cpu"]
+enable_x64 = true
+environment = { SETTING = "7" }
+host_callbacks = "drop"
+[functions.narrow]
+entry = "models.settings:f"
+args = ["f32[]"]
+platforms = ["cpu"]
+prng_impl = "rbg"
+[functions.saved]
+entry = "models.settings:first"
+args = ["orbax:checkpoint?at=params"]
+platforms = ["cpu"]
+"""
+SETTINGS = """
+import os
+import jax
+import jax.numpy as jnp
+
+SETTING = os.environ.get("SETTING", "none")
+
+
+def f(x):
+    if SETTING != "none":
+        jax.debug.print("{}", x)
+    return x + int(SETTING) if SETTING != "none" else x, jax.random.key_data(jax.random.key(0)), jnp.arange(3)
+
+
+def first(params):
+    return params["w"] + 1
 """
 MODEL = """
 import jax
@@ -53,6 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bazel-out").mkdir()
     (root / "models" / "m.toml").write_text(MANIFEST)
     (root / "models" / "f.py").write_text(MODEL)
+    (root / "models" / "settings.py").write_text(SETTINGS)
     (root / "models" / "undeclared.py").write_text("one = 1\n")
     (root / "models" / "data.txt").write_text("data")
     write_specs("models/m.toml", root, root / "bazel-out")
@@ -121,6 +159,42 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path) -> None:
     with Worker("bundle", root) as bundler:
         assert bundler.ask([*words, "--output", "bazel-out/m.aot"]) == (0, "")
     assert (root / "bazel-out" / "m.aot").read_bytes() == (root / "alone" / "m.aot").read_bytes()
+
+
+def test_each_function_has_its_own_settings(exporting: Worker, root: Path) -> None:
+    """In whatever order one worker is asked: the variables of a request are gone with it, and so is 64 bits."""
+    found: dict[str, set[bytes]] = {"m.wide": set(), "m.narrow": set()}
+    for name in ("m.wide", "m.narrow", "m.wide", "m.narrow"):
+        assert exporting.ask(export(name), ["models/settings.py", f"bazel-out/{name}.spec"]) == (0, "")
+        found[name].add((root / "bazel-out" / f"{name}.exported").read_bytes())
+    ((wide,), (narrow,)) = found.values()
+    assert wide == alone(root, "m.wide")
+    assert [(aval.dtype.name, aval.shape) for aval in jax.export.deserialize(bytearray(wide)).out_avals] == [
+        ("float64", ()),
+        ("uint32", (2,)),
+        ("int64", (3,)),
+    ]
+    assert [(aval.dtype.name, aval.shape) for aval in jax.export.deserialize(bytearray(narrow)).out_avals] == [
+        ("float32", ()),
+        ("uint32", (4,)),
+        ("int32", (3,)),
+    ]
+
+
+def alone(root: Path, name: str) -> bytes:
+    """The artifact of a process of its own."""
+    checked("export", *export(name, "apart"), cwd=root)
+    return (root / "apart" / f"{name}.exported").read_bytes()
+
+
+def test_a_checkpoint_of_orbax_is_read(exporting: Worker, root: Path) -> None:
+    """Its library opens files in threads of its own."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(root / "models" / "checkpoint", {"params": {"w": np.ones((2, 3), np.float16)}, "step": 1})
+    files = [str(path.relative_to(root)) for path in (root / "models" / "checkpoint").glob("**/*") if path.is_file()]
+    assert exporting.ask(export("m.saved"), ["models/settings.py", "bazel-out/m.saved.spec", *files]) == (0, "")
+    artifact = jax.export.deserialize(bytearray((root / "bazel-out" / "m.saved.exported").read_bytes()))
+    assert [(aval.dtype.name, aval.shape) for aval in artifact.in_avals] == [("float16", (2, 3))]
 
 
 def test_an_edited_model_is_read_again(exporting: Worker, root: Path) -> None:

@@ -62,6 +62,10 @@ DTYPES: Mapping[str, DType] = {
 }
 """Every dtype of JAX arrays, by JAX's short name. `f0` is float0, the type of the derivative of an integer."""
 
+FILES = ("safetensors:", "msgpack:", "orbax:")
+"""What a leaf of a tree of avals starts with that stands for the arrays of a file. The file's path follows, and then
+`?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
+
 _LONG_NAMES = {dtype.numpy_name: short for short, dtype in DTYPES.items() if not short.startswith("key<")}
 _LONGEST = 10_000
 """Characters of an aval: far beyond any that a model has, and read at once."""

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,19 +19,17 @@ import jax.export
 import jax.monitoring
 from jax._src import effects
 
-from stagec.bundle import safetensors
 from stagec.core import partitions, phases
-from stagec.core.avals import DTYPES, Aval, parse_aval
+from stagec.core.avals import DTYPES, FILES, Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.platforms import PLATFORMS
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
-from stagec.frontends import callbacks, closures, exporting, kernels, pytrees, source_locations, user_code
+from stagec.frontends import callbacks, checkpoints, closures, exporting, kernels, pytrees, source_locations, user_code
 from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
 
-_SAFETENSORS = "safetensors:"
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
@@ -263,13 +260,23 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
         options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
     entry = _bind(function, static) if static else function
 
+    failed = f"staging {spec.entry} raised"
+
+    def trace(jitted: Any) -> Any:
+        try:
+            return user_code.run(lambda: jitted.trace(*args, **kwargs), failed, spec.manifest, spec.key)
+        except StagecError as error:
+            if spec.avals is None:
+                raise StagecError(*error.problems, *checkpoints.problems(spec, args, kwargs)) from error
+            raise
+
     def traced() -> Staged:
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             if spec.out_shardings is not None:
                 result = jax.eval_shape(entry, *args, **kwargs)
                 options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
             jitted = jax.jit(entry, **options)
-            jaxpr = jitted.trace(*args, **kwargs).jaxpr.jaxpr
+            jaxpr = trace(jitted).jaxpr.jaxpr
             try:
                 with kernels.noticing_forms() as forms:
                     exported = _export(spec, jitted, args, kwargs)  # JAX does not trace again
@@ -281,7 +288,7 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
             depends = bool(forms) or kernels.are_in(exported.mlir_module_serialized)
             return Staged(exported, jitted, args, kwargs, depends)
 
-    return user_code.run(traced, f"staging {spec.entry} raised", spec.manifest, spec.key)
+    return user_code.run(traced, failed, spec.manifest, spec.key)
 
 
 def _bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:
@@ -371,11 +378,32 @@ def _configure(spec: FunctionSpec) -> None:
 
 
 def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
     if spec.avals is not None:
         return _arguments_from_callable(spec)
     scope = jax.export.SymbolicScope(tuple(spec.constraints))
-    args = tuple(_abstract(spec, tree, f"args[{i}]", scope, roots) for i, tree in enumerate(spec.args))
-    kwargs = {name: _abstract(spec, tree, f"kwargs.{name}", scope, roots) for name, tree in spec.kwargs.items()}
+    problems: list[Problem] = []
+
+    def abstract(tree: Any, key: str) -> Any:
+        """Turn a tree of aval strings into the same tree of ShapeDtypeStruct."""
+        if isinstance(tree, Mapping):
+            return {name: abstract(child, f"{key}.{name}") for name, child in tree.items()}
+        if isinstance(tree, Sequence) and not isinstance(tree, str):
+            return [abstract(child, f"{key}[{i}]") for i, child in enumerate(tree)]
+        if tree is None:
+            return None
+        try:
+            if tree.startswith(FILES):
+                return abstract(checkpoints.avals(spec, tree, key, roots), key)
+            aval = parse_aval(tree)
+            return user_code.run(lambda: _struct(aval, scope), f"{tree} raised", spec.manifest, f"{spec.key}.{key}")
+        except StagecError as error:
+            problems.extend(error.problems)
+
+    args = tuple(abstract(tree, f"args[{i}]") for i, tree in enumerate(spec.args))
+    kwargs = {name: abstract(tree, f"kwargs.{name}") for name, tree in spec.kwargs.items()}
+    if problems:
+        raise StagecError(*problems)
     return args, kwargs
 
 
@@ -412,18 +440,6 @@ def _sharded(avals: Any) -> list[str]:
     ]
 
 
-def _abstract(spec: FunctionSpec, tree: Any, key: str, scope: jax.export.SymbolicScope, roots: Sequence[str]) -> Any:
-    """Turn a tree of aval strings into the same tree of ShapeDtypeStruct."""
-    if isinstance(tree, Mapping):
-        return {name: _abstract(spec, child, f"{key}.{name}", scope, roots) for name, child in tree.items()}
-    if isinstance(tree, Sequence) and not isinstance(tree, str):
-        return [_abstract(spec, child, f"{key}[{i}]", scope, roots) for i, child in enumerate(tree)]
-    if tree.startswith(_SAFETENSORS):
-        return _abstract(spec, _safetensors_tree(spec, tree, key, roots), key, scope, roots)
-    aval = parse_aval(tree)
-    return user_code.run(lambda: _struct(aval, scope), f"{tree} raised", spec.manifest, f"{spec.key}.{key}")
-
-
 def _struct(aval: Aval, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:
     shape = jax.export.symbolic_shape(",".join(map(str, aval.shape)), scope=scope)
     return jax.ShapeDtypeStruct(shape, _dtype(aval.dtype), weak_type=aval.weak_type)
@@ -433,31 +449,6 @@ def _dtype(name: str) -> Any:
     if name in KEY_IMPLEMENTATIONS:
         return jax.eval_shape(lambda: jax.random.key(0, impl=KEY_IMPLEMENTATIONS[name])).dtype
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
-
-
-def _safetensors_tree(spec: FunctionSpec, text: str, key: str, roots: Sequence[str]) -> dict[str, Any]:
-    """Read the avals of a safetensors file's header: flat by tensor name, or nested at a separator ("?sep=.")."""
-    name, _, query = text.removeprefix(_SAFETENSORS).partition("?sep=")
-    folder = Path(spec.manifest).parent
-    path = next((p for root in roots if (p := Path(root, folder, name)).is_file()), None)
-    if path is None:
-        raise spec.problem(key, f"no file {folder / name}", "name the file in data, relative to the manifest's folder")
-    try:
-        avals = {tensor: str(found.aval) for tensor, found in safetensors.read(path).items()}
-    except ValueError as error:
-        raise spec.problem(key, f"{folder / name} is not a safetensors file that stagec can read: {error}") from error
-    if not query:
-        return avals
-    tree: dict[str, Any] = {}
-    for tensor, aval in sorted(avals.items()):
-        *parents, leaf = tensor.split(query)
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise spec.problem(key, f"{folder / name}: {tensor!r} is below another tensor; leave out ?sep=")
-        node[leaf] = aval
-    return tree
 
 
 def _check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

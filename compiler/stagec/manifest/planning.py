@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from stagec.core import frontends, naming
-from stagec.core.avals import Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
+from stagec.core.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.dimensions import DimensionError, constraint_holds, names_in
 from stagec.core.errors import Problem, StagecError, nearest, show
 from stagec.core.partitions import Partition, parse
@@ -15,7 +15,7 @@ from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, 
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function, Header
-from stagec.manifest.values import SAFETENSORS, Shardings, Static, Tree
+from stagec.manifest.values import Shardings, Static, Tree
 
 MOST_EXECUTABLES = 10_000
 """Executables of a manifest, which are planned in seconds: beyond what one bundle is for."""
@@ -304,7 +304,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         for location, leaf in itertools.chain(
             _leaves(function.args or (), ("args",)), _leaves(function.kwargs or {}, ("kwargs",))
         )
-        if not leaf.startswith(SAFETENSORS)
+        if not leaf.startswith(FILES)
     }
     for location, aval in avals.items():
         if aval.dtype in _X64 and not _tracing(manifest, function)["enable_x64"]:
@@ -459,7 +459,7 @@ def _check_division(function: Function, mesh: Mapping[str, int], problem: _Repor
             yield item
             continue
         where, partition, path, leaf = item
-        if leaf.startswith(SAFETENSORS) or any(axis not in mesh for axes in partition for axis in axes):
+        if leaf.startswith(FILES) or any(axis not in mesh for axes in partition for axis in axes):
             continue
         aval = parse_aval(leaf)
         if len(partition) > len(aval.shape):
@@ -500,7 +500,7 @@ def _matched(
         case tuple(), tuple():
             what = f"{len(shardings)} shardings for {key_path(path)}, which has {len(tree)} elements"
             yield problem(where, what, "write one for each")
-        case _, str() if tree.startswith(SAFETENSORS):
+        case _, str() if tree.startswith(FILES):
             return
         case _:
             kind = {str: "an array of numbers", tuple: "an array", dict: "a table"}[type(tree)]

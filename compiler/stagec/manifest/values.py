@@ -12,16 +12,26 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic_core import PydanticCustomError
 
-from stagec.core.avals import DTYPES, AvalError, parse_aval
+from stagec.core.avals import DTYPES, FILES, AvalError, parse_aval
 from stagec.core.dimensions import DimensionError, canonical_constraint
 from stagec.core.errors import nearest, show
 from stagec.core.partitions import PartitionError, parse, write
 from stagec.core.specs import COLLECTIVES
 
-SAFETENSORS = "safetensors:"
-"""What a leaf starts with that stands for the arrays of a safetensors file."""
-
 _PART = "[A-Za-z0-9_][A-Za-z0-9_.+-]*"
+_FOLDERS = f"({_PART}/)*"
+
+
+class _Source(NamedTuple):
+    """A kind of file that a leaf of a tree of avals may name.
+
+    path: a regular expression. of: what has such a path. called: what it is called. examples: of a path and an option.
+    """
+
+    path: str
+    of: str
+    called: str
+    examples: tuple[str, str]
 
 
 def file_pattern(ending: str) -> str:
@@ -29,13 +39,17 @@ def file_pattern(ending: str) -> str:
 
     Labels of Bazel's, words of commands and keys of the index are made of it. ending: a regular expression.
     """
-    return rf"^({_PART}/)*{_PART}\.{ending}$"
+    return rf"^{_FOLDERS}{_PART}\.{ending}$"
 
 
 def no_file(ending: str) -> str:
     """What a text is that is not so."""
+    return _no_path(f"a {ending} file")
+
+
+def _no_path(of: str) -> str:
     rule = "it has letters, digits and / _ . + -, and no part of it begins with . + -"
-    return f"no path of a {ending} file below the manifest's folder: {rule}"
+    return f"no path of {of} below the manifest's folder: {rule}"
 
 
 NOT_EXPORTABLE: Mapping[str, str] = {
@@ -107,8 +121,8 @@ def _leaf(value: object) -> str:
     """Reads one leaf of a tree of avals into its canonical spelling."""
     if not isinstance(value, str):
         raise refuse(Refusal((), f"{abbreviate(value)} is not an aval", 'write for example "f32[batch,64]"'))
-    if value.startswith(SAFETENSORS):
-        return _safetensors(value)
+    if value.startswith(FILES):
+        return _file(value)
     try:
         aval = parse_aval(value)
     except AvalError as error:
@@ -119,13 +133,29 @@ def _leaf(value: object) -> str:
     return str(aval)
 
 
-def _safetensors(value: str) -> str:
-    file, question, option = value.removeprefix(SAFETENSORS).partition("?")
-    write = 'write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."'
-    if not re.fullmatch(file_pattern("safetensors"), file):
-        raise refuse(Refusal((), f"{show(value)}: {show(file)} is {no_file('.safetensors')}", write))
-    if question and option.removeprefix("sep=") in ("", option):
-        raise refuse(Refusal((), f"{show(value)}: the only option of a safetensors file is sep", write))
+_SOURCES = {
+    "safetensors": _Source(
+        *(rf"{_FOLDERS}{_PART}\.safetensors", "a .safetensors file", "a safetensors file"),
+        ("weights.safetensors", "sep=."),
+    ),
+    "msgpack": _Source(f"{_FOLDERS}{_PART}", "a msgpack file", "a msgpack file", ("params.msgpack", "at=params")),
+    "orbax": _Source(
+        f"{_FOLDERS}{_PART}", "an orbax checkpoint", "an orbax checkpoint", ("checkpoints/100/default", "at=params")
+    ),
+}
+
+
+def _file(value: str) -> str:
+    kind, _, rest = value.partition(":")
+    source = _SOURCES[kind]
+    path, question, option = rest.partition("?")
+    example, its_option = source.examples
+    name = its_option.partition("=")[0]
+    write = f'write for example "{kind}:{example}" or "{kind}:{example}?{its_option}"'
+    if not re.fullmatch(source.path, path):
+        raise refuse(Refusal((), f"{show(value)}: {show(path)} is {_no_path(source.of)}", write))
+    if question and option.removeprefix(f"{name}=") in ("", option):
+        raise refuse(Refusal((), f"{show(value)}: the only option of {source.called} is {name}", write))
     return value
 
 
@@ -319,12 +349,15 @@ def read_distinct(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
 TREE_REFERENCE: dict[str, Any] = {"tree": True}
 """Stands for a reference to `TREE_SCHEMA`, because pydantic takes references to its own definitions only."""
 _DTYPE = "|".join(re.escape(name) for name in sorted(DTYPES.keys() - NOT_EXPORTABLE.keys()))
-_FILE = file_pattern("safetensors").removeprefix("^").removesuffix("$")
-_LEAF = rf"^(~?({_DTYPE})(\[[^\[\]]*\])?|{SAFETENSORS}{_FILE}(\?sep=.+)?)$"
+_FILES = "|".join(
+    rf"{kind}:{source.path}(\?{source.examples[1].partition('=')[0]}=.+)?" for kind, source in _SOURCES.items()
+)
+_LEAF = rf"^(~?({_DTYPE})(\[[^\[\]]*\])?|{_FILES})$"
 TREE_SCHEMA: Mapping[str, object] = {
     "title": "Tree of avals",
     "description": 'An aval such as "f32[batch,64]" (dtype[dimensions]; a name is a symbolic dimension, "f32" is a '
-    'scalar), a table of trees (a dict), an array of trees (a list), or "safetensors:FILE" for the arrays of a file.',
+    'scalar), a table of trees (a dict), an array of trees (a list), or the arrays of a file: "safetensors:FILE", '
+    '"msgpack:FILE" for a checkpoint of flax, "orbax:FOLDER" for one of orbax.',
     "anyOf": [
         {"type": "string", "pattern": _LEAF, "examples": ["f32[batch,64]", "bf16[]", "i32[2*batch]"]},
         {"type": "object", "additionalProperties": TREE_REFERENCE},

@@ -1,0 +1,206 @@
+"""Avals of arguments that a file says: the header of a safetensors file, the metadata of a checkpoint of flax or orbax.
+
+A leaf of `args` and `kwargs` names the file (`core.avals.FILES`). No weights are read. Libraries are imported here when
+a function names a file of theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from stagec.bundle import safetensors
+from stagec.core.avals import DTYPES, FILES, Aval
+from stagec.core.errors import Problem, nearest
+from stagec.core.specs import FunctionSpec
+from stagec.frontends import msgpack_headers
+
+Tree: TypeAlias = Any
+"""Dicts, lists and None, with avals as texts in the places of arrays."""
+_SHORT = {dtype.numpy_name: name for name, dtype in DTYPES.items() if not name.startswith("key<")}
+"""Our names of dtypes by numpy's."""
+_SHOWN = 8
+_LEAVE_OUT = 'name a part without it with ?at=, or write avals = "package.module:function" that returns the arguments'
+_ANOTHER = 'if the function takes another tree, write avals = "package.module:function" that returns it'
+
+
+def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree:
+    """Return the tree of avals that a leaf such as "safetensors:weights.safetensors?sep=." stands for.
+
+    key: of the leaf, for messages. roots: folders below which the manifest's folder is looked for, first wins.
+    Raises StagecError where there is no such file, where it is another one or not whole, and where the library that
+    reads it is not installed.
+    """
+    name, _, rest = leaf.partition(":")
+    kind = _KINDS[name]
+    file, _, query = rest.partition("?")
+    option, _, value = query.partition("=")
+    shown = Path(spec.manifest).parent / file
+    paths = (Path(root, shown) for root in roots)
+    path = next((path for path in paths if (path.is_dir() if kind.is_folder else path.is_file())), None)
+    if path is None and kind.is_folder:
+        write = f'name its files in data, as in data = glob(["{file}/**"]), relative to the manifest\'s folder'
+        raise spec.problem(key, f"no folder {shown}", write)
+    if path is None:
+        raise spec.problem(key, f"no file {shown}", "name the file in data, relative to the manifest's folder")
+    try:
+        found = kind.read(path)
+        if option:
+            found = _nested(found, value) if option == "sep" else _at(found, value)
+        return _texts(found, "", spec.enable_x64)
+    except ImportError as error:
+        what = f"{shown} is read with {kind.library}, which cannot be imported: {error}"
+        raise spec.problem(key, what, f"add {kind.library} to the lock of the Python environment") from error
+    except _Misfit as error:
+        raise spec.problem(key, f"{shown}: {error.what}", error.write) from error
+    except (ValueError, OSError) as error:
+        raise spec.problem(key, f"{shown} is not {kind.called}: {error}", kind.write(path, file)) from error
+
+
+def problems(spec: FunctionSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Problem]:
+    """Return what each argument from a file has, for a function that could not be traced with them."""
+    written = {f"args[{i}]": pair for i, pair in enumerate(zip(spec.args, args, strict=True))}
+    written |= {f"kwargs.{name}": (tree, kwargs[name]) for name, tree in spec.kwargs.items()}
+    return [
+        Problem(spec.manifest, f"{spec.key}.{key}", f"{', '.join(files)} gave it {_shown(value)}", _ANOTHER)
+        for key, (tree, value) in written.items()
+        if (files := [leaf for leaf in jax.tree.leaves(tree) if leaf.startswith(FILES)])
+    ]
+
+
+def _shown(tree: Any) -> str:
+    """Return the arrays of a tree for a person, cut short where they are many."""
+    rows = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    more = [f"and {len(rows) - _SHOWN:,} more"] if len(rows) > _SHOWN else []
+    return ", ".join([*rows[:_SHOWN], *more]) or "nothing"
+
+
+class _Misfit(Exception):
+    """What is in a file, and no tree of avals."""
+
+    def __init__(self, what: str, write: str) -> None:
+        super().__init__(what)
+        self.what, self.write = what, write
+
+
+def _safetensors(path: Path) -> dict[str, Aval]:
+    """Return the arrays of a file, by name."""
+    return {name: found.aval for name, found in safetensors.read(path).items()}
+
+
+def _nested(avals: Mapping[str, Aval], separator: str) -> dict[str, Any]:
+    """Return the arrays of a file nested: their names are paths."""
+    tree: dict[str, Any] = {}
+    for name, aval in sorted(avals.items()):
+        *parents, leaf = name.split(separator)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise _Misfit(f"{name!r} is below another tensor", "leave out ?sep=")
+        node[leaf] = aval
+    return tree
+
+
+def _orbax(path: Path) -> Any:
+    """Return the metadata of a checkpoint: what orbax stores of each leaf, in the places of leaves."""
+    from orbax import checkpoint
+
+    if not (path / "_METADATA").is_file():  # orbax tells of another file
+        raise ValueError("it has no file _METADATA")
+    try:
+        logging.disable(logging.WARNING)  # it warns of files that not every checkpoint has
+        with checkpoint.StandardCheckpointer() as checkpointer:
+            found: Any = checkpointer.metadata(path.absolute())
+    except Exception as error:  # for a damaged file, whatever its code comes upon
+        raise ValueError(f"orbax raised {type(error).__name__}: {error}") from error
+    finally:
+        logging.disable(logging.NOTSET)
+    found = getattr(found, "item_metadata", found)
+    return getattr(found, "tree", found)
+
+
+def _at(tree: Any, path: str) -> Any:
+    """Return what is at a path such as `params.layers.0`."""
+    done = ""
+    for part in path.split("."):
+        names = list(map(str, tree)) if isinstance(tree, Mapping) else []
+        names = [str(index) for index in range(len(tree))] if isinstance(tree, list | tuple) else names
+        if part not in names:
+            at = f"at {done}" if done else "in it"
+            what = f"there is no {part!r} {at}, only {', '.join(map(repr, names)) or 'an array'}"
+            raise _Misfit(what, nearest(part, names) or "name a part that it has, or leave out ?at=")
+        tree = list(tree.values())[names.index(part)] if isinstance(tree, Mapping) else tree[int(part)]
+        done = f"{done}.{part}" if done else part
+    return tree
+
+
+def _texts(node: Any, path: str, wide: bool) -> Tree:
+    """Return the same tree with avals as texts. wide: numbers of Python have 64 bits, as JAX makes them then."""
+    if isinstance(node, Mapping):
+        return {name: _texts(child, _join(path, name), wide) for name, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [_texts(child, _join(path, index), wide) for index, child in enumerate(node)]
+    if node is None:
+        return None
+    bits = "64" if wide else "32"
+    if isinstance(node, bool):
+        return "bool[]"
+    if isinstance(node, int | float):
+        return f"~{'i' if isinstance(node, int) else 'f'}{bits}[]"
+    if type(node).__name__ == "ScalarMetadata":  # orbax gives a number of Python back
+        return "bool[]" if node.dtype.kind == "b" else f"~{'f' if node.dtype.kind == 'f' else 'i'}{bits}[]"
+    if isinstance(node, Aval):
+        return str(node)
+    dtype = _SHORT.get(str(getattr(node, "dtype", "")))
+    if dtype is None:
+        kind = getattr(node, "dtype", None) or f"a {type(node).__name__}"
+        raise _Misfit(f"{path or 'it'} is {kind}, which is no array of JAX's", _LEAVE_OUT)
+    return str(Aval(dtype, tuple(node.shape)))
+
+
+def _join(path: str, part: object) -> str:
+    return f"{path}.{part}" if path else str(part)
+
+
+def _steps(path: Path, folder: str) -> str:
+    """Return what to write for a folder that may have checkpoints below it."""
+    below = sorted(found.parent.relative_to(path).as_posix() for found in path.glob("**/_METADATA"))
+    return f'write for example "orbax:{folder}/{below[-1]}"' if below else "name the folder that has the file _METADATA"
+
+
+def _to_bytes(path: Path, file: str) -> str:
+    return "write it with flax.serialization.to_bytes or msgpack_serialize"
+
+
+def _nothing(path: Path, file: str) -> str:
+    return ""
+
+
+class _Kind(NamedTuple):
+    """A kind of file.
+
+    called: what it is. library: the distribution that reads it. read: path -> a tree that `_texts` takes.
+    write: what to write where it is something else, by its path here and in the manifest.
+    """
+
+    called: str
+    library: str
+    read: Callable[[Path], Any]
+    write: Callable[[Path, str], str]
+    is_folder: bool = False
+
+
+_KINDS = {
+    "safetensors": _Kind("a safetensors file that stagec can read", "", _safetensors, _nothing),
+    "msgpack": _Kind("a checkpoint of flax.serialization", "msgpack", msgpack_headers.read, _to_bytes),
+    "orbax": _Kind("a checkpoint of orbax", "orbax-checkpoint", _orbax, _steps, is_folder=True),
+}
+"""By the words that leaves begin with."""
