@@ -136,6 +136,15 @@ def test_dependencies_are_manifest_sources_and_wheels(bundle: Path, written: tup
     }
 
 
+def test_variables_that_the_manifest_declares_are_told(bundle: Path, tmp_path: Path) -> None:
+    text = json.dumps({"environment": {"EQX_ON_ERROR": "nan"}})
+    (tmp_path / "other.json").write_text(text)
+    copy = Path(shutil.copy(bundle, tmp_path / "zoo.aot"))
+    statement, _ = write_provenance(copy, "--spec", "zoo.other", tmp_path / "other.json")
+    build = json.loads(statement.read_text())["predicate"]["buildDefinition"]
+    assert build["internalParameters"]["environment"] == {"zoo.other": {"EQX_ON_ERROR": "nan"}}
+
+
 def test_the_same_inputs_elsewhere_are_the_same_bytes(bundle: Path, written: tuple[Path, Path], tmp_path: Path) -> None:
     again = write_provenance(Path(shutil.copy(bundle, tmp_path / "zoo.aot")))
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
