@@ -197,6 +197,21 @@ def test_a_bucket_more_is_compiled_alone(built: Workspace) -> None:
         assert built.build() == [("StagecBundle", "models"), ("StagecCompile", "models.affine.cpu.batch16")]
 
 
+def test_a_variable_is_in_the_key_of_its_function_and_in_the_provenance(built: Workspace) -> None:
+    """It comes to the model as it was written, through the texts of the planner, of Starlark and of the action."""
+    unit = '\u00e9 "quoted" $HOME \\ %s {}'
+    avals = 'avals = "models.regressor:predict_avals"'
+    declared = f"{avals}\nenvironment = {{ UNIT = '{unit}' }}"
+    check = f"import os\n\nassert os.environ['UNIT'] == {unit!r}\n\nimport jax.numpy as jnp\n"
+    with (
+        built.broken("models/models.toml", avals, declared),
+        built.broken("models/regressor.py", "import jax.numpy as jnp\n", check),
+    ):
+        assert built.build() == [("StagecBundle", "models"), ("StagecExport", "models.regressor")]
+        build = json.loads(built.output("models.intoto.json").read_text())["predicate"]["buildDefinition"]
+        assert build["internalParameters"]["environment"] == {"models.regressor": {"UNIT": unit}}
+
+
 def test_a_comment_is_exported_again_and_no_more(built: Workspace) -> None:
     text = (built.root / "models" / "layers.py").read_text()
     (built.root / "models" / "layers.py").write_text("# A comment.\n\n" + text)
