@@ -169,6 +169,9 @@ def test_each_function_has_its_own_settings(exporting: Worker, root: Path) -> No
         found[name].add((root / "bazel-out" / f"{name}.exported").read_bytes())
     ((wide,), (narrow,)) = found.values()
     assert wide == alone(root, "m.wide")
+    with jax.enable_x64(True):
+        assert float(jax.export.deserialize(bytearray(wide)).call(1.0)[0]) == 8
+    assert float(jax.export.deserialize(bytearray(narrow)).call(np.float32(1))[0]) == 1
     assert [(aval.dtype.name, aval.shape) for aval in jax.export.deserialize(bytearray(wide)).out_avals] == [
         ("float64", ()),
         ("uint32", (2,)),
