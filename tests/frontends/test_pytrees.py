@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core.trees import Fields
+from stagec.core.nodes import Fields
 from tests.zoo.nodes import Dial, Gauge, Table, Unit
 
 VECTOR = np.arange(3, dtype=np.float32)

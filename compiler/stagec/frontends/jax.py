@@ -96,10 +96,9 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
     trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
     pytrees.check(spec.manifest, spec.key, trees)
     try:
-        pytrees.register(trees)
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
-            return bytes(exported.serialize(vjp_order=spec.vjp_order))
+            return pytrees.serialize(exported, spec.vjp_order)
     except Exception as error:
         if spec.vjp_order:  # of the vector-Jacobian product alone
             with jax.sharding.use_abstract_mesh(_mesh(spec)):
