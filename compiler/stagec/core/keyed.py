@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stagec.core import statics
 
-LONGEST = 2**14
-"""Bytes of the description of a node's static parts that an artifact has whole; of a longer one it has the SHA-256."""
+LONGEST = 2**12
+"""Bytes of the description of a node's static parts that an artifact has whole. Of a longer one it has the SHA-256: of
+each field that is long, or of all."""
+_LONGEST_FIELD = 2**7
 
 
 class Symbol(NamedTuple):
@@ -132,8 +134,8 @@ class Keyed(NamedTuple):
     """What a custom node's static data says of its children and of itself.
 
     entries: the key entry of each child; None where it was registered without.
-    static: the description of its static parts: a table of fields, or of JAX's auxiliary data. What is longer than
-        LONGEST is {"sha256": ...}.
+    static: the description of its static parts: {"fields": {...}} of a dataclass, {"aux": ...} of JAX's auxiliary
+        data; what is too long is {"sha256": ...}.
     """
 
     entries: tuple[Entry, ...] | None
@@ -192,8 +194,15 @@ def with_keys(keys: tuple[Key, ...]) -> Keyed:
 
 
 def _shortened(static: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = statics.canonical(static).encode()
-    return static if len(text) <= LONGEST else {"sha256": hashlib.sha256(text).hexdigest()}
+    if "fields" in static and len(statics.canonical(static)) > LONGEST:
+        static = {"fields": {name: _digest(one, _LONGEST_FIELD) for name, one in static["fields"].items()}}
+    shortened: Mapping[str, Any] = _digest(static, LONGEST)
+    return shortened
+
+
+def _digest(described: Any, longest: int) -> Any:
+    text = statics.canonical(described).encode()
+    return described if len(text) <= longest else {"sha256": hashlib.sha256(text).hexdigest()}
 
 
 def _entry_to_json(entry: Entry) -> Any:

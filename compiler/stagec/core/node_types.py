@@ -46,7 +46,7 @@ class NodeTypes:
             self._given.update({name_of(kind): kind for kind in kinds})
 
     def of_arguments(self, nodes: Iterable[Tree]) -> Takers:
-        """Return what takes objects apart, by the name of the node; `Fields` need none."""
+        """Return what takes objects apart, by the name of the node; classes with `Fields` need nothing."""
         found: dict[str, Taker] = {}
         for node in nodes:
             kind = self._given.get(node.name)
@@ -54,7 +54,10 @@ class NodeTypes:
             if known is not None:
                 found[node.name] = _of_type(known)
             elif node.keyed is not None:
-                found[node.name] = self._of_name(node.name)
+                found[node.name] = self._of_name(node.name, object)
+            elif node.fields is not None and not node.fields.static:
+                # What a mapping gives for a key may be another object than its child: nnx.State wraps dicts.
+                found[node.name] = self._of_name(node.name, Mapping)
         return found
 
     def of_results(self, nodes: Iterable[Tree]) -> Makers:
@@ -62,11 +65,11 @@ class NodeTypes:
         makers = ((node, self._maker(node)) for node in nodes)
         return {(node.name, node.auxdata): make for node, make in makers if make is not None}
 
-    def _of_name(self, name: str) -> Taker:
+    def _of_name(self, name: str, base: type) -> Taker:
         def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
             from stagec.core.one_level import OneLevel
 
-            level = OneLevel.of(value) if name_of(type(value)) == name else None
+            level = OneLevel.of(value) if isinstance(value, base) and name_of(type(value)) == name else None
             if level is None:
                 return None
             try:

@@ -313,7 +313,7 @@ def text(described: Any) -> str:
         case {"made": made}:
             return f"an object that {text(made)} makes"
         case {"sha256": str(digest)}:
-            return f"one with the SHA-256 {digest[:12]}"
+            return f"what has the SHA-256 {digest[:12]}..."
         case dict():
             return canonical(described)
     return repr(described)

@@ -107,7 +107,7 @@ class Tree(NamedTuple):
     def is_plain(self) -> bool:
         """Whether readers that know texts as keys and `Fields` alone understand it: formats of files depend on it."""
         own = all(type(key) is str for key in self.keys) and self.keyed is None
-        return own and all(child.is_plain for child in self.children)
+        return own and all(child.is_plain for child in self.children if child.kind != "leaf")
 
     def _has_leaf(self) -> bool:
         return self.kind == "leaf" or any(child._has_leaf() for child in self.children)
