@@ -135,22 +135,20 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
     It has made one, of placeholders, that is described as the node is.
     """
     from stagec.core import statics
-    from stagec.core.one_level import OneLevel
+    from stagec.core.one_level import PLACEHOLDERS, OneLevel
 
     fields, keyed = node.fields, node.keyed
-    placeholders = [object() for _ in node.children]
-    with contextlib.suppress(Exception):  # of a class of whoever
-        if keyed is None:
-            value = OneLevel(kind, fields and fields.names, placeholders, None, None).make(placeholders)
-        elif "fields" in keyed.static and keyed.keys is not None:
-            static = {name: statics.rebuild(described) for name, described in keyed.static["fields"].items()}
-            value = Fields(keyed.keys, static).build(kind, placeholders)
-        else:
-            auxdata = statics.rebuild(keyed.static["aux"])
-            value = OneLevel(kind, auxdata, placeholders, None, None).make(placeholders)
-        level = OneLevel.of(value)
-        if level is not None and level.describe() == node.auxdata:
-            return level
+    for placeholder in PLACEHOLDERS:
+        children = [placeholder() for _ in node.children]
+        with contextlib.suppress(Exception):  # of a class of whoever
+            if keyed is not None and "fields" in keyed.static and keyed.keys is not None:
+                static = {name: statics.rebuild(described) for name, described in keyed.static["fields"].items()}
+                level = OneLevel.of(Fields(keyed.keys, static).build(kind, children))
+            else:
+                auxdata = statics.rebuild(keyed.static["aux"]) if keyed else fields and fields.names
+                level = OneLevel.of(OneLevel(kind, auxdata, children, None, None).make(children))
+            if level is not None and level.describe() == node.auxdata:
+                return level
     return None
 
 

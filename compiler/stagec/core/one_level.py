@@ -16,6 +16,9 @@ from stagec.core import statics
 from stagec.core.keyed import Entry, Item, Keyed, key_of
 from stagec.core.nodes import Fields
 
+PLACEHOLDERS = (object, float)
+"""What makes leaves of objects that are made for their structure: as in JAX, and numbers for a class that computes."""
+
 
 class OneLevel(NamedTuple):
     """An object that JAX has taken apart.

@@ -348,24 +348,41 @@ def difference(was: Any, now: Any, where: str = "") -> str:
 def _parts(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the parts that both have; nothing where they have other ones."""
     match was, now:
-        case (list(), list()) if len(was) == len(now):
-            for i, (before, after) in enumerate(zip(was, now, strict=True)):
-                yield f"[{i}]", before, after
-        case ({"dict": list()}, {"dict": list()}):
-            before, after = ({canonical(key): value for key, value in _of_pairs(one["dict"])} for one in (was, now))
-            if before.keys() == after.keys():
-                yield from ((f"[{key}]", before[key], after[key]) for key in before)
-        case ({"function": first}, {"function": second}) | ({"object": first}, {"object": second}) if first == second:
-            which = "closure" if "function" in was else "fields"
-            yield from _of_tables(was[which], now[which])
-        case (dict(), dict()) if was.keys() == now.keys() and not {"name", "enum", "array"} & was.keys():
-            for key in was:
-                yield ("", was[key], now[key]) if not isinstance(was[key], str) else ("", None, None)
+        case (list(), list()) | ({"tuple": list()}, {"tuple": list()}):
+            before, after = (one if isinstance(one, list) else one["tuple"] for one in (was, now))
+            if len(before) == len(after):
+                yield from ((f"[{i}]", *pair) for i, pair in enumerate(zip(before, after, strict=True)))
+        case ({"dict": list(before)}, {"dict": list(after)}):
+            yield from _of_tables(_by_text(before), _by_text(after), "[{}]")
+        case ({"function": first}, {"function": second}) if first == second:
+            yield from _of_tables(was["closure"], now["closure"], ".{}")
+            yield "", was["defaults"], now["defaults"]
+        case ({"object": first}, {"object": second}) if first == second:
+            yield from _of_tables(was["fields"], now["fields"], ".{}")
+        case ({"method": first}, {"method": second}) if first == second:
+            yield "", was["of"], now["of"]
+        case ({"local": first}, {"local": second}) if first == second:
+            yield "", was["wraps"], now["wraps"]
+        case ({"partial": _}, {"partial": _}):
+            yield from (("", was[key], now[key]) for key in ("partial", "args", "kwargs"))
+        case ({"made": _, "state": {"dict": list(before)}}, {"made": _, "state": {"dict": list(after)}}):
+            yield "", [was["made"], was["args"]], [now["made"], now["args"]]
+            yield from _of_tables(_of_attributes(before), _of_attributes(after), ".{}")
+        case ({"made": _}, {"made": _}) if was.keys() == now.keys():
+            yield from (("", was[key], now[key]) for key in was)
 
 
-def _of_tables(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _by_text(pairs: list[Any]) -> Mapping[str, Any]:
+    return {text(key): value for key, value in _of_pairs(pairs)}
+
+
+def _of_attributes(pairs: list[Any]) -> Mapping[str, Any]:
+    return {key if isinstance(key, str) else text(key): value for key, value in _of_pairs(pairs)}
+
+
+def _of_tables(was: Mapping[str, Any], now: Mapping[str, Any], step: str) -> Iterator[tuple[str, Any, Any]]:
     if was.keys() == now.keys():
-        yield from ((f".{key}", was[key], now[key]) for key in was)
+        yield from ((step.format(key), was[key], now[key]) for key in was)
 
 
 def _cut(text: str, longest: int = 120) -> str:

@@ -332,6 +332,12 @@ def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
             sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
             return [sharding if partition is not None else None] * len(jax.tree.leaves(node))
         below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
+        if isinstance(prefix, Mapping):  # what holds no array needs no name: nnx has such parts
+            below = [
+                (steps, child)
+                for steps, child in below
+                if jax.tree_util.keystr(steps, simple=True) in prefix or jax.tree.leaves(child)
+            ]
         names = [jax.tree_util.keystr(steps, simple=True) for steps, _ in below]
         wanted = list(prefix) if isinstance(prefix, Mapping) else [str(i) for i in range(len(prefix))]
         if isinstance(prefix, Mapping) and sorted(names) != sorted(wanted):

@@ -23,14 +23,12 @@ from stagec.core.errors import Problem, StagecError
 from stagec.core.keyed import key_of, with_keys
 from stagec.core.node_types import serializer
 from stagec.core.nodes import Fields, name_of
-from stagec.core.one_level import OneLevel
+from stagec.core.one_level import PLACEHOLDERS, OneLevel
 from stagec.core.trees import LEAF, Tree
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
 
 _NATIVE = (tuple, list, dict, type(None))
-_PLACEHOLDERS = (object, float)
-"""What makes leaves of nodes: JAX's own placeholder, and what it takes where it reads an artifact."""
 
 
 def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
@@ -45,13 +43,13 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
             kind, auxdata = node.node_data()
             try:
                 if kind is dict:
-                    what = f"{where} a dict"
+                    what = f"{where} a dict with a key that"
                     tuple(map(key_of, auxdata))
                 elif kind not in _NATIVE:
-                    what = f"{where} a {kind.__module__}.{kind.__qualname__} ({_owner(kind)})"
+                    what = f"{where} a {kind.__module__}.{kind.__qualname__} ({_owner(kind)}), which"
                     describe(node)
             except ValueError as error:
-                what = f"{what}, which cannot be described: {error}"
+                what = f"{what} cannot be described: {error}"
                 problems[what] = Problem(file, key, what, _advice(kind))
     if problems:
         raise StagecError(*problems.values())
@@ -157,7 +155,7 @@ def _nodes(tree: Any) -> list[Any]:
 def _taken_apart(node: Any) -> OneLevel:
     """Return a node of a PyTreeDef as an object of it with placeholders is; without key entries where none is made."""
     kind, auxdata = node.node_data()
-    for placeholder in _PLACEHOLDERS:
+    for placeholder in PLACEHOLDERS:
         with contextlib.suppress(Exception):  # the user's own function
             level = OneLevel.of(node.unflatten([placeholder() for _ in range(node.num_leaves)]))
             if level is not None and len(level.children) == len(node.children()):
