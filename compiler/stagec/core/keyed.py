@@ -15,9 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 from stagec.core import statics
 
 LONGEST = 2**12
-"""Bytes of the description of a node's static parts that an artifact has whole. Of a longer one it has the SHA-256: of
-each field that is long, or of all."""
-_LONGEST_FIELD = 2**7
+"""Bytes of the description of a class's other fields that an artifact has whole."""
+LONGEST_FIELD = 2**7
+"""Bytes of the description of a field; where all are longer than LONGEST, a longer one is its SHA-256."""
+LONGEST_AUXDATA = 2**9
+"""Bytes of the description of JAX's auxiliary data; of a longer one an artifact has the SHA-256. A model of nnx has
+hundreds of nodes with a thousand bytes each."""
 
 
 class Symbol(NamedTuple):
@@ -180,12 +183,12 @@ class Keyed(NamedTuple):
         if other is None or other.entries != self.entries:
             there, here = (", ".join(keyed.steps if keyed else ()) or "none" for keyed in (self, other))
             return f"its children are {here}, they were {there} when the function was built"
-        for kind in ("fields", "aux"):
-            if kind in self.static and kind in other.static:
-                found = statics.difference(self.static[kind], other.static[kind])
-                named = found if not found.startswith("it ") else f"its static part{found[2:]}"
-                return f"{named} when the function was built"
-        return "its static part is another one than when the function was built"
+        if "aux" in self.static and "aux" in other.static:
+            found = statics.difference(self.static["aux"], other.static["aux"], "its static part")
+        else:
+            tables = ({"object": "", "fields": one.static.get("fields", {})} for one in (self, other))
+            found = statics.difference(*tables)
+        return f"{found} when the function was built"
 
 
 def with_keys(keys: tuple[Key, ...]) -> Keyed:
@@ -194,10 +197,11 @@ def with_keys(keys: tuple[Key, ...]) -> Keyed:
 
 
 def _shortened(static: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "fields" in static and len(statics.canonical(static)) > LONGEST:
-        static = {"fields": {name: _digest(one, _LONGEST_FIELD) for name, one in static["fields"].items()}}
-    shortened: Mapping[str, Any] = _digest(static, LONGEST)
-    return shortened
+    if "aux" in static:
+        return {"aux": _digest(static["aux"], LONGEST_AUXDATA)}
+    if len(statics.canonical(static)) <= LONGEST:
+        return static
+    return {"fields": {name: _digest(one, LONGEST_FIELD) for name, one in static["fields"].items()}}
 
 
 def _digest(described: Any, longest: int) -> Any:

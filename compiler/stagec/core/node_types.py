@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stagec.core.nodes import Fields, PyTreeNode, imported, name_of
 from stagec.core.trees import Maker, Makers, Taker, Takers, Tree, TreeMismatch
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Types = Iterable[object] | Mapping[str, type | PyTreeNode]
 """What a caller gives: classes and objects, of which results have the types and static parts; or what stands for a
 node of a name."""
+
+Seen: TypeAlias = "Mapping[tuple[str, bytes], OneLevel]"
+"""Objects by the name and the static data of their nodes."""
 
 
 class NodeTypes:
@@ -37,6 +40,7 @@ class NodeTypes:
     def __init__(self, given: Types | None = None) -> None:
         self._all = given is None
         self._seen: dict[tuple[str, bytes], OneLevel] = {}
+        self._used: Seen = {}
         self._made: dict[tuple[str, bytes], OneLevel | None] = {}
         self._given: dict[str, type | PyTreeNode] = {}
         if isinstance(given, Mapping):
@@ -65,6 +69,17 @@ class NodeTypes:
         makers = ((node, self._maker(node)) for node in nodes)
         return {(node.name, node.auxdata): make for node, make in makers if make is not None}
 
+    def seen(self, nodes: Iterable[Tree]) -> Seen:
+        """Return the objects that these nodes of the last arguments were, for `use` in another call with their like."""
+        which = ((node.name, node.auxdata) for node in nodes)
+        return {one: self._seen[one] for one in which if one in self._seen}
+
+    def use(self, seen: Seen) -> None:
+        """Give results the static parts of these objects from now on."""
+        if seen is not self._used:
+            self._seen.update(seen)
+            self._used = seen
+
     def _of_name(self, name: str, base: type) -> Taker:
         def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
             from stagec.core.one_level import OneLevel
@@ -76,7 +91,7 @@ class NodeTypes:
                 auxdata = level.describe()
             except ValueError as error:
                 raise TreeMismatch("", f"{type(value).__qualname__}: {error}") from error
-            self._seen[name, auxdata] = level
+            self._seen[name, auxdata], self._used = level, {}
             return level.children, auxdata
 
         return take

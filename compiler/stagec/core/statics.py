@@ -312,8 +312,6 @@ def text(described: Any) -> str:
             return _short(name)
         case {"made": made}:
             return f"an object that {text(made)} makes"
-        case {"sha256": str(digest)}:
-            return f"what has the SHA-256 {digest[:12]}..."
         case dict():
             return canonical(described)
     return repr(described)
@@ -338,10 +336,15 @@ def plain(described: Any) -> Any:
 
 
 def difference(was: Any, now: Any, where: str = "") -> str:
-    """Say where two descriptions differ first: `tx.learning_rate is 0.1, it was 0.2`. They must differ."""
+    """Say where two descriptions differ first: `tx.learning_rate is 0.1, it was 0.2`. They must differ.
+
+    where: what the values are. One that is only its digest, {"sha256": ...}, is "another one".
+    """
     for step, before, after in _parts(was, now):
         if before != after:
             return difference(before, after, f"{where}{step}")
+    if any(isinstance(one, dict) and one.keys() == {"sha256"} for one in (was, now)):
+        return f"{where.removeprefix('.') or 'it'} is another one than it was"
     return f"{where.removeprefix('.') or 'it'} is {_cut(text(now))}, it was {_cut(text(was))}"
 
 

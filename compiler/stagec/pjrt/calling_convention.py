@@ -10,7 +10,7 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.core.avals import Aval, holds
-from stagec.core.node_types import NodeTypes
+from stagec.core.node_types import NodeTypes, Seen
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import Array, dtype_of, to_numpy
@@ -95,7 +95,7 @@ class Signature:
         self.name = name
         self.description = description
         self._types = types or NodeTypes()
-        self._orders: dict[Any, Sequence[int] | None] = {}
+        self._orders: dict[Any, tuple[Sequence[int] | None, Seen | None]] = {}
         structure = _structure_of(description.out_tree)
         self.unflatten: Callable[[Sequence[Any]], Any] = self._unflatten if structure is None else structure.unflatten
         self._nodes_in, self._nodes_out = (
@@ -139,17 +139,21 @@ class Signature:
 
         Containers that were seen before, and fitted, are taken apart in C++. What fits is decided by `_flatten` alone.
         """
-        order = None
         try:
             leaves, structure = self._registry.flatten((args, kwargs))
-            order = self._orders[structure]
-        except KeyError:
-            if len(self._orders) < _MOST_STRUCTURES:
-                if self._nodes_in:
-                    return self._learn(args, kwargs, leaves, structure)
-                order = self._orders[structure] = self._order(structure)
-        except (TypeError, ValueError, RecursionError):  # keys that cannot be sorted; auxiliary data without a hash
-            pass
+            known = self._orders.get(structure)
+        except (TypeError, ValueError, LookupError, RecursionError):
+            # Keys that cannot be sorted; auxiliary data without a hash.
+            return self._flatten(args, kwargs)
+        if known is None:
+            if len(self._orders) >= _MOST_STRUCTURES:
+                return self._flatten(args, kwargs)
+            if self._nodes_in:
+                return self._learn(args, kwargs, leaves, structure)
+            known = self._orders[structure] = self._order(structure), None
+        order, seen = known
+        if seen is not None:
+            self._types.use(seen)
         if type(order) is range:
             return leaves  # type: ignore[no-any-return]
         return self._flatten(args, kwargs) if order is None else [leaves[i] for i in order]
@@ -172,8 +176,9 @@ class Signature:
         places = {id(leaf): i for i, leaf in enumerate(leaves)}
         if len(places) == len(leaves):  # each is another object
             order = [places.get(id(leaf), -1) for leaf in found]
-            unknown = -1 in order
-            self._orders[structure] = None if unknown else range(len(order)) if order == [*range(len(order))] else order
+            same, known = order == [*range(len(order))], -1 not in order
+            kept = range(len(order)) if same else order if known else None
+            self._orders[structure] = kept, self._types.seen(self._nodes_in) or None
         return found
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
