@@ -23,6 +23,7 @@ MODEL = """\
 import collections
 import dataclasses
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ class Opaque:
         self.a = a
 
     def tree_flatten(self):
-        return (self.a,), None
+        return (self.a,), threading.Lock()
 
     @classmethod
     def tree_unflatten(cls, _, children):
@@ -56,7 +57,7 @@ class Opaque:
 @dataclasses.dataclass
 class Activated:
     a: jax.Array
-    activation: object = jnp.tanh
+    activation: object = dataclasses.field(default_factory=lambda: (i for i in ()))
 
 
 def double(x):
@@ -300,13 +301,14 @@ NOT_BUILT = {
     ),
     "types that cannot be described": (
         {"entry": "pkg.keys:undescribed", "variant": "v"},
-        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Opaque, which cannot be described: "
-        "its children have no names\n"
+        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Opaque (your class), which cannot be described: "
+        "it is a _thread.lock, which no two processes have in common\n"
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Opaque, serialized_name='pkg.keys:Opaque',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n"
-        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Activated, which cannot be described: "
-        "its field activation is a PjitFunction\n"
+        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Activated (your class), which cannot be "
+        "described: "
+        "activation is a generator, which no two processes have in common\n"
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Activated, serialized_name='pkg.keys:Activated',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n",

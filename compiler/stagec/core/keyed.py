@@ -186,8 +186,8 @@ class Keyed(NamedTuple):
         if "aux" in self.static and "aux" in other.static:
             found = statics.difference(self.static["aux"], other.static["aux"], "its static part")
         else:
-            tables = ({"object": "", "fields": one.static.get("fields", {})} for one in (self, other))
-            found = statics.difference(*tables)
+            was, now = ({"object": "", "fields": one.static.get("fields", {})} for one in (self, other))
+            found = statics.difference(was, now)
         return f"{found} when the function was built"
 
 

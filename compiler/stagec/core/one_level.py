@@ -6,6 +6,7 @@ library only.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -66,13 +67,15 @@ class OneLevel(NamedTuple):
         except ValueError:  # values that JSON has not
             pass
         entries = self._key_entries()
+        if fields is None:
+            return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
         try:
-            if fields is not None:
-                described = {name: statics.describe(value, name) for name, value in fields.static.items()}
-                return Keyed(entries, {"fields": described}).to_bytes()
-        except ValueError:  # what JAX compares may be less than what a class declares
-            pass
-        return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
+            described = {name: statics.describe(value, name) for name, value in fields.static.items()}
+            return Keyed(entries, {"fields": described}).to_bytes()
+        except ValueError as error:
+            with contextlib.suppress(ValueError):  # what JAX compares may be less than what a class declares
+                return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
+            raise error
 
     def _named_fields(self) -> Fields | None:
         """Return the named fields, where they say all that JAX compares."""

@@ -4,7 +4,7 @@ JAX compares static data with `==`, which a file cannot. So a value is described
 and containers as they are; classes and functions by the name under which they are imported; functions inside of others
 by their name and by what they have closed over, not by their code, which is in the program; dataclasses and namedtuples
 by their fields; other objects by what Python's copy protocol says of them
-(https://docs.python.org/3/library/copyreg.html). No address, no hash and no order of a set is in a description.
+(https://docs.python.org/3/library/copy.html). No address, no hash and no order of a set is in a description.
 
 A description is JSON: values that JSON has are themselves, others are objects with one telling key. Standard library
 only: numpy's arrays are known by what they have.
@@ -12,7 +12,6 @@ only: numpy's arrays are known by what they have.
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 import enum
 import functools
@@ -152,8 +151,7 @@ class _Describer:
     def _reduced(self, value: Any, where: str) -> Any:
         kind = type(value)
         try:
-            reduce = copyreg.dispatch_table.get(kind)
-            found: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+            found: Any = value.__reduce_ex__(4)
         except Exception as error:  # of a class of whoever
             raise ValueError(f"{where or 'it'} is a {_kind(kind)}, which no two processes have in common") from error
         if isinstance(found, str):
