@@ -218,6 +218,15 @@ def test_keys_of_dicts_keep_their_kind(kind: str) -> None:
     assert str(refusal.value) == "<lambda>: args[0]: " + ", ".join(f"key {path[1:-1]} is missing" for path in paths)
 
 
+def test_a_key_that_cannot_be_described() -> None:
+    with pytest.raises(stagec.StagecError) as error:
+        export(lambda x: {frozenset({1}): x}, VECTOR)
+    assert str(error.value) == (
+        "<lambda>: the result has a dict with a key that cannot be described: it is {1}\n"
+        "  use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+    )
+
+
 def test_keys_without_their_class() -> None:
     tree = export(lambda tree: tree, KEYS["enum"][0] | {}).out_tree
     elsewhere = Tree.from_json(json.loads(json.dumps(tree.to_json()).replace(f"{__name__}:Color", "elsewhere:Color")))

@@ -7,6 +7,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -58,7 +59,10 @@ def key_of(value: object) -> Key:
     Raises ValueError for one that is the same in no two processes.
     """
     described = statics.describe(getattr(value, "item", lambda: value)() if hasattr(value, "dtype") else value)
-    _check_key(described)
+    try:
+        _check_key(described)
+    except ValueError:
+        raise ValueError(f"it is {statics.text(described)}") from None
     return _key(described)
 
 
@@ -108,17 +112,20 @@ def _has_class(described: Any) -> bool:
 
 
 def _check_key(described: Any) -> None:
+    parts: list[Any] = []
     match described:
-        case None | bool() | int() | float() | str() | {"int": _} | {"float": _} | {"complex": _} | {"bytes": _}:
+        case None | bool() | int() | float() | str():
             return
-        case {"enum": str(), "name": str()}:
+        case {"int": str(), **rest} | {"float": str(), **rest} | {"bytes": str(), **rest} if not rest:
             return
-        case {"tuple": list(parts)}:
+        case {"enum": str(), "name": str(), **rest} if rest.keys() <= {"value"}:
+            parts = list(rest.values())
+        case {"tuple": list(parts), **rest} | {"complex": list(parts), **rest} if not rest:
             pass
-        case {"object": str(), "fields": dict(fields)}:
+        case {"object": str(), "fields": dict(fields), **rest} if not rest:
             parts = list(fields.values())
         case _:
-            raise ValueError(f"not a key: {statics.text(described)}")
+            raise ValueError(f"not a key: {statics.canonical(described)}")
     for part in parts:
         _check_key(part)
 
@@ -183,12 +190,14 @@ class Keyed(NamedTuple):
         if other is None or other.entries != self.entries:
             there, here = (", ".join(keyed.steps if keyed else ()) or "none" for keyed in (self, other))
             return f"its children are {here}, they were {there} when the function was built"
-        if "aux" in self.static and "aux" in other.static:
-            found = statics.difference(self.static["aux"], other.static["aux"], "its static part")
-        else:
-            was, now = ({"object": "", "fields": one.static.get("fields", {})} for one in (self, other))
-            found = statics.difference(was, now)
-        return f"{found} when the function was built"
+        with contextlib.suppress(Exception):  # of what a file says that stagec did not write
+            if "aux" in self.static:
+                found = statics.difference(self.static["aux"], other.static["aux"], "its static part")
+            else:
+                was, now = ({"object": "", "fields": one.static["fields"]} for one in (self, other))
+                found = statics.difference(was, now)
+            return f"{found} when the function was built"
+        return "its static part is another one than it was when the function was built"
 
 
 def with_keys(keys: tuple[Key, ...]) -> Keyed:
