@@ -28,8 +28,8 @@ from stagec.core.version import VERSION
 if TYPE_CHECKING:
     from stagec.backends.compilation import CannotCompile
     from stagec.core.errors import StagecError
+    from stagec.core.nodes import PyTreeNode
     from stagec.core.refusal import CallError, LoadError
-    from stagec.core.trees import PyTreeNode
     from stagec.frontends.wrapped import Traced, Wrapped, jit
     from stagec.loader.bundle import Bundle
     from stagec.loader.function import Function
@@ -85,7 +85,7 @@ _MODULES = {
     "stages.exported": ("Exported",),
     "stages.lowered": ("Lowered",),
     "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
-    "core.trees": ("PyTreeNode",),
+    "core.nodes": ("PyTreeNode",),
 }
 
 

@@ -9,6 +9,8 @@ Those that gave the same bytes are counted once. A fault is shrunk and shown, an
 (`-k export-3`, with the same STAGEC_MUTATIONS).
 """
 
+import dataclasses
+import enum
 import hashlib
 import itertools
 import json
@@ -23,10 +25,14 @@ from hypothesis import Phase, given, seed, settings
 
 from stagec.bundle import provenance
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.description import Description
 from stagec.bundle.provenance import Environment, Wheel
 from stagec.bundle.safetensors import Tensor, parts
 from stagec.bundle.signing import sign
+from stagec.core import statics
 from stagec.core.avals import Aval
+from stagec.core.keyed import Item, Keyed, key_of
+from stagec.core.trees import LEAF, Tree
 from stagec.stages.exported import Exported
 from tests.building import ROOT
 from tests.bundle import mutations, readers
@@ -85,8 +91,11 @@ def originals(zoo: Path, bundle: bytes) -> dict[Reader, dict[str, bytes]]:
         readers.whole_bundle: {"bundle": bundle},
         readers.repacked_bundle: {"bundle": bundle},
         readers.explained_bundle: {"bundle": bundle},
-        readers.description: {path.name: path.read_bytes() for path in descriptions},
-        readers.export: {f"{path.parent.name}/{path.name}": path.read_bytes() for path in exports},
+        readers.description: {**{path.name: path.read_bytes() for path in descriptions}, "keys": _with_keys(zoo)[0]},
+        readers.export: {
+            **{f"{path.parent.name}/{path.name}": path.read_bytes() for path in exports},
+            "keys": _with_keys(zoo)[1],
+        },
         readers.located: {path.name: _located(path) for path in exports if path.stem in LOCATED},
         readers.envelope: {"envelope": _envelope(_statement(bundle))},
         readers.statement: {"statement": _statement(bundle)},
@@ -97,6 +106,23 @@ def originals(zoo: Path, bundle: bytes) -> dict[Reader, dict[str, bytes]]:
 
 LOCATED = ("zoo.mlp", "zoo.loop", "update")
 MANIFESTS = [ROOT / "tests" / name for name in ("zoo/zoo.toml", "e2e/models/models.toml")]
+
+
+def _with_keys(zoo: Path) -> tuple[bytes, bytes]:
+    """A description and an export whose result is a dict with tuples as keys, of nodes with key entries."""
+    exported = Exported.deserialize((zoo.parent / "zoo.loop.exported").read_bytes())
+    description = Description.from_json((zoo.parent / "zoo.loop.cpu.json").read_bytes())
+    static = {"aux": statics.describe([0.5, b"b", Tree, {"a": ()}])}
+    auxdata = Keyed((Item(key_of((1, Kind.ONE))),), static).to_bytes()
+    node = Tree("custom", (LEAF,), (), "x:Y", auxdata)
+    count = exported.out_tree.num_leaves
+    tree = Tree("dict", (node,) * count, tuple(key_of((i, "a")) for i in range(count)))
+    described = description._replace(out_tree=tree).to_json().encode()
+    return described, dataclasses.replace(exported, out_tree=tree).serialize()
+
+
+class Kind(enum.Enum):
+    ONE = 1
 
 
 def _located(path: Path) -> bytes:

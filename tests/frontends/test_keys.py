@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax._src.export import _export as jax_export
 
+from stagec.core.nodes import Fields
 from stagec.core.specs import to_json
-from stagec.core.trees import Fields
 from stagec.pjrt import custom_calls
 from stagec.stages.exported import Exported
 from tests.building import ROOT, stagec
@@ -23,6 +23,7 @@ MODEL = """\
 import collections
 import dataclasses
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ class Opaque:
         self.a = a
 
     def tree_flatten(self):
-        return (self.a,), None
+        return (self.a,), threading.Lock()
 
     @classmethod
     def tree_unflatten(cls, _, children):
@@ -56,7 +57,7 @@ class Opaque:
 @dataclasses.dataclass
 class Activated:
     a: jax.Array
-    activation: object = jnp.tanh
+    activation: object = dataclasses.field(default_factory=lambda: (i for i in ()))
 
 
 def double(x):
@@ -303,13 +304,14 @@ NOT_BUILT = {
     ),
     "types that cannot be described": (
         {"entry": "pkg.keys:undescribed", "variant": "v"},
-        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Opaque, which cannot be described: "
-        "its children have no names\n"
+        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Opaque (your class), which cannot be described: "
+        "it is a _thread.lock, which no two processes have in common\n"
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Opaque, serialized_name='pkg.keys:Opaque',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n"
-        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Activated, which cannot be described: "
-        "its field activation is a PjitFunction\n"
+        "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Activated (your class), which cannot be "
+        "described: "
+        "activation is a generator, which no two processes have in common\n"
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Activated, serialized_name='pkg.keys:Activated',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n",

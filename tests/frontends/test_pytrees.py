@@ -1,7 +1,10 @@
 """Types of the user's own in functions that are exported from Python, without a manifest."""
 
 import dataclasses
+import enum
 import functools
+import json
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +13,9 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core.trees import Fields
+from stagec.core.keyed import Keyed
+from stagec.core.nodes import Fields
+from stagec.core.trees import Tree
 from tests.zoo.nodes import Dial, Gauge, Table, Unit
 
 VECTOR = np.arange(3, dtype=np.float32)
@@ -39,6 +44,13 @@ class Strict(Opaque):
         super().__init__(child + 0)
 
 
+class Locked(Opaque):
+    """Its static part is a lock, which is the same in no two processes."""
+
+    lock = threading.Lock()
+
+
+jax.tree_util.register_pytree_node(Locked, lambda node: (node.children, {"lock": node.lock}), lambda _, c: Locked(*c))
 for kind in (Opaque, Strict):
     jax.tree_util.register_pytree_node(
         kind, lambda node: (node.children, None), functools.partial(lambda kind, _, children: kind(*children), kind)
@@ -102,27 +114,39 @@ def test_a_lowered_function_takes_and_gives_them() -> None:
         assert result.unit == Unit("s")
 
 
+def test_types_without_keys_are_described_by_indices() -> None:
+    exported = export(lambda x: (Opaque(x, x + 1), Strict(x)), VECTOR)
+    assert [node.keyed for node in exported.out_tree.custom_nodes()] == [Keyed(None, {"aux": None})] * 2
+    assert list(exported.out_tree.paths()) == ["[0][0]", "[0][1]", "[1][0]"]
+    opaque, strict = stagec.Exported.deserialize(exported.serialize()).call(VECTOR)
+    assert isinstance(opaque, Opaque)
+    assert isinstance(strict, Strict)
+    np.testing.assert_array_equal(opaque.children[1], VECTOR + 1)
+
+
 def test_types_that_cannot_be_described() -> None:
     def function(x: Any) -> Any:
-        return Opaque(x), Strict(x), [Opaque(x)], {2: x}
+        lock = threading.Lock()
+        tree = jax.tree_util.Partial(lambda: lock, x)
+        return Locked(x), [Locked(x)], tree, {threading.Lock(): x}
 
     with pytest.raises(stagec.StagecError) as error:
         export(function, VECTOR)
-    assert str(error.value) == "\n".join(
-        f"function: the result has a {__name__}.{name}, which cannot be described: {why}\n"
+    assert str(error.value) == (
+        f"function: the result has a {__name__}.Locked (your class), which cannot be described: "
+        "['lock'] is a _thread.lock, which no two processes have in common\n"
         "  register it below its class:\n"
-        f"  jax.export.register_pytree_node_serialization({name}, serialized_name='{__name__}:{name}',\n"
-        "      serialize_auxdata=..., deserialize_auxdata=...)"
-        for name, why in (
-            ("Opaque", "its children have no names"),
-            (
-                "Strict",
-                "to make one of placeholders raised TypeError: unsupported operand type(s) for +: 'object' and 'int'",
-            ),
-        )
-    ) + (
-        "\nfunction: the result has a dict with the key 2, and keys are stored as strings\n"
-        "  write '2', or a list instead of the dict"
+        f"  jax.export.register_pytree_node_serialization(Locked, serialized_name='{__name__}:Locked',\n"
+        "      serialize_auxdata=..., deserialize_auxdata=...)\n"
+        "function: the result has a jax.tree_util.Partial (a class of jax), which cannot be described: "
+        "lock is a _thread.lock, which no two processes have in common\n"
+        "  register it in the module of your function:\n"
+        "  from jax.tree_util import Partial\n"
+        "  jax.export.register_pytree_node_serialization(Partial, serialized_name='jax.tree_util:Partial',\n"
+        "      serialize_auxdata=..., deserialize_auxdata=...)\n"
+        "function: the result has a dict with a key that cannot be described: "
+        "it is a _thread.lock, which no two processes have in common\n"
+        "  use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
     )
 
 
@@ -131,14 +155,81 @@ def test_a_registered_function_that_raises() -> None:
     with pytest.raises(stagec.StagecError) as error:
         export(lambda dial: dial.hands, dial)
     assert str(error.value).startswith(
-        "<lambda>: the arguments have a tests.zoo.nodes.Dial, which cannot be described: what it was registered with "
-        "raised TypeError: descriptor 'encode'"
+        "<lambda>: the arguments have a tests.zoo.nodes.Dial (your class), which cannot be described: "
+        "what it was registered with raised TypeError: descriptor 'encode'"
     )
 
 
-def test_keys_that_are_no_strings_keep_their_order() -> None:
-    compiled = stagec.jit(lambda x: {2: x, 10: x + 1}).lower(VECTOR).compile()
-    read = stagec.Compiled.deserialize(compiled.serialize())
-    for result in (compiled(VECTOR), read(VECTOR)):
-        np.testing.assert_array_equal(result["2"], VECTOR)
-        np.testing.assert_array_equal(result["10"], VECTOR + 1)
+class Color(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.value < other.value)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Cell:
+    row: int
+    column: str
+
+
+KEYS: dict[str, tuple[dict[Any, Any], list[str]]] = {
+    "int": ({10: VECTOR, 2: VECTOR + 1}, ["[2]", "[10]"]),
+    "negative and large": ({-1: VECTOR, 2**70: VECTOR + 1}, ["[-1]", "[1180591620717411303424]"]),
+    "float": ({0.5: VECTOR, 0.25: VECTOR + 1}, ["[0.25]", "[0.5]"]),
+    "bytes": ({b"b": VECTOR, b"a": VECTOR + 1}, ["[b'a']", "[b'b']"]),
+    "None": ({None: VECTOR}, ["[None]"]),
+    "tuple": ({(1, "a"): VECTOR, (0, "b"): VECTOR + 1}, ["[(0, 'b')]", "[(1, 'a')]"]),
+    "enum": ({Color.RED: VECTOR, Color.BLUE: VECTOR + 1}, ["[Color.BLUE]", "[Color.RED]"]),
+    "int enum": ({Level.HIGH: VECTOR, Level.LOW: VECTOR + 1}, ["[Level.LOW]", "[Level.HIGH]"]),
+    "tuple of enum": ({(Level.LOW, Color.RED): VECTOR}, ["[(Level.LOW, Color.RED)]"]),
+    "dataclass": (
+        {Cell(0, "b"): VECTOR, Cell(0, "a"): VECTOR + 1},
+        ["[Cell(column='a', row=0)]", "[Cell(column='b', row=0)]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_dicts_keep_their_kind(kind: str) -> None:
+    given, paths = KEYS[kind]
+    exported = export(lambda tree: jax.tree.map(lambda x: x * 2, tree), given)
+    assert list(exported.out_tree.paths()) == paths
+    for artifact in (exported, stagec.Exported.deserialize(exported.serialize())):
+        assert artifact.out_tree == exported.out_tree
+        assert Tree.from_json(json.loads(json.dumps(artifact.out_tree.to_json()))) == exported.out_tree
+        result = artifact.call(given)
+        assert {type(key) for key in result} == {type(key) for key in given}
+        for key, value in given.items():
+            np.testing.assert_array_equal(result[key], value * 2)
+    compiled = stagec.jit(lambda tree: tree).lower(given).compile()
+    assert stagec.Compiled.deserialize(compiled.serialize())(given).keys() == given.keys()
+    with pytest.raises(stagec.CallError) as refusal:
+        exported.call({**given, "a": VECTOR})
+    assert str(refusal.value) == "<lambda>: args[0]: key 'a' is not wanted"
+    with pytest.raises(stagec.CallError) as refusal:
+        exported.call({})
+    assert str(refusal.value) == "<lambda>: args[0]: " + ", ".join(f"key {path[1:-1]} is missing" for path in paths)
+
+
+def test_a_key_that_cannot_be_described() -> None:
+    with pytest.raises(stagec.StagecError) as error:
+        export(lambda x: {frozenset({1}): x}, VECTOR)
+    assert str(error.value) == (
+        "<lambda>: the result has a dict with a key that cannot be described: it is {1}\n"
+        "  use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+    )
+
+
+def test_keys_without_their_class() -> None:
+    tree = export(lambda tree: tree, KEYS["enum"][0] | {}).out_tree
+    elsewhere = Tree.from_json(json.loads(json.dumps(tree.to_json()).replace(f"{__name__}:Color", "elsewhere:Color")))
+    assert elsewhere.unflatten([1, 2]) == {"BLUE": 1, "RED": 2}
+    assert elsewhere.flatten({"RED": 2, "BLUE": 1}) == [1, 2]
+    assert list(elsewhere.paths()) == list(tree.paths())

@@ -272,7 +272,7 @@ def test_a_description_is_checked_before_it_is_read(zoo: Path, tmp_path: Path) -
 
 def test_a_description_of_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_descriptions(zoo, tmp_path / "x.aot", "loop", lambda description: description.update(format=9))
-    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1 and 2")
+    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1 to 3")
 
 
 def test_a_description_of_the_format_before_is_read(zoo: Path, tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_compressed_member(tmp_path: Path) -> None:
 
 def test_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_index(zoo, tmp_path / "x.aot", lambda index: index.update(format=99))
-    assert refusal_of(path) == ("format", "zoo.aot: its format is 99, this version of stagec reads 3")
+    assert refusal_of(path) == ("format", "zoo.aot: its format is 99, this version of stagec reads 3 and 4")
 
 
 def test_an_unknown_target(zoo: Path) -> None:

@@ -1,12 +1,15 @@
 """Trees flatten as JAX flattens, and survive JSON."""
 
+import json
 from typing import Any
 
 import jax
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stagec.core.keyed import Keyed
+from stagec.core.node_types import NodeTypes
 from stagec.core.trees import LEAF, Tree, TreeMismatch
 
 values = st.recursive(
@@ -56,9 +59,55 @@ def test_custom_nodes_keep_name_and_data() -> None:
     assert tree.unflatten([1, 2]) == (1, 2)
 
 
-@pytest.mark.parametrize("data", ["leaf", 3, {"tuple": 1}, {"dict": []}, {"tuple": [], "more": 1}, {}])
+described = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["tuple", "dict", "enum", "name", "object", "fields", "int", "float", "bytes", "array"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(described)
+@example({"dict": [], "int": None, "enum": None})
+def test_other_keys(data: Any) -> None:
+    """Whatever a key is said to be, it is one, or refused."""
+    try:
+        tree = Tree.from_json({"dict": [[data, "*"]]})
+    except ValueError:
+        return
+    assert Tree.from_json(tree.to_json()) == tree
+    (key,) = tree.unflatten([1])  # type: ignore[misc]
+    assert tree.flatten({key: 1}) == [1]
+    assert len(list(tree.paths())) == 1
+
+
+@given(described, described)
+@example(0, {"dict": [None]})
+def test_other_static_data(entry: Any, static: Any) -> None:
+    """What is no description that stagec writes is a node of which nothing is known, or one with plain containers."""
+    data = json.dumps({"entries": [entry], "static": {"aux": static}}, sort_keys=True, separators=(",", ":"))
+    tree = Tree("custom", (LEAF,), name="nowhere:Class", auxdata=data.encode())
+    assert tree.flatten(tree.unflatten([1])) == [1]
+    assert NodeTypes().of_results([tree]) == {}
+    if tree.keyed is not None:
+        assert isinstance(tree.keyed.difference(Keyed(tree.keyed.entries, {"aux": None}).to_bytes()), str)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *("leaf", 3, {"tuple": 1}, {"dict": []}, {"tuple": [], "more": 1}, {}),
+        *({"dict": [["a", "*"]]}, {"dict": [[1]]}, {"dict": [[1, "*"], [1, "*"]]}, {"dict": [[[1], "*"]]}),
+    ],
+)
 def test_other_json(data: object) -> None:
-    with pytest.raises(ValueError, match="not a tree"):
+    with pytest.raises(ValueError, match=r"^not (a tree|a key|the keys of a dict): "):
         Tree.from_json(data)
 
 

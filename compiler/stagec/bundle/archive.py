@@ -26,14 +26,17 @@ from stagec.core import strict_json
 from stagec.core.refusal import LoadError
 
 FORMAT = 3
-"""Version of the bundle format.
+"""Version of the bundle format, where it needs nothing of a later one.
 
 1 (November 2026): the first.
 2 (November 2026): members are page-aligned, and equal ones stored once; the index says what selection needs of each
 executable, and until when exports are readable.
 3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface;
 weights and golden arrays are members; zip64 where it is needed.
+4 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries (`core/keyed.py`). A
+bundle without such trees has version 3.
 """
+_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS)
 
 INDEX = "index.json"
 Content: TypeAlias = bytes | memoryview | Pieces
@@ -342,8 +345,9 @@ class Archive:
             vouch(data)
         try:
             found = strict_json.parse(data, LARGEST_INDEX)
-            if isinstance(found, dict) and found.get("format") != FORMAT:
-                what = f"its format is {found.get('format')!r}, this version of stagec reads {FORMAT}"
+            if isinstance(found, dict) and found.get("format") not in _FORMATS:
+                read = " and ".join(map(str, _FORMATS))
+                what = f"its format is {found.get('format')!r}, this version of stagec reads {read}"
                 raise LoadError("format", f"{self.path}: {what}")
             check(found)
             if encode_index(found) != data:

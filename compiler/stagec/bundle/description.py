@@ -12,8 +12,14 @@ from stagec.core.trees import Tree
 
 Scalar: TypeAlias = str | bool | int | float
 FORMAT = 2
-"""Version of the JSON form. 1 (November 2026): the first. 2 (November 2026): `analysis` counts loops as often as they
-turn, has the bytes that devices send and the time of links, and says what is not known. Both are read."""
+"""Version of the JSON form, where it needs nothing of a later one.
+
+1 (November 2026): the first.
+2 (November 2026): `analysis` counts loops as often as they turn, has the bytes that devices send and the time of links,
+and says what is not known.
+3 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries. All are read.
+"""
+FORMAT_WITH_KEYS = 3
 LARGEST = 2**24
 """Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
 
@@ -151,9 +157,10 @@ class Description(NamedTuple):
         values = self._asdict()
         values["target"] = self.target.to_plain()
         values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
+        form = FORMAT if self.in_tree.is_plain and self.out_tree.is_plain else FORMAT_WITH_KEYS
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
-        return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
+        return json.dumps({"format": form, "kind": "executable", **values}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> Description:
@@ -166,8 +173,8 @@ class Description(NamedTuple):
             raise ValueError("it does not describe an executable")
         if data.get("format") == 1:
             data["analysis"] = _counted_anew(data.get("analysis"))
-        elif data.get("format") != FORMAT:
-            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 and {FORMAT}")
+        elif data.get("format") not in (FORMAT, FORMAT_WITH_KEYS):
+            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 to {FORMAT_WITH_KEYS}")
         _DESCRIPTION(data)
         values = {name: data[name] for name in Description._fields}
         values["target"] = Target.from_plain(data["target"])
@@ -178,6 +185,8 @@ class Description(NamedTuple):
         values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
         description = Description(**values)
         description._check()
+        if data["format"] != FORMAT_WITH_KEYS and not (description.in_tree.is_plain and description.out_tree.is_plain):
+            raise ValueError(f"format: its trees are of {FORMAT_WITH_KEYS}, not of {data['format']}")
         return description
 
     def _check(self) -> None:

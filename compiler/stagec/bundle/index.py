@@ -17,6 +17,8 @@ from stagec.core.avals import dimension_variables, num_bytes, parse_aval
 from stagec.core.dimensions import evaluator
 from stagec.core.trees import Tree
 
+FORMAT_WITH_KEYS = 4
+"""Version of the bundle format since which trees may be other than plain; that of bundles with such trees."""
 UNKNOWN = "unknown"
 """Where a version, or a date that follows from one, is not known."""
 
@@ -100,6 +102,11 @@ _BUNDLE = json_shapes.record(
 )
 
 
+def has_plain_trees(function: Mapping[str, Any]) -> bool:
+    """Whether what an index says of a function is understood by readers of the first formats (`Tree.is_plain`)."""
+    return all(Tree.from_json(function[key]).is_plain for key in ("in_tree", "out_tree"))
+
+
 def check(found: Any) -> None:
     """Check the index of a bundle: keys, types, and that what one entry names is there.
 
@@ -115,6 +122,8 @@ def check(found: Any) -> None:
         artifact = "-".join(filter(None, (function["function"], function["variant"])))
         if artifact != name:
             raise ValueError(f"{where}: it is of {artifact}")
+        if not has_plain_trees(function) and found["format"] != FORMAT_WITH_KEYS:
+            raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {found['format']}")
         for which in ("in", "out"):
             if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
                 raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")

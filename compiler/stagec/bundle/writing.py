@@ -111,7 +111,7 @@ def gather(
         function = functions[full_name.removeprefix(f"{name}.")]
         function["golden"] = _golden(members, specs[full_name], function, tensors)
     result = {
-        "format": FORMAT,
+        "format": FORMAT if all(map(index.has_plain_trees, functions.values())) else index.FORMAT_WITH_KEYS,
         "kind": "bundle",
         "name": name,
         "version": version,

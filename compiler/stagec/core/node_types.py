@@ -1,19 +1,30 @@
 """The types of custom pytree nodes that this process has: given by the caller, registered with JAX, or imported.
 
 The loader imports no module of a model and no JAX. Where the process has imported JAX already, what the model
-registered with it (`jax.export.register_pytree_node_serialization`) takes objects apart and makes them.
+registered with it takes objects apart and makes them: for serialization
+(`jax.export.register_pytree_node_serialization`), or as a pytree node alone (`one_level.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stagec.core.trees import Fields, PyTreeNode, Tree, TreeMismatch
+from stagec.core.nodes import Fields, PyTreeNode, imported, name_of
+from stagec.core.trees import Maker, Makers, Taker, Takers, Tree, TreeMismatch
 
-Types = Iterable[type] | Mapping[str, type | PyTreeNode]
-"""What a caller gives: classes, or what stands for a node of a name."""
+if TYPE_CHECKING:
+    from stagec.core.one_level import OneLevel
+
+Types = Iterable[object] | Mapping[str, type | PyTreeNode]
+"""What a caller gives: classes and objects, of which results have the types and static parts; or what stands for a
+node of a name."""
+
+Seen: TypeAlias = "Mapping[tuple[str, bytes], OneLevel]"
+"""Objects by the name and the static data of their nodes."""
 
 
 class NodeTypes:
@@ -21,46 +32,139 @@ class NodeTypes:
 
     given: None: those that the process has imported or registered. A type that is not among the given ones is
         replaced in results; in arguments JAX's registry counts as well.
+
+    Static parts that no description can make (functions with closures, as in flax's `TrainState`) a result has from
+    an object with the same description: an argument of this call or of an earlier one, or a given object.
     """
 
     def __init__(self, given: Types | None = None) -> None:
         self._all = given is None
-        if not isinstance(given, Mapping):
-            given = {name_of(kind): kind for kind in given or ()}
-        self._given: Mapping[str, type | PyTreeNode] = dict(given)
+        self._seen: dict[tuple[str, bytes], OneLevel] = {}
+        self._used: Seen = {}
+        self._made: dict[tuple[str, bytes], OneLevel | None] = {}
+        self._given: dict[str, type | PyTreeNode] = {}
+        if isinstance(given, Mapping):
+            self._given.update(given)
+        else:
+            kinds = [kind for one in given or () for kind in ([one] if isinstance(one, type) else self._learn(one))]
+            self._given.update({name_of(kind): kind for kind in kinds})
 
-    def of_arguments(self, nodes: Iterable[Tree]) -> Mapping[str, type | PyTreeNode]:
-        """Return what takes objects apart, by the name of the node; the fields of a class need none."""
-        found = {}
+    def of_arguments(self, nodes: Iterable[Tree]) -> Takers:
+        """Return what takes objects apart, by the name of the node; classes with `Fields` need nothing."""
+        found: dict[str, Taker] = {}
         for node in nodes:
             kind = self._given.get(node.name)
             known = kind if isinstance(kind, PyTreeNode) else registered(node.name)
             if known is not None:
-                found[node.name] = known
+                found[node.name] = _of_type(known)
+            elif node.keyed is not None:
+                found[node.name] = self._of_name(node.name, object)
+            elif node.fields is not None and not node.fields.static:
+                # What a mapping gives for a key may be another object than its child: nnx.State wraps dicts.
+                found[node.name] = self._of_name(node.name, Mapping)
         return found
 
-    def of_results(self, nodes: Iterable[Tree]) -> Mapping[str, type | PyTreeNode]:
-        """Return what makes objects, by the name of the node; a node without one becomes a plain container."""
-        found = {}
-        for node in nodes:
-            kind = self._kind(node.name)
-            fits = isinstance(kind, type) and node.fields is not None and node.fields.fit(kind)
-            if isinstance(kind, PyTreeNode) or fits:
-                found[node.name] = kind
-        return found
+    def of_results(self, nodes: Iterable[Tree]) -> Makers:
+        """Return what makes objects, by name and static data; a node without one becomes a plain container."""
+        makers = ((node, self._maker(node)) for node in nodes)
+        return {(node.name, node.auxdata): make for node, make in makers if make is not None}
+
+    def seen(self, nodes: Iterable[Tree]) -> Seen:
+        """Return the objects that these nodes of the last arguments were, for `use` in another call with their like."""
+        which = ((node.name, node.auxdata) for node in nodes)
+        return {one: self._seen[one] for one in which if one in self._seen}
+
+    def use(self, seen: Seen) -> None:
+        """Give results the static parts of these objects from now on."""
+        if seen is not self._used:
+            self._seen.update(seen)
+            self._used = seen
+
+    def _of_name(self, name: str, base: type) -> Taker:
+        def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
+            from stagec.core.one_level import OneLevel
+
+            level = OneLevel.of(value) if isinstance(value, base) and name_of(type(value)) == name else None
+            if level is None:
+                return None
+            try:
+                auxdata = level.describe()
+            except ValueError as error:
+                raise TreeMismatch("", f"{type(value).__qualname__}: {error}") from error
+            self._seen[name, auxdata], self._used = level, {}
+            return level.children, auxdata
+
+        return take
+
+    def _learn(self, example: object) -> Iterator[type]:
+        """Yield the types of the nodes of an object, and remember their static parts."""
+        from stagec.core.one_level import OneLevel
+
+        level = OneLevel.of(example)
+        if level is None:
+            return
+        if level.kind not in (dict, list, tuple, type(None)):
+            self._seen[name_of(level.kind), level.describe()] = level
+            yield level.kind
+        for child in level.children:
+            yield from self._learn(child)
+
+    def _maker(self, node: Tree) -> Maker | None:
+        kind, which = self._kind(node.name), (node.name, node.auxdata)
+        if isinstance(kind, PyTreeNode):
+            return functools.partial(kind.unflatten_func, node.auxdata)
+        fields = node.fields
+        if isinstance(kind, type) and fields is not None and fields.fit(kind):
+            return functools.partial(fields.build, kind)
+        if which in self._seen and (self._all or isinstance(kind, type)):
+            return self._seen[which].make
+        if not isinstance(kind, type):
+            return None
+        if which not in self._made:
+            self._made[which] = _described(kind, node)
+        level = self._made[which]
+        return None if level is None else level.make
 
     def _kind(self, name: str) -> Any:
         known = registered(name)
         if self._all:
-            return known or _imported(name)
+            return known or imported(name)
         if known is not None and any(kind is known.nodetype for kind in self._given.values()):
             return known
         return self._given.get(name)
 
 
-def name_of(kind: type) -> str:
-    """Return the name under which stagec describes a type that has no other."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+def _of_type(node: PyTreeNode) -> Taker:
+    def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
+        if type(value) is not node.nodetype:
+            return None
+        children, auxdata = node.flatten_func(value)
+        return list(children), auxdata
+
+    return take
+
+
+def _described(kind: type, node: Tree) -> OneLevel | None:
+    """Return what makes objects of `kind` with the static parts that a node describes; None where that says too little.
+
+    It has made one, of placeholders, that is described as the node is.
+    """
+    from stagec.core import statics
+    from stagec.core.one_level import PLACEHOLDERS, OneLevel
+
+    fields, keyed = node.fields, node.keyed
+    for placeholder in PLACEHOLDERS:
+        children = [placeholder() for _ in node.children]
+        with contextlib.suppress(Exception):  # of a class of whoever
+            if keyed is not None and "fields" in keyed.static and keyed.keys is not None:
+                static = {name: statics.rebuild(described) for name, described in keyed.static["fields"].items()}
+                level = OneLevel.of(Fields(keyed.keys, static).build(kind, children))
+            else:
+                auxdata = statics.rebuild(keyed.static["aux"]) if keyed else fields and fields.names
+                level = OneLevel.of(OneLevel(kind, auxdata, children, None, None).make(children))
+            if level is not None and level.describe() == node.auxdata:
+                return level
+    return None
 
 
 def registered(name: str) -> PyTreeNode | None:
@@ -129,12 +233,3 @@ def _structure(value: object) -> tuple[list[Any], Any]:
     if found is None:
         raise TreeMismatch("", f"{type(value).__qualname__} is no pytree node for JAX here: register it")
     return found
-
-
-def _imported(name: str) -> object:
-    """Return what `module:class` or `module.class` names where the module is imported already, else None."""
-    module, _, path = name.partition(":") if ":" in name else name.rpartition(".")
-    value: object = sys.modules.get(module)
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value

@@ -3,21 +3,23 @@
 The node kinds and the order of leaves are JAX's (https://docs.jax.dev/en/latest/pytrees.html): dictionaries by sorted
 key, None has no leaves, everything that is not a known container is a leaf. Standard library only.
 
-A node of the user's own type is "custom". Where its fields are known (`Fields`) it stands for a dict of them, or for an
-object of the type itself, which needs no import here: a caller who has one has its class. Where they are not, a
-`PyTreeNode` takes objects apart and makes them; without one, the node is a tuple of its children.
+A node of the model's own type is "custom". Where its fields are known (`Fields`) it stands for a dict of them, or for
+an object of the type itself, which needs no import here: a caller who has one has its class. Where the key entries of
+its children are known (`Keyed`) it stands for a dict of these, or a list. Where nothing is, it stands for a tuple of
+its children. What takes objects of a type apart and makes them is given (`node_types.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from stagec.core.nodes import Fields
+
+if TYPE_CHECKING:
+    from stagec.core.keyed import Key, Keyed
 
 Kind = Literal["leaf", "none", "tuple", "list", "dict", "custom"]
 
@@ -31,70 +33,14 @@ class TreeMismatch(ValueError):
         self.what = what
 
 
-class Fields(NamedTuple):
-    """What a custom node's static data says of its type.
-
-    names: the field of each child.
-    static: the other fields, with values that JSON has, tuples included.
-    """
-
-    names: tuple[str, ...]
-    static: Mapping[str, Any] = MappingProxyType({})
-
-    def to_bytes(self) -> bytes:
-        """Return the static data of a node: canonical JSON. Raises ValueError where a value has no exact JSON form."""
-        static = {name: _to_plain(name, value) for name, value in self.static.items()}
-        return json.dumps({"fields": self.names, "static": static}, sort_keys=True, separators=(",", ":")).encode()
-
-    @staticmethod
-    def from_bytes(auxdata: bytes) -> Fields | None:
-        """Read what `to_bytes` wrote, or what JAX writes for a namedtuple: the names alone. None for anything else."""
-        try:
-            match json.loads(auxdata):
-                case list(names) if all(isinstance(name, str) for name in names):
-                    return Fields(tuple(names))
-                case {"fields": list(names), "static": dict(static), **rest} if not rest:
-                    return Fields(tuple(names), {name: _from_plain(value) for name, value in static.items()})
-        except (ValueError, RecursionError):
-            pass
-        return None
-
-    def fit(self, kind: object) -> bool:
-        """Whether `kind` is a class with these fields that `build` can make: namedtuple, dataclass, OrderedDict."""
-        if not isinstance(kind, type):
-            return False
-        if dataclasses.is_dataclass(kind):
-            return {*self.names, *self.static} <= {field.name for field in dataclasses.fields(kind)}
-        return kind is OrderedDict or getattr(kind, "_fields", None) == self.names
-
-    def build(self, kind: type, children: Sequence[object]) -> object:
-        """Return an object of `kind`, which `fit`s, with these children. A dataclass's `__init__` is not called."""
-        values = dict(zip(self.names, children, strict=True))
-        if kind is OrderedDict:
-            return OrderedDict(values)
-        if issubclass(kind, tuple):
-            return kind(**values)
-        result = object.__new__(kind)
-        for name, value in {**self.static, **values}.items():
-            object.__setattr__(result, name, value)
-        return result
-
-
-class PyTreeNode(NamedTuple):
-    """How objects of one type of the model's own are taken apart and made.
-
-    The functions are those of `jax.tree_util.register_pytree_node`
-    (https://docs.jax.dev/en/latest/custom_pytrees.html), with static data in bytes, as
-    `jax.export.register_pytree_node_serialization` has them stored.
-
-    nodetype: the type; objects of exactly this type are meant.
-    flatten_func: object -> (children, static data).
-    unflatten_func: (static data, children) -> object.
-    """
-
-    nodetype: type
-    flatten_func: Callable[[Any], tuple[Iterable[Any], bytes]]
-    unflatten_func: Callable[[bytes, Sequence[Any]], Any]
+Taker: TypeAlias = Callable[[Any], tuple[Sequence[Any], bytes] | None]
+"""Takes an object of a custom node apart: children and static data; None for another object."""
+Takers: TypeAlias = Mapping[str, Taker]
+"""By the name of a custom node."""
+Maker: TypeAlias = Callable[[Sequence[Any]], Any]
+"""Makes an object of a custom node with these children."""
+Makers: TypeAlias = Mapping[tuple[str, bytes], Maker]
+"""By name and static data of a custom node."""
 
 
 class Tree(NamedTuple):
@@ -102,15 +48,15 @@ class Tree(NamedTuple):
 
     kind: what the node is.
     children: the subtrees, in the order in which JAX flattens them.
-    keys: of a dict, the key of each child (sorted strings); empty otherwise.
-    name: of a custom node, the name it was registered under for serialization (`module:class` where stagec registered
+    keys: of a dict, the key of each child in JAX's order: texts, or other keys (`keyed.Key`); empty otherwise.
+    name: of a custom node, the name it was registered under for serialization (`module:class` where stagec describes
         it); empty otherwise.
     auxdata: of a custom node, its serialized static data; empty otherwise.
     """
 
     kind: Kind
     children: tuple[Tree, ...] = ()
-    keys: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     name: str = ""
     auxdata: bytes = b""
 
@@ -126,10 +72,10 @@ class Tree(NamedTuple):
         for step, child in zip(self._steps(), self.children, strict=True):
             yield from child.paths(prefix + step)
 
-    def flatten(self, value: object, path: str = "", types: Mapping[str, type | PyTreeNode] | None = None) -> list[Any]:
+    def flatten(self, value: object, path: str = "", types: Takers | None = None) -> list[Any]:
         """Return the leaves of `value`, which must have this structure.
 
-        types: what takes objects of a custom node apart, by the node's name; a class with fields needs none.
+        types: what takes objects of custom nodes apart; a class with `Fields` needs nothing.
         Raises TreeMismatch with the path of the first difference, for example
         `params: key 'b' is missing`.
         """
@@ -143,6 +89,29 @@ class Tree(NamedTuple):
         fields = _read_fields(self.auxdata) if self.kind == "custom" else None
         return fields if fields is not None and len(fields.names) == len(self.children) else None
 
+    @property
+    def keyed(self) -> Keyed | None:
+        """Of a custom node, what is known of its children's key entries and of its static parts; None for others."""
+        if self.kind != "custom" or not self.auxdata.startswith(_KEYED):
+            return None
+        keyed = _read_keyed(self.auxdata)
+        known = keyed is not None and (keyed.entries is None or len(keyed.entries) == len(self.children))
+        return keyed if known else None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a custom node that holds no array: a static part of the node that it is in."""
+        return self.kind == "custom" and not self._has_leaf()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether readers that know texts as keys and `Fields` alone understand it: formats of files depend on it."""
+        own = all(type(key) is str for key in self.keys) and self.keyed is None
+        return own and all(child.is_plain for child in self.children if child.kind != "leaf")
+
+    def _has_leaf(self) -> bool:
+        return self.kind == "leaf" or any(child._has_leaf() for child in self.children)
+
     def custom_nodes(self) -> Iterator[Tree]:
         """Yield every custom node of the tree."""
         if self.kind == "custom":
@@ -150,12 +119,12 @@ class Tree(NamedTuple):
         for child in self.children:
             yield from child.custom_nodes()
 
-    def unflatten(self, leaves: Sequence[object], types: Mapping[str, type | PyTreeNode] | None = None) -> object:
+    def unflatten(self, leaves: Sequence[object], types: Makers | None = None) -> object:
         """Build the value of this structure that has `leaves`.
 
-        types: what makes the object of a custom node, by the node's name: a class that its fields fit, or a
-            `PyTreeNode`. A custom node of another name becomes a dict of its fields, or a tuple where they are not
-            known.
+        types: what makes the objects of custom nodes. Another custom node becomes a dict of its fields or key entries,
+            a list where these are indices, or a tuple where they are not known. Of a node with key entries, children
+            that hold no array are left out.
         Raises ValueError when the number of leaves is another.
         """
         if len(leaves) != self.num_leaves:
@@ -174,8 +143,12 @@ class Tree(NamedTuple):
                 return children
             case "tuple":
                 return {"tuple": children}
-            case "dict":
+            case "dict" if all(type(key) is str for key in self.keys):
                 return {"dict": dict(zip(self.keys, children, strict=True))}
+            case "dict":
+                from stagec.core.keyed import key_to_json
+
+                return {"dict": [[key_to_json(key), child] for key, child in zip(self.keys, children, strict=True)]}
             case "custom":
                 return {"custom": self.name, "auxdata": self.auxdata.hex(), "children": children}
 
@@ -192,11 +165,22 @@ class Tree(NamedTuple):
             case {"tuple": list(children), **rest} if not rest:
                 return Tree("tuple", tuple(map(Tree.from_json, children)))
             case {"dict": dict(items), **rest} if not rest:
-                # In the order of the leaves: keys that were no strings (a `Lowered` has them) sort otherwise.
                 return Tree("dict", tuple(map(Tree.from_json, items.values())), tuple(items))
+            case {"dict": list(pairs), **rest} if not rest and pairs:
+                from stagec.core.keyed import keys_from_json
+
+                keys, children = keys_from_json(pairs)
+                return Tree("dict", tuple(map(Tree.from_json, children)), keys)
             case {"custom": str(name), "auxdata": str(auxdata), "children": list(children), **rest} if not rest:
                 return Tree("custom", tuple(map(Tree.from_json, children)), (), name, bytes.fromhex(auxdata))
         raise ValueError(f"not a tree: {data!r}")
+
+    def static_parts(self, prefix: str = "") -> Iterator[tuple[str, str]]:
+        """Yield the path of each custom node with key entries, and its static data as text."""
+        if self.keyed is not None:
+            yield prefix, self.auxdata.decode()
+        for step, child in zip(self._steps(), self.children, strict=True):
+            yield from child.static_parts(prefix + step)
 
     def names(self) -> Iterator[tuple[str, ...]]:
         """Yield the keys, fields and indices that lead to each leaf in flattening order."""
@@ -209,7 +193,9 @@ class Tree(NamedTuple):
     def child_names(self) -> tuple[str, ...]:
         """Return the key, field or index of each child."""
         if self.kind == "dict":
-            return self.keys
+            return tuple(map(_shown, self.keys))
+        if (keyed := self.keyed) and keyed.keys is not None:
+            return tuple(map(_shown, keyed.keys))
         return self.fields.names if self.fields else tuple(map(str, range(len(self.children))))
 
     def _steps(self) -> Iterator[str]:
@@ -217,9 +203,11 @@ class Tree(NamedTuple):
             return (f"[{key!r}]" for key in self.keys)
         if fields := self.fields:
             return (f".{name}" for name in fields.names)
+        if (keyed := self.keyed) and keyed.keys is not None:
+            return iter(keyed.steps)
         return (f"[{index}]" for index in range(len(self.children)))
 
-    def _flatten(self, value: object, path: str, leaves: list[Any], types: Mapping[str, type | PyTreeNode]) -> None:
+    def _flatten(self, value: object, path: str, leaves: list[Any], types: Takers) -> None:
         match self.kind:
             case "leaf":
                 if value is None or isinstance(value, tuple | list | dict):
@@ -233,35 +221,35 @@ class Tree(NamedTuple):
             case "dict":
                 if not isinstance(value, dict):
                     raise TreeMismatch(path, f"a dict is wanted here, not {_kind_of(value)}")
-                missing = [key for key in self.keys if key not in value]
-                extra = [key for key in value if key not in self.keys]
-                if missing or extra:
-                    faults = [f"key {key!r} is missing" for key in missing]
-                    faults += [f"key {key!r} is not wanted" for key in extra]
-                    raise TreeMismatch(path, ", ".join(faults))
-                values: Sequence[object] = [value[key] for key in self.keys]
+                values: Sequence[object] = _items(value, self.keys, path)
             case "list" | "tuple":
                 wanted: type = list if self.kind == "list" else tuple
                 if not isinstance(value, wanted):
                     raise TreeMismatch(path, f"a {self.kind} is wanted here, not {_kind_of(value)}")
                 values = value  # type: ignore[assignment]
             case "custom":
-                values = self._children_of(value, path, types.get(self.name))
+                values = self._children_of(value, path, types)
         if len(values) != len(self.children):
             raise TreeMismatch(path, f"{len(self.children)} elements are wanted here, not {len(values)}")
         for child, item, step in zip(self.children, values, self._steps(), strict=True):
-            child._flatten(item, path + step, leaves, types)
+            if item is not _LEFT_OUT:
+                child._flatten(item, path + step, leaves, types)
 
-    def _children_of(self, value: object, path: str, kind: type | PyTreeNode | None) -> Sequence[object]:
+    def _children_of(self, value: object, path: str, types: Takers) -> Sequence[object]:
         """Return the children of what stands for this custom node."""
-        fields = self.fields
-        if isinstance(kind, PyTreeNode) and type(value) is kind.nodetype:
-            children, auxdata = kind.flatten_func(value)
+        fields, keyed = self.fields, self.keyed
+        take = types.get(self.name)
+        if take is not None and (taken := take(value)) is not None:
+            children, auxdata = taken
             if auxdata == self.auxdata:
                 return list(children)
+            if keyed is not None:
+                raise TreeMismatch(path, keyed.difference(auxdata))
             if fields is None or not _has_fields(value):
                 was = f"its static data is {auxdata!r}, it was {self.auxdata!r} when the function was built"
                 raise TreeMismatch(path, was)
+        if keyed is not None:
+            return self._children_by_entries(keyed, value, path)
         if fields is None or (isinstance(value, tuple) and not hasattr(value, "_fields")):
             if not isinstance(value, tuple):
                 what = f"a {self.name}, or a tuple of its children, is wanted here, not {_kind_of(value)}"
@@ -281,32 +269,97 @@ class Tree(NamedTuple):
                 raise TreeMismatch(path, f"{name} is {given[name]!r}, it was {wanted!r} when the function was built")
         return [given[name] for name in fields.names]
 
-    def _unflatten(self, leaves: Iterator[object], types: Mapping[str, type | PyTreeNode]) -> object:
+    def _children_by_entries(self, keyed: Keyed, value: object, path: str) -> Sequence[object]:
+        """Return the children that plain containers have for this node; static ones may be left out."""
+        places, kind = self._stand_in(keyed)
+        if not places and (value is None or (isinstance(value, tuple | list | dict) and not value)):
+            return [_LEFT_OUT] * len(self.children)
+        if isinstance(value, Mapping) and keyed.keys is not None:
+            places = [i for i, key in enumerate(keyed.keys) if i in places or _live(key) in value]
+            items = _items(dict(value), [keyed.keys[i] for i in places], path)
+        elif isinstance(value, tuple | list) and kind is not dict:
+            items = list(value)
+        else:
+            instead = f"a {kind.__name__} of its children" if places else "{}"
+            raise TreeMismatch(path, f"a {self.name}, or {instead}, is wanted here, not {_kind_of(value)}")
+        if len(items) != len(places):
+            raise TreeMismatch(path, f"{len(places)} elements are wanted here, not {len(items)}")
+        given = dict(zip(places, items, strict=True))
+        return [given.get(i, _LEFT_OUT) for i in range(len(self.children))]
+
+    def _stand_in(self, keyed: Keyed) -> tuple[Sequence[int], type]:
+        """Return which children a plain container for this node has, all that may hold arrays, and its type."""
+        places = [i for i, child in enumerate(self.children) if not child.is_static]
+        if keyed.keys is None:
+            return places, tuple
+        return places, list if places and [keyed.keys[i] for i in places] == [*range(len(places))] else dict
+
+    def _unflatten(self, leaves: Iterator[object], types: Makers) -> object:
         match self.kind:
             case "leaf":
                 return next(leaves)
             case "none":
                 return None
+        children = tuple(child._unflatten(leaves, types) for child in self.children)
+        match self.kind:
             case "dict":
-                return {
-                    key: child._unflatten(leaves, types) for key, child in zip(self.keys, self.children, strict=True)
-                }
+                return dict(zip(map(_live, self.keys), children, strict=True))
             case "list":
-                return [child._unflatten(leaves, types) for child in self.children]
-            case "tuple":
-                return tuple(child._unflatten(leaves, types) for child in self.children)
+                return list(children)
             case "custom":
-                children = tuple(child._unflatten(leaves, types) for child in self.children)
-                fields, kind = self.fields, types.get(self.name)
-                if isinstance(kind, PyTreeNode):
-                    return kind.unflatten_func(self.auxdata, children)
-                if fields is None:
-                    return children
-                return fields.build(kind, children) if kind else dict(zip(fields.names, children, strict=True))
+                make = types.get((self.name, self.auxdata))
+                return self._plain(children) if make is None else make(children)
+        return children
+
+    def _plain(self, children: tuple[object, ...]) -> object:
+        """Return the plain container that stands for this custom node."""
+        if (keyed := self.keyed) is not None:
+            places, kind = self._stand_in(keyed)
+            shown = [children[i] for i in places]
+            if keyed.keys is None or kind is not dict:
+                return kind(shown)
+            return {_live(keyed.keys[i]): child for i, child in zip(places, shown, strict=True)}
+        fields = self.fields
+        return children if fields is None else dict(zip(fields.names, children, strict=True))
 
 
 LEAF = Tree("leaf")
+_LEFT_OUT = object()
+"""Stands for a child without arrays that the caller leaves out."""
+_KEYED = b'{"entries":'
+"""How the static data starts that `Keyed` writes."""
 _read_fields = functools.lru_cache(1024)(Fields.from_bytes)
+
+
+@functools.lru_cache(4096)
+def _read_keyed(auxdata: bytes) -> Keyed | None:
+    from stagec.core.keyed import Keyed
+
+    return Keyed.from_bytes(auxdata)
+
+
+def _live(key: Key) -> Any:
+    """Return a dict's key as it was, or what stands for it where its class is not at hand."""
+    return getattr(key, "live", key)
+
+
+def _shown(key: Key) -> str:
+    return key if type(key) is str else repr(key)
+
+
+def _items(given: Mapping[Any, object], keys: Sequence[Key], path: str) -> list[object]:
+    """Return the value of each key, which must be all that is given."""
+    found, missing, left = [], [], dict(given)
+    for key in keys:
+        names = [name for name in (_live(key), getattr(key, "plain", key)) if name in left]
+        if names:
+            found.append(left.pop(names[0]))
+        else:
+            missing.append(key)
+    if missing or left:
+        faults = [f"key {key!r} is missing" for key in missing] + [f"key {key!r} is not wanted" for key in left]
+        raise TreeMismatch(path, ", ".join(faults))
+    return found
 
 
 def _attributes(value: object, names: Sequence[str]) -> dict[str, object]:
@@ -318,36 +371,6 @@ def _attributes(value: object, names: Sequence[str]) -> dict[str, object]:
 def _has_fields(value: object) -> bool:
     # Of these kinds alone: an array has attributes as well, and one may be called like a field ("mean").
     return dataclasses.is_dataclass(value) or hasattr(value, "_fields") or isinstance(value, Mapping)
-
-
-def _to_plain(name: str, value: object) -> object:
-    """Return the JSON form of a static value: arrays are lists, tuples and dicts are tagged."""
-    match value:
-        case float() if not math.isfinite(value):
-            raise ValueError(f"its field {name} is {value}")
-        case None | bool() | int() | float() | str():
-            if type(value) in (type(None), bool, int, float, str):
-                return value
-        case tuple() if type(value) is tuple:
-            return {"tuple": [_to_plain(name, item) for item in value]}
-        case list() if type(value) is list:
-            return [_to_plain(name, item) for item in value]
-        case dict() if type(value) is dict and all(type(key) is str for key in value):
-            return {"dict": {key: _to_plain(name, item) for key, item in value.items()}}
-    raise ValueError(f"its field {name} is a {type(value).__name__}")
-
-
-def _from_plain(value: Any) -> Any:
-    match value:
-        case {"tuple": list(items), **rest} if not rest:
-            return tuple(map(_from_plain, items))
-        case {"dict": dict(items), **rest} if not rest:
-            return {key: _from_plain(item) for key, item in items.items()}
-        case list():
-            return list(map(_from_plain, value))
-        case dict():
-            raise ValueError("not a static value")
-    return value
 
 
 def _kind_of(value: object) -> str:

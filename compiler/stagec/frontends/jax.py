@@ -95,10 +95,9 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
     trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
     pytrees.check(spec.manifest, spec.key, trees)
     try:
-        pytrees.register(trees)
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
-            return bytes(exported.serialize(vjp_order=spec.vjp_order))
+            return pytrees.serialize(exported, spec.vjp_order)
     except Exception as error:
         if spec.vjp_order:  # of the vector-Jacobian product alone
             with jax.sharding.use_abstract_mesh(_mesh(spec)):
@@ -348,6 +347,12 @@ def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
             sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
             return [sharding if partition is not None else None] * len(jax.tree.leaves(node))
         below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
+        if isinstance(prefix, Mapping):  # what holds no array needs no name: nnx has such parts
+            below = [
+                (steps, child)
+                for steps, child in below
+                if jax.tree_util.keystr(steps, simple=True) in prefix or jax.tree.leaves(child)
+            ]
         names = [jax.tree_util.keystr(steps, simple=True) for steps, _ in below]
         wanted = list(prefix) if isinstance(prefix, Mapping) else [str(i) for i in range(len(prefix))]
         if isinstance(prefix, Mapping) and sorted(names) != sorted(wanted):

@@ -1,16 +1,18 @@
-"""Describe the user's own pytree types, so that an artifact can hold them and a loader can do without their code.
+"""Describe the types of pytree nodes, so that an artifact can hold them and a loader can do without their code.
 
-JAX serializes tuples, lists, dicts and None; any other type needs a name and its static data as bytes
-(https://docs.jax.dev/en/latest/export/export.html, register_pytree_node_serialization). Types that the user registered
-keep what they were registered with. The others are described where their structure says all: namedtuples as JAX
-itself does it, and classes with named fields (dataclasses, flax's and equinox's) with `trees.Fields`.
+JAX serializes tuples, lists, dicts with texts as keys, and None; any other type needs a name and its static data as
+bytes (https://docs.jax.dev/en/latest/export/export.html, register_pytree_node_serialization). Types that the user
+registered so keep what they were registered with. The others are described by what JAX knows of every node: namedtuples
+as JAX itself does it, and the rest as `core/one_level.py` says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+import functools
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,8 +20,13 @@ import jax.export
 import jax.tree_util
 
 from stagec.core.errors import Problem, StagecError
-from stagec.core.node_types import name_of, serializer
-from stagec.core.trees import LEAF, Fields, Tree
+from stagec.core.keyed import key_of, with_keys
+from stagec.core.node_types import serializer
+from stagec.core.nodes import Fields, name_of
+from stagec.core.one_level import PLACEHOLDERS, OneLevel
+from stagec.core.trees import LEAF, Tree
+from stagec.frontends import user_code
+from stagec.stages.exported import Exported
 
 _NATIVE = (tuple, list, dict, type(None))
 
@@ -28,47 +35,51 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
     """Check that every type in `trees` ("the result has" -> PyTreeDef) can be described.
 
     file, key: where the function is written, for messages.
-    Raises StagecError with every type that cannot, and the line to add for each.
+    Raises StagecError with every type that cannot, whose it is, and the lines to write for each.
     """
     problems: dict[str, Problem] = {}
     for where, tree in trees.items():
         for node in _nodes(tree):
-            kind, keys = node.node_data()
-            if kind is dict and (other := [name for name in keys if not isinstance(name, str)]):
-                what = f"{where} a dict with the key {other[0]!r}, and keys are stored as strings"
-                problems[what] = Problem(file, key, what, f"write {str(other[0])!r}, or a list instead of the dict")
-            if kind in _NATIVE:
-                continue
+            kind, auxdata = node.node_data()
             try:
-                describe(node)
+                if kind is dict:
+                    what = f"{where} a dict with a key that"
+                    tuple(map(key_of, auxdata))
+                elif kind not in _NATIVE:
+                    what = f"{where} a {kind.__module__}.{kind.__qualname__} ({_owner(kind)}), which"
+                    describe(node)
             except ValueError as error:
-                what = f"{where} a {kind.__module__}.{kind.__qualname__}, which cannot be described: {error}"
-                problems[what] = Problem(file, key, what, "" if serializer(kind) else _line(kind))
+                what = f"{what} cannot be described: {error}"
+                problems[what] = Problem(file, key, what, _advice(kind))
     if problems:
         raise StagecError(*problems.values())
 
 
-def register(trees: Mapping[str, Any]) -> None:
-    """Register a serialization with JAX for every type in `trees`, which `check` has passed, that has none."""
-    descriptions: dict[type, dict[int, bytes]] = {}
-    for tree in trees.values():
-        for node in _nodes(tree):
-            kind, auxdata = node.node_data()
-            if kind in _NATIVE or (kind not in descriptions and serializer(kind)):
-                continue
-            if _is_namedtuple(kind):
-                jax.export.register_namedtuple_serialization(kind, serialized_name=name_of(kind))
-                continue
-            if kind not in descriptions:
-                descriptions[kind] = {}
-                _register(kind, descriptions[kind])
-            descriptions[kind][id(auxdata)] = describe(node)[1]
+def serialize(exported: jax.export.Exported, vjp_order: int) -> bytes:
+    """Return the bytes of JAX's `Exported`, whatever types are in its trees; `check` has passed them.
+
+    vjp_order: how many orders of its vector-Jacobian product it has. Raises what JAX raises where it cannot.
+    """
+    trees = {name: _serializable(getattr(exported, name)) for name in ("in_tree", "out_tree")}
+    return bytes(dataclasses.replace(exported, **trees).serialize(vjp_order=vjp_order))
+
+
+def ours(exported: jax.export.Exported) -> Exported:
+    """Return JAX's `Exported` as ours, without its vector-Jacobian product."""
+    # The flat form serializes whatever the types in the trees are, registered or not.
+    flat = dataclasses.replace(
+        exported,
+        in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
+        out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
+    )
+    read = Exported.deserialize(flat.serialize())
+    return dataclasses.replace(read, in_tree=to_tree(exported.in_tree), out_tree=to_tree(exported.out_tree))
 
 
 def describe(node: Any) -> tuple[str, bytes]:
     """Return the name and the static data of one node, of whatever type, as a `Tree` has them.
 
-    Raises ValueError when its structure does not say all.
+    Raises ValueError, which says what in it has no stable description.
     """
     kind, auxdata = node.node_data()
     registered = serializer(kind)
@@ -78,9 +89,7 @@ def describe(node: Any) -> tuple[str, bytes]:
             return name, bytes(serialize(auxdata))
         except Exception as error:  # the user's own function
             raise ValueError(f"what it was registered with raised {type(error).__name__}: {error}") from error
-    if _is_namedtuple(kind):
-        return name_of(kind), json.dumps(kind._fields).encode()
-    return name_of(kind), _describe(node).to_bytes()
+    return name_of(kind), _taken_apart(node).describe()
 
 
 def to_tree(structure: Any) -> Tree:
@@ -92,15 +101,48 @@ def to_tree(structure: Any) -> Tree:
     children = tuple(map(to_tree, structure.children()))
     if kind is type(None):
         return Tree("none")
-    if kind is dict:
-        return Tree("dict", children, tuple(map(str, auxdata)))
     if kind in (tuple, list):
         return Tree(kind.__name__, children)
+    if kind is dict:
+        return Tree("dict", children, tuple(map(_key, auxdata)))
     try:
         name, described = describe(structure)
     except ValueError:
         name, described = name_of(kind), b""
     return Tree("custom", children, (), name, described)
+
+
+def _serializable(structure: Any) -> Any:
+    """Return a PyTreeDef that JAX writes as `to_tree` describes `structure`: with nodes that stand in for others."""
+    data = structure.node_data()
+    if data is None:
+        return structure
+    kind, auxdata = data
+    children = list(map(_serializable, structure.children()))
+    if kind is dict and any(type(key) is not str for key in auxdata):
+        kind, auxdata = _stand_in(name_of(dict)), with_keys(tuple(map(key_of, auxdata))).to_bytes()
+    elif kind not in _NATIVE and not serializer(kind):
+        name, auxdata = describe(structure)
+        kind = _stand_in(name)
+    return structure.from_node_data_and_children(jax.tree_util.default_registry, (kind, auxdata), children)
+
+
+@functools.cache
+def _stand_in(name: str) -> type:
+    """Return a type of nodes that JAX writes under this name, with their auxiliary data, which is bytes."""
+    kind = type("StandIn", (), {})
+    jax.tree_util.register_pytree_node(kind, lambda _: ((), b""), lambda *_: kind())
+    jax.export.register_pytree_node_serialization(
+        kind, serialized_name=name, serialize_auxdata=bytes, deserialize_auxdata=Fields.from_bytes
+    )
+    return kind
+
+
+def _key(value: Any) -> Any:
+    try:
+        return key_of(value)
+    except ValueError:
+        return str(value)
 
 
 def _nodes(tree: Any) -> list[Any]:
@@ -110,51 +152,37 @@ def _nodes(tree: Any) -> list[Any]:
     return [tree, *(node for child in tree.children() for node in _nodes(child))]
 
 
-def _register(kind: type, descriptions: Mapping[int, bytes]) -> None:
-    """Register a type by its fields.
-
-    descriptions: the static data of each of its nodes, by the identity of JAX's own auxiliary data of the node.
-    """
-
-    def build(aux_data: Any, children: Sequence[Any]) -> Any:
-        return aux_data.build(kind, children)
-
-    jax.export.register_pytree_node_serialization(
-        kind,
-        serialized_name=name_of(kind),
-        serialize_auxdata=lambda auxdata: descriptions[id(auxdata)],
-        deserialize_auxdata=Fields.from_bytes,
-        from_children=build,
-    )
+def _taken_apart(node: Any) -> OneLevel:
+    """Return a node of a PyTreeDef as an object of it with placeholders is; without key entries where none is made."""
+    kind, auxdata = node.node_data()
+    for placeholder in PLACEHOLDERS:
+        with contextlib.suppress(Exception):  # the user's own function
+            level = OneLevel.of(node.unflatten([placeholder() for _ in range(node.num_leaves)]))
+            if level is not None and len(level.children) == len(node.children()):
+                return level._replace(auxdata=auxdata)
+    return OneLevel(kind, auxdata, node.children(), None, None)
 
 
-def _describe(node: Any) -> Fields:
-    """What is known of the fields of one node. Raises ValueError when they do not say all."""
-    try:
-        value = node.unflatten([object()] * node.num_leaves)
-    except Exception as error:  # the user's own function
-        raise ValueError(f"to make one of placeholders raised {type(error).__name__}: {error}") from error
-    below = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda other: other is not value)[0]
-    found = [getattr(steps[0], "name", getattr(steps[0], "key", None)) for steps, _ in below]
-    names = tuple(name for name in found if isinstance(name, str))
-    if names != tuple(found):
-        raise ValueError("its children have no names")
-    if isinstance(value, Mapping):
-        return Fields(names)
-    if not dataclasses.is_dataclass(value):
-        raise ValueError("it is no dataclass")
-    others = [field.name for field in dataclasses.fields(value) if field.name not in names]
-    return Fields(names, {name: getattr(value, name) for name in others if hasattr(value, name)})
+def _is_users(kind: type) -> bool:
+    """Whether a class is in the user's own code, and not in an installed package."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and user_code.is_users(file))
 
 
-def _is_namedtuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+def _owner(kind: type) -> str:
+    return "your class" if _is_users(kind) else f"a class of {kind.__module__.partition('.')[0]}"
 
 
-def _line(kind: type) -> str:
+def _advice(kind: type) -> str:
     """What to write for a type that cannot be described."""
-    return (
-        "register it below its class:\n"
+    if kind is dict:
+        return "use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+    if serializer(kind):
+        return ""
+    line = (
         f"jax.export.register_pytree_node_serialization({kind.__qualname__}, serialized_name={name_of(kind)!r},\n"
         "    serialize_auxdata=..., deserialize_auxdata=...)"
     )
+    if _is_users(kind):
+        return f"register it below its class:\n{line}"
+    return f"register it in the module of your function:\nfrom {kind.__module__} import {kind.__qualname__}\n{line}"

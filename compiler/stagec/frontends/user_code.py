@@ -79,7 +79,7 @@ def run(call: Callable[[], T], what: str, file: str, key: str) -> T:
 
 def place(frames: Iterable[tuple[str, int]]) -> str:
     """Return the innermost of `frames` (file name, line) that is the user's own as FILE:LINE; "" when none is."""
-    return next((f"{_displayed(name)}:{line}" for name, line in frames if _is_users(name)), "")
+    return next((f"{_displayed(name)}:{line}" for name, line in frames if is_users(name)), "")
 
 
 def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
@@ -103,7 +103,7 @@ def displayed(text: str) -> str:
 
 
 def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     for frame in frames:
         frame.filename = _displayed(frame.filename)
     # JAX tells in messages where a function is.
@@ -111,7 +111,8 @@ def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError
     return StagecError(Problem(file, key, f"{what} {type(error).__name__}", lines.rstrip()))
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own: not stagec's, not Python's, and in no installed package."""
     installed = [
         sys.base_prefix,
         *(str(Path(entry).absolute()) for entry in sys.path if entry.endswith("site-packages")),

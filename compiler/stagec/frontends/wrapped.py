@@ -20,7 +20,7 @@ from jax._src import core
 
 from stagec.core.specs import CompilerOption
 from stagec.frontends import callbacks, exporting, kernels
-from stagec.frontends.pytrees import check, to_tree
+from stagec.frontends.pytrees import check, ours, to_tree
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.info import ArgInfo
@@ -321,23 +321,12 @@ def _export(
 
 def _ours(exported: jax.export.Exported, host_callbacks: str) -> Exported:
     """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
-    # The flat form serializes whatever the types in the trees are, registered or not.
-    flat = dataclasses.replace(
-        exported,
-        in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
-        out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
-    )
 
     def vjp() -> Exported:
         with callbacks.handling(host_callbacks):
             return _ours(exported.vjp(), host_callbacks)
 
-    return dataclasses.replace(
-        Exported.deserialize(flat.serialize()),
-        in_tree=to_tree(exported.in_tree),
-        out_tree=to_tree(exported.out_tree),
-        _vjp=vjp if exported.has_vjp() else None,
-    )
+    return dataclasses.replace(ours(exported), _vjp=vjp if exported.has_vjp() else None)
 
 
 def _static(fun: Callable[..., Any], options: Mapping[str, Any]) -> tuple[tuple[int, ...], frozenset[str]]:

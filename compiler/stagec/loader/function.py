@@ -35,9 +35,9 @@ class Function:
     manifest, smaller shapes will do. Results are numpy arrays. If an argument is a device array (`device_put`), results
     stay on the device as device arrays, and the call consumes the device arrays of donated arguments.
 
-    For an argument of one of the model's types, pass an object of that type or a dict of its fields; if the type's
-    fields are not known, a tuple of its children. A 64-bit array may stand for a 32-bit one, unless JAX's
-    `jax_enable_x64` is set. You can call it from several threads.
+    For an argument of one of the model's types, pass an object of that type or a plain container: a dict of its fields
+    or keys, a list, or a tuple of its children (docs/loading.md has a table). A 64-bit array may stand for a 32-bit
+    one, unless JAX's `jax_enable_x64` is set. You can call it from several threads.
 
     Leave out the arguments that the manifest binds to weights; if you pass one, the call uses yours. Pass static
     arguments by keyword, as in JAX; if there is only one combination of them, you may leave them out.

@@ -36,11 +36,11 @@ def load(
     """Load a bundle (`name.aot`).
 
     target: which of the bundle's targets to run. None: for each function, the most demanding one that runs here.
-    types: the model's types for results: classes (namedtuples, dataclasses, classes of flax and equinox), or a mapping
-        from the name under which a type is registered for serialization to the class or a `PyTreeNode`. Any other type
-        becomes a dict of its fields, or a tuple of its children if its fields are not known. None: the types that this
-        process has, because it imported their module or registered them with JAX. The loader imports no module of the
-        model, and does not import JAX.
+    types: the model's types for results: classes, and objects whose types and static parts results may have; or a
+        mapping from the name under which a type is registered for serialization to the class or a `PyTreeNode`. Any
+        other type becomes a plain container (docs/loading.md has a table). None: the types that this process has,
+        because it imported their module or registered them with JAX. The loader imports no module of the model, and
+        does not import JAX.
     policy: "allow_compile" runs the executables that fit. If none fits, it compiles the exported artifact at the first
         call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
     devices: of one platform, as `stagec.devices` lists them. A function for n devices runs on the first n, in this

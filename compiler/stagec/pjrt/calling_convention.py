@@ -10,7 +10,7 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.core.avals import Aval, holds
-from stagec.core.node_types import NodeTypes
+from stagec.core.node_types import NodeTypes, Seen
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import Array, dtype_of, to_numpy
@@ -76,6 +76,8 @@ _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "comple
 """What JAX makes of 64-bit arrays that are given to a function, unless `jax_enable_x64` is set."""
 _CONTAINERS = _jax.pytree.PyTreeRegistry()
 """jaxlib's own pytrees, in C++: of dicts, lists, tuples and namedtuples. It does not know what JAX has registered."""
+_REGISTERED = _jax.pytree.default_registry()
+"""The same with what JAX has registered, where this process has imported it."""
 _MOST_STRUCTURES = 64
 """Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
 
@@ -93,11 +95,14 @@ class Signature:
         self.name = name
         self.description = description
         self._types = types or NodeTypes()
-        self._orders: dict[Any, Sequence[int] | None] = {}
+        self._orders: dict[Any, tuple[Sequence[int] | None, Seen | None]] = {}
         structure = _structure_of(description.out_tree)
         self.unflatten: Callable[[Sequence[Any]], Any] = self._unflatten if structure is None else structure.unflatten
-        self._nodes_in = list(description.in_tree.custom_nodes())
-        self._nodes_out = list(description.out_tree.custom_nodes())
+        self._nodes_in, self._nodes_out = (
+            list({(node.name, node.auxdata): node for node in tree.custom_nodes()}.values())
+            for tree in (description.in_tree, description.out_tree)
+        )
+        self._registry = _REGISTERED if self._nodes_in else _CONTAINERS
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
         self.executable: Executable | None = None
         self._dtypes = [dtype_of(aval) for aval in description.in_avals]
@@ -134,23 +139,27 @@ class Signature:
 
         Containers that were seen before, and fitted, are taken apart in C++. What fits is decided by `_flatten` alone.
         """
-        order = None
         try:
-            leaves, structure = _CONTAINERS.flatten((args, kwargs))
-            order = self._orders[structure]
-        except KeyError:
-            if len(self._orders) < _MOST_STRUCTURES:
-                order = self._orders[structure] = self._order(structure)
-        except (TypeError, ValueError, RecursionError):  # keys that cannot be sorted; auxiliary data without a hash
-            pass
+            leaves, structure = self._registry.flatten((args, kwargs))
+            known = self._orders.get(structure)
+        except (TypeError, ValueError, LookupError, RecursionError):
+            # Keys that cannot be sorted; auxiliary data without a hash.
+            return self._flatten(args, kwargs)
+        if known is None:
+            if len(self._orders) >= _MOST_STRUCTURES:
+                return self._flatten(args, kwargs)
+            if self._nodes_in:
+                return self._learn(args, kwargs, leaves, structure)
+            known = self._orders[structure] = self._order(structure), None
+        order, seen = known
+        if seen is not None:
+            self._types.use(seen)
         if type(order) is range:
             return leaves  # type: ignore[no-any-return]
         return self._flatten(args, kwargs) if order is None else [leaves[i] for i in order]
 
     def _order(self, structure: Any) -> Sequence[int] | None:
         """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
-        if self._types.of_arguments(self._nodes_in):
-            return None
         numbers = range(structure.num_leaves)
         try:
             order = self.description.in_tree.flatten(structure.unflatten(numbers))
@@ -158,6 +167,19 @@ class Signature:
             # Not these containers, or a namedtuple of a class that takes no numbers.
             return None
         return numbers if order == [*numbers] else order
+
+    def _learn(
+        self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[Any], structure: Any
+    ) -> Sequence[Any]:
+        """Return the leaves, and remember where each is among those that C++ finds. Raises CallError ("structure")."""
+        found = self._flatten(args, kwargs)
+        places = {id(leaf): i for i, leaf in enumerate(leaves)}
+        if len(places) == len(leaves):  # each is another object
+            order = [places.get(id(leaf), -1) for leaf in found]
+            same, known = order == [*range(len(order))], -1 not in order
+            kept = range(len(order)) if same else order if known else None
+            self._orders[structure] = kept, self._types.seen(self._nodes_in) or None
+        return found
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         try:

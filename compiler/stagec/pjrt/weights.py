@@ -92,7 +92,7 @@ class Bound:
                 first += tree.num_leaves
                 if leaves and first - 1 in self.weights:
                     # What stands for a node of the model's own type is taken by every function.
-                    found[key] = tree.unflatten([self.weights[leaf] for leaf in leaves])  # type: ignore[index]
+                    found[key] = tree.unflatten([self.weights[leaf] for leaf in leaves])
 
     def fill(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return all arguments of a call: bound ones where the caller left them out, the caller's where it did not.

@@ -33,7 +33,9 @@ EXPORT_FORMAT = 2
 
 1 (November 2026): the first.
 2 (November 2026): it has all that the index of a bundle says of the artifact, so that nothing else reads the module.
+3 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries; written for such alone.
 """
+_FORMATS = (1, EXPORT_FORMAT, 3)
 
 _WRITE = (
     "give a bundle (.aot), an executable (.xla), an exported artifact (.exported), a description (.json) "
@@ -58,9 +60,13 @@ def describe_export(
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())
     avals = {path: str(aval) for path, aval in zip(paths, exported.in_avals, strict=True)}
+    trees = (exported.in_tree, exported.out_tree)
     made_from = components.of_export(asdict(spec), exported.mlir_module_serialized, avals, versions)
+    for prefix, tree in zip(("", "result"), trees, strict=True):
+        parts = ((f"static part {path if prefix else argument_path(path)}", t) for path, t in tree.static_parts(prefix))
+        made_from |= {name: components.entry(name, *_cut(text)) for name, text in parts}
     values = {
-        "format": EXPORT_FORMAT,
+        "format": EXPORT_FORMAT if all(tree.is_plain for tree in trees) else _FORMATS[-1],
         "kind": "exported",
         "manifest": spec.manifest,
         "function": spec.name,
@@ -73,6 +79,11 @@ def describe_export(
         "components": made_from,
     }
     return json.dumps(values, indent=1) + "\n"
+
+
+def _cut(text: str, longest: int = 200) -> tuple[str, bytes]:
+    """Return what a reader is shown of a text, and all of it."""
+    return text if len(text) <= longest else f"{text[:longest]}...", text.encode()
 
 
 def explain(
@@ -249,7 +260,7 @@ def _description_at(path: Path) -> _Artifact:
 
 def _description(text: bytes) -> _Artifact:
     data = strict_json.parse(text, LARGEST)
-    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in (1, EXPORT_FORMAT):
+    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in _FORMATS:
         _EXPORTED(data)
         return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
     description = Description.from_json(text)

@@ -15,6 +15,7 @@ from flatbuffers import number_types as types
 from jaxlib import xla_client
 
 from stagec.core.avals import Aval, parse_aval
+from stagec.core.keyed import Item, with_keys
 from stagec.core.trees import LEAF, Tree
 from stagec.stages import export_schema as schema
 from stagec.stages.artifact import Artifact, OneSharding
@@ -29,6 +30,8 @@ A = TypeVar("A", bound=Artifact)
 _VERSION = 3
 _DEEPEST = 100
 """Levels of a tree, as in JSON (`strict_json.DEEPEST`)."""
+_DICT = "builtins:dict"
+"""Name of the custom node that is a dict with keys that are no texts: JAX's format has none."""
 
 
 def read(kind: type[A], serialized: bytes) -> A:
@@ -222,9 +225,25 @@ def _read_tree(table: _Table, depth: int = 0) -> Tree:
         case 4:
             return Tree("dict", children, tuple(table.texts(slots.CHILDREN_NAMES)))
         case 5:
-            return Tree("custom", children, (), table.text(slots.CUSTOM_NAME), table.blob(slots.CUSTOM_AUXDATA))
+            name, auxdata = table.text(slots.CUSTOM_NAME), table.blob(slots.CUSTOM_AUXDATA)
+            return _with_keys(Tree("custom", children, (), name, auxdata))
         case kind:
             raise ValueError(f"unknown kind of tree node {kind}")
+
+
+def _with_keys(node: Tree) -> Tree:
+    """Return a dict with keys that are no texts, which is a custom node for JAX's format; another node as it is."""
+    keyed = node.keyed if node.name == _DICT else None
+    if keyed is None or keyed.keys is None or any(type(key) is not Item for key in keyed.entries or ()):
+        return node
+    return Tree("dict", node.children, keyed.keys)
+
+
+def _without_keys(tree: Tree) -> Tree:
+    """Undo `_with_keys`."""
+    if tree.kind != "dict" or all(type(key) is str for key in tree.keys):
+        return tree
+    return Tree("custom", tree.children, (), _DICT, with_keys(tree.keys).to_bytes())
 
 
 def _read_aval(table: _Table) -> tuple[Aval, int]:
@@ -368,7 +387,7 @@ class _Writer:
         return self._table(schema.Exported, fields)
 
     def _tree(self, tree: Tree) -> int:
-        slots = schema.PyTreeDef
+        slots, tree = schema.PyTreeDef, _without_keys(tree)
         fields: list[_Field] = [(slots.KIND, "PrependInt8Slot", KINDS.index(tree.kind), 0)]
         if tree.children:
             fields.append((slots.CHILDREN, "", self._tables(self._tree, tree.children), 0))

@@ -1,0 +1,112 @@
+"""Objects as JAX takes them apart, one level: described in bytes, and made again with other children.
+
+JAX's registry of pytree nodes is that of the process, where it has imported JAX; nothing is imported here. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stagec.core import statics
+from stagec.core.keyed import Entry, Item, Keyed, key_of
+from stagec.core.nodes import Fields
+
+PLACEHOLDERS = (object, float)
+"""What makes leaves of objects that are made for their structure: as in JAX, and numbers for a class that computes."""
+
+
+class OneLevel(NamedTuple):
+    """An object that JAX has taken apart.
+
+    kind: its type. auxdata: what JAX compares beside the children.
+    children: objects, or placeholders. entries: JAX's key entry of each; None where they are not known.
+    value: the object; None where none could be made.
+    """
+
+    kind: type
+    auxdata: Any
+    children: Sequence[Any]
+    entries: Sequence[Any] | None
+    value: Any
+
+    @staticmethod
+    def of(value: object) -> OneLevel | None:
+        """Take an object apart; None without JAX, and for what is no node for it."""
+        jax = _tree_util()
+        found = None if jax is None else jax.default_registry.flatten_one_level_with_keys(value)
+        if found is None:
+            return None
+        pairs, auxdata = found
+        children, entries = [child for _, child in pairs], [entry for entry, _ in pairs]
+        return OneLevel(type(value), auxdata, children, entries, value)
+
+    def make(self, children: Sequence[object]) -> Any:
+        """Return an object of this type, with this auxiliary data and other children. Raises what its class raises."""
+        jax = _tree_util()
+        leaves = [jax.tree_structure(0)] * len(children)
+        node = jax.PyTreeDef.from_node_data_and_children(jax.default_registry, (self.kind, self.auxdata), leaves)
+        return node.unflatten(children)
+
+    def describe(self) -> bytes:
+        """Return the static data of the node: `Fields` where these say all, else `Keyed`.
+
+        Raises ValueError, which says what in it has no stable description.
+        """
+        if issubclass(self.kind, tuple) and hasattr(self.kind, "_fields"):
+            return json.dumps(self.kind._fields).encode()
+        fields = self._named_fields()
+        try:
+            if fields is not None:
+                return fields.to_bytes()
+        except ValueError:  # values that JSON has not
+            pass
+        entries = self._key_entries()
+        if fields is None:
+            return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
+        try:
+            described = {name: statics.describe(value, name) for name, value in fields.static.items()}
+            return Keyed(entries, {"fields": described}).to_bytes()
+        except ValueError as error:
+            with contextlib.suppress(ValueError):  # what JAX compares may be less than what a class declares
+                return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
+            raise error
+
+    def _named_fields(self) -> Fields | None:
+        """Return the named fields, where they say all that JAX compares."""
+        found = [getattr(entry, "name", getattr(entry, "key", None)) for entry in self.entries or ()]
+        names = tuple(name for name in found if isinstance(name, str))
+        if self.entries is None or names != tuple(found):
+            return None
+        if isinstance(self.value, Mapping):
+            return Fields(names) if self.auxdata == names else None
+        if not dataclasses.is_dataclass(self.value):
+            return None
+        declared = [field.name for field in dataclasses.fields(self.value)]
+        others = [name for name in declared if name not in names and hasattr(self.value, name)]
+        return Fields(names, {name: getattr(self.value, name) for name in others}) if {*names} <= {*declared} else None
+
+    def _key_entries(self) -> tuple[Entry, ...] | None:
+        """Return the key entries of the children; None where the type was registered without."""
+        found: list[Entry] = []
+        for entry in self.entries or ():
+            if isinstance(name := getattr(entry, "name", None), str):
+                found.append(name)
+            elif isinstance(index := getattr(entry, "idx", None), int):
+                found.append(index)
+            elif hasattr(entry, "key") and type(entry).__name__ != "FlattenedIndexKey":
+                found.append(Item(key_of(entry.key)))
+            else:
+                return None
+        return None if self.entries is None else tuple(found)
+
+
+def _tree_util() -> Any:
+    """Return `jax.tree_util` where this process has imported JAX; it may be in the middle of that."""
+    found = getattr(sys.modules.get("jax"), "tree_util", None)
+    return found if hasattr(found, "default_registry") else None
