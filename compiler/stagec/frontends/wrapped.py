@@ -21,6 +21,7 @@ from jax._src import core
 from stagec.core.specs import CompilerOption
 from stagec.frontends import callbacks, exporting, kernels
 from stagec.frontends.pytrees import check, to_tree
+from stagec.frontends.user_code import positional
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.info import ArgInfo
@@ -109,6 +110,9 @@ class Wrapped:
         self._jitted = jitted
         self._compiler_options = compiler_options
         self._static_argnums, self._static_argnames = _static(fun, options)
+        names = positional(fun)
+        static = {*self._static_argnames, *(names[i] for i in self._static_argnums if -len(names) <= i < len(names))}
+        self._parameters = tuple(name for name in names if name not in static)
         self._compiled: dict[Any, tuple[Compiled, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +151,7 @@ class Wrapped:
 
         Static arguments are given as values. Raises what the function raises.
         """
-        return Traced(self._jitted, args, kwargs, self._compiler_options)
+        return Traced(self._jitted, args, kwargs, self._compiler_options, self._parameters)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
@@ -201,7 +205,9 @@ class Traced:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         compiler_options: Mapping[str, CompilerOption],
+        parameters: tuple[str, ...] = (),
     ) -> None:
+        self._parameters = parameters
         self._traced = jitted.trace(*args, **kwargs)
         self._export = functools.partial(_export, _AsTraced(self._traced), args, kwargs)
         self._compiler_options = compiler_options
@@ -246,7 +252,7 @@ class Traced:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         # An executable is for one compiler: nothing needs to be in an older form, or guaranteed.
         with kernels.newest():
-            ours = _ours(self._export(platforms, (), any_custom_call=True))
+            ours = _ours(self._export(platforms, (), any_custom_call=True), self._parameters)
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -261,7 +267,7 @@ class Traced:
         """
         exported = self._export(platforms, disabled_checks)
         check("", self.fun_name, {"the arguments have": exported.in_tree, "the result has": exported.out_tree})
-        return _ours(exported)
+        return _ours(exported, self._parameters)
 
 
 class _AsTraced:
@@ -300,7 +306,7 @@ def _export(
         raise
 
 
-def _ours(exported: jax.export.Exported) -> Exported:
+def _ours(exported: jax.export.Exported, parameters: tuple[str, ...] = ()) -> Exported:
     """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
     # The flat form serializes whatever the types in the trees are, registered or not.
     flat = dataclasses.replace(
@@ -313,6 +319,7 @@ def _ours(exported: jax.export.Exported) -> Exported:
         in_tree=to_tree(exported.in_tree),
         out_tree=to_tree(exported.out_tree),
         _vjp=(lambda: _ours(exported.vjp())) if exported.has_vjp() else None,
+        _parameters=parameters,
     )
 
 
