@@ -105,7 +105,8 @@ def test_help_works_without_jax() -> None:
 
 def test_help_of_a_function_shows_the_call(zoo: Path) -> None:
     with stagec.load(zoo) as bundle:
-        assert pydoc.plain(pydoc.render_doc(bundle["mlp"])).splitlines()[2:] == [
+        text = pydoc.plain(pydoc.render_doc(bundle["mlp"]))
+        assert [line.rstrip() for line in text.splitlines()[2:]] == [
             "Function(mlp: batch1, batch4)",
             "    mlp(params, x, /) -> f32[batch,4]",
             "      params.b  f32[4]",
@@ -120,6 +121,8 @@ def test_help_of_a_function_shows_the_call(zoo: Path) -> None:
             "",
             "named(x, unused, /, *, shift, power=2) -> f32[3]",
         ]
-        assert "valid  bool[n]  made by the loader where you leave it out" in (bundle["pooled"].__doc__ or "")
+        assert "valid        bool[n]  made by the loader where you leave it out" in (bundle["pooled"].__doc__ or "")
         assert "Smaller sizes of n are filled up." in (bundle["pooled"].__doc__ or "")
+        closed = bundle["mlp"]
+    assert closed.__doc__ == stagec.Function.__doc__
     assert (stagec.Function.__doc__ or "").startswith("A function of a bundle.")

@@ -37,6 +37,7 @@ COMMANDS = (
     "schema",
     "sign",
     "strip",
+    "stub",
     "targets",
     "verify",
 )

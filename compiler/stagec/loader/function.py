@@ -355,13 +355,12 @@ class Function:
     def _documentation(self) -> str:
         """How it is called: what `help` shows of it, and the stub of the bundle."""
         signatures = list(self.variants.values()) or [self]
-        lines = [signature._usage().as_text() for signature in signatures]
+        calls = "\n".join(signature._usage().as_text() for signature in signatures)
         buckets = dict.fromkeys(naming.bucket(offer.bucket) for one in signatures for offer in one._offers)
         buckets.pop("", None)
         padded = dict.fromkeys(dim for one in signatures if one._padding for dim in one._padding.declared)
-        lines += [f"Buckets: {'; '.join(buckets)}\n"] if buckets else []
-        lines += [f"Smaller sizes of {', '.join(padded)} are filled up.\n"] if padded else []
-        return "\n".join(lines)
+        sizes = f"\nBuckets: {'; '.join(buckets)}\n" if buckets else ""
+        return calls + sizes + (f"Smaller sizes of {', '.join(padded)} are filled up.\n" if padded else "")
 
     def _no_bucket(self, leaves: Sequence[Any]) -> str:
         """Say which shapes do not fit, against every executable: sizes that never vary, or the buckets."""
@@ -391,7 +390,9 @@ class _Documentation:
         self._of_class = of_class
 
     def __get__(self, function: Function | None, owner: type[Function]) -> str:
-        return self._of_class if function is None else function._documentation()
+        if function is None or function._loaded.archive is None:
+            return self._of_class
+        return function._documentation()
 
 
 Function.__doc__ = _Documentation(Function.__doc__ or "")  # type: ignore[assignment]
