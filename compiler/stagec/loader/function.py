@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from jaxlib import _jax
 
 from stagec.bundle import index
-from stagec.bundle.calls import call_of
 from stagec.bundle.description import LARGEST, Description
 from stagec.core import naming
 from stagec.core.avals import Aval, num_bytes, parse_aval
-from stagec.core.calls import Call
 from stagec.core.refusal import CallError, LoadError
 from stagec.core.trees import Tree
 from stagec.loader import selection
@@ -29,6 +27,7 @@ from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
+    from stagec.core.calls import Call
     from stagec.loader.padding import Fit, Padding
 
 _MOST_CALLS = 10
@@ -400,6 +399,8 @@ Function.__doc__ = _Documentation(Function.__doc__ or "")  # type: ignore[assign
 
 def _usage_of(loaded: Loaded, name: str, artifact: str) -> Call:
     """Return how a call of one signature is written; what the index does not say of it is read now."""
+    from stagec.bundle.calls import call_of  # calls that fit do without
+
     archive = loaded.archive
     if archive is None:
         raise CallError("closed", f"{name}: the bundle was closed")

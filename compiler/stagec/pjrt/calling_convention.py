@@ -10,7 +10,6 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.core.avals import Aval, holds
-from stagec.core.calls import Call
 from stagec.core.node_types import NodeTypes
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree, TreeMismatch, argument_path
@@ -20,6 +19,7 @@ from stagec.pjrt.prepared import Kinds, Prepared
 from stagec.pjrt.weights import Weight
 
 if TYPE_CHECKING:
+    from stagec.core.calls import Call
     from numpy.typing import NDArray
 
 
@@ -132,6 +132,8 @@ class Signature:
         """How it is called: what whoever made it knows, else what its trees say."""
         if self._made_usage:
             return self._made_usage()
+        from stagec.core.calls import Call  # calls that fit do without
+
         found = self.description
         trees = found.in_tree, found.in_avals, found.out_tree, found.out_avals
         return Call(self.name, *trees, self._parameters, donated=found.donated)

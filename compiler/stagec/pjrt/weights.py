@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stagec.bundle.archive import Archive
 from stagec.core.avals import parse_aval
-from stagec.core.calls import Call
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree
 from stagec.pjrt.arrays import Array, dtype_of, put
 from stagec.pjrt.shardings import Sharding
+
+if TYPE_CHECKING:
+    from stagec.core.calls import Call
 
 
 class Weight:

@@ -30,6 +30,10 @@ _HEADER = '''"""Types of the bundle {name} {version}. `stagec stub` wrote this f
     bundle = cast("{bundle}", stagec.load("{name}.aot"))
 """
 
+# By their classes, a bundle has any function and a function takes anything: not these.
+# mypy: disable-error-code="override"
+# pyright: reportIncompatibleMethodOverride=false
+
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, overload
 
 import numpy as np
@@ -37,6 +41,7 @@ from numpy.typing import NDArray
 from stagec import Bundle, Function
 '''
 _RESERVED = ("Any", "Literal", "NotRequired", "Protocol", "TypedDict", "NDArray", "Bundle", "Function")
+_WIDEST = 120
 _NUMBERS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
 """What Python number stands for a scalar, by the first letter of the dtype."""
 
@@ -69,7 +74,7 @@ def stub(archive: Archive, module: str) -> str:
 class _Method(NamedTuple):
     """One way of calling a function: its parameters and result, as Python writes them, and what to say of it."""
 
-    parameters: str
+    parameters: list[str]
     result: str
     documentation: str
 
@@ -93,7 +98,7 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
         words += ["/"] if positional else []
         words += ["*", *named] if named else []
         words += [] if all(_is_name(one.name) for one in by_keyword) else ["**others: Any"]
-        yield _Method(", ".join(words), result, call.as_text())
+        yield _Method(words, result, call.as_text())
 
 
 def _named(arguments: Sequence[Argument]) -> Iterator[tuple[str, Argument]]:
@@ -108,23 +113,21 @@ def _named(arguments: Sequence[Argument]) -> Iterator[tuple[str, Argument]]:
 
 def _function(name: str, methods: Sequence[_Method]) -> str:
     lines = [f"class {name}(Function):"]
-    for i, method in enumerate(methods):
-        # Any function takes anything, by its class: that this one does not is what the stub is for.
-        ignored = "" if i else "  # type: ignore[override]"
-        lines += [f"    @overload{ignored}"] if len(methods) > 1 else []
-        lines.append(f"    def __call__({method.parameters}) -> {method.result}:{ignored * (len(methods) == 1)}")
+    for method in methods:
+        lines += ["    @overload"] if len(methods) > 1 else []
+        line = f"    def __call__({', '.join(method.parameters)}) -> {method.result}:"
+        below = [f"        {one}," for one in method.parameters]
+        lines += [line] if len(line) <= _WIDEST else ["    def __call__(", *below, f"    ) -> {method.result}:"]
         lines += [f"        {line}".rstrip() for line in _docstring(method.documentation)]
     return "\n".join(lines) + "\n"
 
 
 def _bundle(name: str, functions: Mapping[str, str]) -> str:
-    lines = [f"class {name}(Bundle):"]
-    for i, (function, kind) in enumerate(functions.items()):
-        ignored = "" if i else "  # type: ignore[override]"
-        lines += [f"    @overload{ignored}"] if len(functions) > 1 else []
-        rest = ignored * (len(functions) == 1)
-        lines.append(f"    def __getitem__(self, name: Literal[{function!r}]) -> {kind}: ...{rest}")
-    return "\n".join([*lines, *([] if functions else ["    ..."])]) + "\n"
+    lines = [f"class {name}(Bundle):", *([] if functions else ["    ..."])]
+    for function, kind in functions.items():
+        lines += ["    @overload"] if len(functions) > 1 else []
+        lines.append(f"    def __getitem__(self, name: Literal[{function!r}]) -> {kind}: ...")
+    return "\n".join(lines) + "\n"
 
 
 def _docstring(text: str) -> list[str]:
