@@ -19,8 +19,9 @@ from stagec.pjrt.prepared import Kinds, Prepared
 from stagec.pjrt.weights import Weight
 
 if TYPE_CHECKING:
-    from stagec.core.calls import Call
     from numpy.typing import NDArray
+
+    from stagec.core.calls import Call
 
 
 class Convention(Protocol):
