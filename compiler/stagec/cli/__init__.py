@@ -27,6 +27,7 @@ COMMANDS = (
     "export",
     "extract",
     "golden",
+    "init",
     "inspect",
     "locate",
     "plan",

@@ -369,7 +369,8 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
     assert spec.avals is not None
     key = f"{spec.key}.avals"
     function = user_code.load_entry(spec.avals, spec.manifest, key)
-    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key)
+    # Example inputs may be there as they are.
+    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
     advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct"
     if not isinstance(result, tuple | dict):
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
