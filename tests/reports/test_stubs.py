@@ -87,6 +87,11 @@ def portable(manifest: str, out: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return portable("examples/digits/digits.toml", tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What mypy knows of numpy and stagec after its first run."""
     return tmp_path_factory.mktemp("mypy")
@@ -94,6 +99,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mypy(cache: Path, folder: Path, *files: str) -> list[str]:
     """What mypy says of files in a folder, line by line, without notes."""
+    pytest.importorskip("mypy", reason="tests/newest.lock has none")
     done = subprocess.run(
         [
             sys.executable,
@@ -113,8 +119,7 @@ def mypy(cache: Path, folder: Path, *files: str) -> list[str]:
     return [line for line in (done.stdout + done.stderr).splitlines() if ": note:" not in line]
 
 
-def test_mypy_accepts_right_calls_and_refuses_wrong_ones(zoo: Path, tmp_path: Path, cache: Path) -> None:
-    digits = portable("examples/digits/digits.toml", tmp_path)
+def test_mypy_accepts_right_calls_and_refuses_wrong_ones(zoo: Path, digits: Path, tmp_path: Path, cache: Path) -> None:
     for bundle, name in ((zoo, "zoo_types.pyi"), (digits, "digits_types.pyi")):
         assert checked("stub", bundle, "--output", tmp_path / name) == ""
     (tmp_path / "calls.py").write_text(CALLS)
@@ -126,6 +131,12 @@ def test_mypy_accepts_right_calls_and_refuses_wrong_ones(zoo: Path, tmp_path: Pa
         found.setdefault(int(place[1]), place[2].lower())
     assert found.keys() == expected.keys()
     assert [(found[n], wanted) for n, wanted in expected.items() if wanted not in found[n]] == []
+
+
+def test_the_page_shows_what_inspect_prints(digits: Path) -> None:
+    page = (ROOT / "docs" / "bazel.md").read_text()
+    (shown,) = re.findall(r"^```text\n(  train_step.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert shown in checked("inspect", digits)
 
 
 def test_what_an_editor_shows(zoo: Path) -> None:

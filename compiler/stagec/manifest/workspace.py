@@ -122,7 +122,7 @@ def _arguments(manifest: str, function: Function, changes: Changes) -> Iterator[
         rows = (f"{name} = {_toml(tree) if tree else _guess(name)}" for name, tree in function.by_keyword.items())
         yield f"# kwargs = {{ {', '.join(rows)} }}"
     yield "# buckets = { batch = [1, 32] }"
-    yield f"# Or name a function of {file} that returns them as jax.ShapeDtypeStruct, for a model with many parameters:"
+    yield f"# Or name a function of {file} that returns them, as jax.eval_shape does:"
     yield f'# avals = "{function.module}:{function.name}_avals"'
 
 

@@ -90,7 +90,7 @@ def exported(data: bytes) -> dict[str, Any]:
     return {
         "kind": "exported",
         "fun_name": found.fun_name,
-        "call": found.usage.as_text(),
+        "call": found._usage.as_text(),
         **found.interface(),
         "module_kept_var_idx": list(found.module_kept_var_idx),
         "ordered_effects": list(found.ordered_effects),

@@ -133,7 +133,7 @@ class Exported(Artifact):
         key = tuple(sorted(sizes.items()))
         if key not in self._executables:
             lowered = lower_exported(self, "cpu", sizes)
-            named = dataclasses.replace(lowered, _parameters=tuple(self.usage.parameters))
+            named = dataclasses.replace(lowered, _parameters=tuple(self._usage.parameters))
             self._executables[key] = named.compile()
         return self._executables[key]
 
@@ -149,11 +149,11 @@ class Exported(Artifact):
             types = NodeTypes().of_arguments(self.in_tree.custom_nodes())
             leaves = self.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
-            raise CallError("structure", f"{self.fun_name}: {self.usage.mismatch(error, kwargs)}") from None
+            raise CallError("structure", f"{self.fun_name}: {self._usage.mismatch(error, kwargs)}") from None
         return self.sizes([tuple(getattr(leaf, "shape", ())) for leaf in leaves])
 
     @functools.cached_property
-    def usage(self) -> Call:
+    def _usage(self) -> Call:
         """How a call is written, for messages; names of parameters that nobody said may be in the module."""
         found = Call(self.fun_name, self.in_tree, self.in_avals, self.out_tree, self.out_avals, self._parameters)
         return found if self._parameters else dataclasses.replace(found, parameters=self._stored_names(found))
@@ -180,7 +180,7 @@ class Exported(Artifact):
         for aval, shape, path in zip(self.in_avals, shapes, paths, strict=True):
             given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
             if len(given) != len(aval.shape):
-                place = self.usage.path(argument_path(path))
+                place = self._usage.path(argument_path(path))
                 what = f"{place} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"
                 raise CallError("shape", f"{self.fun_name}: {what}")
             equations += zip(aval.shape, given, strict=True)
@@ -188,7 +188,7 @@ class Exported(Artifact):
             return solve(equations)
         except DimensionError:
             pairs = zip(self.in_avals, paths, strict=True)
-            ranks = [(self.usage.path(argument_path(path)), len(aval.shape)) for aval, path in pairs]
+            ranks = [(self._usage.path(argument_path(path)), len(aval.shape)) for aval, path in pairs]
             places = [f"{place}.shape[{i}]" for place, rank in ranks for i in range(rank)]
         try:
             return solve(equations, places)
