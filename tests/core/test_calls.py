@@ -77,6 +77,12 @@ def test_numbers_with_zeros_in_front() -> None:
     assert rows({"w_1": "a", "w_01": "a"}) == ["w_01 a", "w_1 a"]
 
 
+def test_keys_of_any_length_take_no_time() -> None:
+    many = {"a1" * 50_000 + f"a{i}": "a" for i in range(3)}
+    assert len(rows(many)) == 3
+    assert len(rows({"a" + "9" * 5000: "a", "a" + "8" * 5000: "a"})) == 2
+
+
 def test_folds_are_nested() -> None:
     attention = {name: {"b": "f32[2]"} for name in ("query", "key", "value")}
     encoder = {"encoder": {"layers": [{"attention": attention}] * 3}}

@@ -267,6 +267,12 @@ def test_a_workspace_of_an_older_bazel(tmp_path: Path) -> None:
     assert (root / "MODULE.bazel").exists()
 
 
+def test_the_checkout_of_stagec_is_no_workspace_of_models() -> None:
+    done = stagec("init", "examples/digits/model.py:predict", cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (f"{ROOT} is stagec's own checkout\n  name the folder of your models: --workspace ../mine\n")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -39,6 +39,9 @@ def run(options: argparse.Namespace) -> None:
     if not here.is_dir():
         raise StagecError(Problem(options.workspace, "", "no such folder", "make it, or name another one"))
     root = here if options.workspace else workspace.root_of(here)
+    if (root / "rules" / "private" / "manifest.bzl").is_file():
+        what = f"{root} is stagec's own checkout"
+        raise StagecError(Problem("", "", what, "name the folder of your models: --workspace ../mine"))
     file, name = _named(options.function)
     path = Path(os.path.normpath(here / file))
     if not path.is_relative_to(root):

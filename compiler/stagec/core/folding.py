@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from stagec.core.trees import Tree
 
+_MOST_PARTS = 9
+"""Texts and numbers of a step that are looked at: a file of somebody else's may have keys of any length."""
+
 
 class Row(NamedTuple):
     """One line: a path in short, and what is there."""
@@ -99,12 +102,18 @@ class _Item(NamedTuple):
 
 def _folded(node: _Node) -> list[tuple[str, _Node]]:
     """Return the children, equal ones once, with a step for all that are one."""
-    parts = [tuple(re.split("([0-9]+)", one)) for one in node.steps]
+    parts = [_parts(one) for one in node.steps]
     order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if node.is_dict else range(len(parts))
     items = [_Item(place, parts[i], node.children[i]) for place, i in enumerate(order)]
     for place in range(1, max(map(len, parts), default=0), 2):
         items = _merged(items, place)
     return _alike([("".join(item.parts), item.child) for item in items])
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Divide a step at its numbers; not one with more numbers than anybody gives a layer."""
+    parts = tuple(re.split("([0-9]{1,9})", text))
+    return parts if len(parts) <= _MOST_PARTS else (text,)
 
 
 def _as_people_count(parts: Sequence[str]) -> list[tuple[int, str]]:

@@ -72,12 +72,12 @@ def root_of(folder: Path) -> Path:
 def _manifest(root: Path, folder: Path) -> tuple[str, str]:
     """Return the path of the package's manifest, relative to the workspace, and the manifest's name."""
     for path in sorted(folder.glob("*.toml")):
-        found = re.search(r'^\[manifest\]\s*(?:[^\[]*\n)?name\s*=\s*"([^"]+)"', path.read_text("utf-8"), re.MULTILINE)
+        found = re.search(r'^\[manifest\]\s*(?:[^\[]*\n)?name\s*=\s*"([^"]+)"', _text(path), re.MULTILINE)
         if found:
             return path.relative_to(root).as_posix(), found[1]
     name = re.sub(r"[^A-Za-z0-9_]", "_", folder.name) or "models"
     name = f"_{name}" if name[0].isdigit() else name
-    text = "\n".join(path.read_text("utf-8") for path in map(folder.joinpath, _BUILDS) if path.is_file())
+    text = _text(_build_file(folder))
     if re.search(rf'\bname\s*=\s*"{name}"', text):
         name += "_aot"
     return (folder / f"{name}.toml").relative_to(root).as_posix(), name
@@ -87,7 +87,7 @@ def _function_table(root: Path, manifest: str, name: str, function: Function, ar
     """Return the part of the manifest that is about the function, with the head of a new one."""
     head = "" if (root / manifest).is_file() else f'[manifest]\nname = "{name}"\nversion = "0.1.0"\n\n'
     if not head:
-        text = (root / manifest).read_text("utf-8")
+        text = _text(root / manifest)
         if re.search(rf"^\s*\[functions\.(\"?){re.escape(function.name)}\1\]", text, re.MULTILINE):
             what = f'the manifest has a function "{function.name}" already'
             raise StagecError(Problem(manifest, f"functions.{function.name}", what, "change it there"))
@@ -121,7 +121,8 @@ def _arguments(manifest: str, function: Function, changes: Changes) -> Iterator[
     if function.by_keyword:
         rows = (f"{name} = {_toml(tree) if tree else _guess(name)}" for name, tree in function.by_keyword.items())
         yield f"# kwargs = {{ {', '.join(rows)} }}"
-    yield "# buckets = { batch = [1, 32] }"
+    if not function.dimensions:
+        yield "# buckets = { batch = [1, 32] }"
     yield f"# Or name a function of {file} that returns them, as jax.eval_shape does:"
     yield f'# avals = "{function.module}:{function.name}_avals"'
 
@@ -150,7 +151,7 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     rule = f'aot_manifest(name = "{name}", deps = {" + ".join(deps)}{imports})\n'
     file = _build_file(folder)
     path = f"{package}/{file.name}" if package else file.name
-    text = file.read_text("utf-8") if file.is_file() else ""
+    text = _text(file)
     if f"@{name}_manifest//" in text:
         return
     if "aot_manifest" in text:
@@ -169,7 +170,7 @@ def _label(root: Path, path: Path, changes: Changes) -> str:
         return f"//{'' if below == '.' else below}:{path.name}"
     name, below = path.relative_to(package).as_posix(), package.relative_to(root).as_posix()
     file = _build_file(package).relative_to(root).as_posix()
-    if not re.search(rf"exports_files\((.*\n)*?.*({re.escape(name)}|glob)", _build_file(package).read_text("utf-8")):
+    if not re.search(rf"exports_files\((.*\n)*?.*({re.escape(name)}|glob)", _text(_build_file(package))):
         changes.told[file] = changes.told.get(file, "") + f'exports_files(["{name}"])\n'
     return f"//{'' if below == '.' else below}:{name}"
 
@@ -182,12 +183,12 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
     """Write what the models import into requirements.in, or say what a lock lacks."""
     if not function.libraries:
         return
-    texts = [(root / name).read_text("utf-8") for name in (MODULE, WORKSPACE) if (root / name).is_file()]
+    texts = [_text(root / name) for name in (MODULE, WORKSPACE)]
     named = next((found for text in texts if (found := re.search(r'(?<!\w)lock\s*=\s*"//:?([^"]*)"', text))), None)
     lock = named[1].replace(":", "/").lstrip("/") if named else "requirements.lock"
     source = str(Path(lock).with_suffix(".in"))
-    locked = (root / lock).read_text("utf-8") if (root / lock).is_file() else ""
-    written = (root / source).read_text("utf-8") if (root / source).is_file() else ""
+    locked = _text(root / lock)
+    written = _text(root / source)
     missing = [one for one in function.libraries if not re.search(rf"^{re.escape(one)}\b", locked, re.MULTILINE)]
     if missing:
         first = "# What stagec needs, and what the models import."
@@ -205,7 +206,7 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
 def _entry_points(root: Path, name: str, manifest: str, stagec: str, modules: bool, changes: Changes) -> None:
     """Declare the manifest in MODULE.bazel or WORKSPACE: in the one that Bazel reads, and in one that names stagec."""
     for file, lines_of in ((MODULE, _module), (WORKSPACE, _workspace)):
-        text = (root / file).read_text("utf-8") if (root / file).is_file() else ""
+        text = _text(root / file)
         if (modules == (file == MODULE) or "stagec" in text) and f'"{name}_manifest"' not in text:
             lines = [line for line in lines_of(root, text, stagec, changes) if line]
             extension = re.search(r'^(\w+)\s*=\s*use_extension\(\s*"@stagec//', "\n".join([text, *lines]), re.MULTILINE)
@@ -247,6 +248,11 @@ def _workspace(root: Path, text: str, stagec: str, changes: Changes) -> Iterator
         yield f"{load})"
     if changes.needs_lock:
         changes.told[WORKSPACE] = f"stagec_repositories({_LOCK})\n"
+
+
+def _text(path: Path) -> str:
+    """Return what is in a file; "" where there is none. It is searched for names: what is no UTF-8 does not matter."""
+    return path.read_text("utf-8", errors="replace") if path.is_file() else ""
 
 
 def write(root: Path, changes: Changes) -> dict[str, str]:
