@@ -74,17 +74,21 @@ class NestedBazel:
         if user is not None:
             self._env.update(HOME=str(folder), USER=str(user))
 
-    def run(self, command: str, *arguments: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a command of Bazel. before: a command that runs it."""
-        process = self.start(command, *arguments, before=before)
+    def run(
+        self, command: str, *arguments: str, before: Sequence[str] = (), cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of Bazel. before: a command that runs it. cwd: where, if not in the workspace."""
+        process = self.start(command, *arguments, before=before, cwd=cwd)
         output, errors = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
-    def start(self, command: str, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Start a command of Bazel. before: a command that runs it."""
+    def start(
+        self, command: str, *arguments: str, before: Sequence[str] = (), cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command of Bazel. before: a command that runs it. cwd: where, if not in the workspace."""
         return subprocess.Popen(
             [*before, *self._command, command, "--color=no", *arguments],
-            cwd=self.root,
+            cwd=cwd or self.root,
             env=self._env,
             user=self.user,
             group=self.user,

@@ -45,14 +45,19 @@ def test_inspect_a_bundle(zoo: Path) -> None:
     assert (named["function"], named["variant"], named["static"]) == ("named", "cube", {"power": 3})
     text = checked("inspect", zoo)
     assert text.startswith("bundle zoo 0: ")
-    assert "  mlp(f32[4], f32[16,4], f32[batch,16]) -> f32[batch,4]\n" in text
+    assert "  mlp(params, x, /) -> f32[batch,4]\n    params.b  f32[4]\n    params.w  f32[16,4]\n    x     " in text
+    assert (
+        "  from_file([params], x, /) -> f32[3]\n    params               dict  bound to weights.safetensors\n" in text
+    )
+    flat = checked("inspect", zoo, "--flat")
+    assert "  mlp(f32[4], f32[16,4], f32[batch,16]) -> f32[batch,4]\n" in flat
     lines = [line.split() for line in text.splitlines()]
     assert ["bytes", "flops", "peak", "bytes", "sha256"] in lines
     entry = next(one for one in report["functions"]["mlp"]["executables"] if one["bucket"] == {"batch": 4})
     member = report["members"][entry["executable"]]
     metrics = [f"{value:,.0f}" for value in (member["bytes"], entry["flops"], entry["peak_bytes"])]
     assert ["cpu", "batch", "=", "4", *metrics, member["sha256"][:12]] in lines
-    assert len({line.rindex(" ") for line in text.splitlines() if line.startswith("    ")}) == 1
+    assert len({line.rindex(" ") for line in flat.splitlines() if line.startswith("    ")}) == 1
 
 
 def test_inspect_a_portable_artifact(zoo: Path) -> None:

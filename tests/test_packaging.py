@@ -140,6 +140,7 @@ SERVE = {
     "run BUNDLE --golden": "from_file",
     "run BUNDLE loop --random": "result",
     "strip BUNDLE --output stripped.aot": "",
+    "stub BUNDLE": "class ZooBundle(Bundle):",
     "targets": "h100-sxm",
     "verify BUNDLE": "members, each with the digest that the index says",
 }

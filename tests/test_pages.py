@@ -15,7 +15,10 @@ from tools.pages.hooks import OUTSIDE
 WRITTEN = sorted([*OUTSIDE, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 TEXTS = {path: (ROOT / path).read_text("utf-8") for path in WRITTEN}
 PROGRAMS = r"    (?:\./bazelw|tools/\w|python3|openssl|\.venv/)"
-RUN_ELSEWHERE = {"./bazelw run //docs:serve": "tests/test_site.py"}
+RUN_ELSEWHERE = {
+    "./bazelw run //docs:serve": "tests/test_site.py",
+    "./bazelw run //:init -- --workspace ../mine models/net.py:predict": "tests/test_readme.py",
+}
 
 
 def commands(page: str) -> list[str]:

@@ -3,13 +3,14 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.building import COMPILER, ROOT
+from tests.building import COMPILER, ROOT, checked
 from tests.nested import NestedBazel
 
 
@@ -29,6 +30,7 @@ def files() -> dict[str, str]:
 
 
 FILES = files()
+ENTRY = ("MODULE.bazel", "WORKSPACE")
 SHELL = [line for language, text in blocks("README.md") if language == "sh" for line in text.splitlines()]
 
 
@@ -90,6 +92,86 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
             text=True,
         )
         assert (served.stdout, served.stderr) == (printed, "")
+
+
+MODEL = """\
+import jax.numpy as jnp
+
+
+def predict(params, images):
+    return jnp.tanh(images @ params["kernel"])
+
+
+def predict_example_inputs():
+    return {"kernel": jnp.zeros((4, 3))}, jnp.zeros((2, 4))
+"""
+
+
+@pytest.fixture
+def emptied(user: NestedBazel) -> Iterator[NestedBazel]:
+    """The same workspace, and its Bazel and its packages, with none of the files."""
+    kept = user.root.with_name("kept")
+    user.root.rename(kept)
+    (user.root / "models").mkdir(parents=True)
+    shutil.copy(kept / ".bazelrc", user.root)
+    try:
+        yield user
+    finally:
+        shutil.rmtree(user.root)
+        kept.rename(user.root)
+
+
+def next_command(said: str) -> list[str]:
+    """The command of Bazel that `init` prints last."""
+    program, *words = shlex.split(said.splitlines()[-1])
+    assert program in ("bazel", "bazelisk", os.environ.get("BAZEL"))
+    return words
+
+
+def test_init_in_an_empty_folder(emptied: NestedBazel) -> None:
+    """From stagec's checkout: an empty folder has no @stagec."""
+    root = emptied.root
+    (root / "models" / "net.py").write_text(MODEL)
+    words = ["//:init", "--", f"--workspace={root}", "models/net.py:predict"]
+    done = emptied.run("run", *words, cwd=root.with_name("stagec"))
+    assert done.returncode == 0, done.stderr
+    assert "written   models/models.toml\nwritten   models/BUILD\nwritten   " in done.stdout
+    assert 'path = "../stagec"' in "".join((root / name).read_text() for name in ENTRY if (root / name).exists())
+    built = emptied.run(*next_command(done.stdout))
+    assert built.returncode == 0, built.stderr
+    text = checked("inspect", root / "bazel-bin" / "models" / "models.aot")
+    assert (
+        "  predict(params, images, /) -> f32[2,3]\n    params.kernel  f32[4,3]\n    images         f32[2,4]\n" in text
+    )
+
+
+def test_init_in_a_workspace_that_has_stagec(user: NestedBazel) -> None:
+    before = {path: path.read_text() for path in user.root.rglob("*") if path.is_file() and not path.is_symlink()}
+    (user.root / "nets").mkdir()
+    (user.root / "nets" / "net.py").write_text(MODEL)
+    try:
+        for arguments in (
+            ["nets/net.py:predict"],
+            ["models/scale.py:scale", '--args=[{ factor = "f32[3]" }, "f32[4,3]"]'],
+        ):
+            done = user.run("run", "@stagec//:init", "--", *arguments)
+            said = done.stdout + done.stderr
+            if arguments[0].startswith("models"):
+                assert 'models/models.toml: functions.scale: the manifest has a function "scale" already' in said
+                continue
+            assert done.returncode == 0, said
+            built = user.run(*next_command(done.stdout))
+            assert built.returncode == 0, built.stderr
+        after = {path: path.read_text() for path in before}
+        assert [path for path in before if not after[path].startswith(before[path])] == []
+        changed = [path.name for path in before if after[path] != before[path]]
+        assert sorted(changed) in (["WORKSPACE"], ["MODULE.bazel"], ["MODULE.bazel", "WORKSPACE"])
+        built = user.run("build", "//models")  # nothing of the others is broken
+        assert built.returncode == 0, built.stderr
+    finally:
+        shutil.rmtree(user.root / "nets")
+        for path, text in before.items():
+            path.write_text(text)
 
 
 def test_the_error_shown_is_the_error_printed(user: NestedBazel) -> None:

@@ -42,12 +42,14 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "worker": _package("Bazel's persistent worker: its messages, the fork of each action, what a fork may see", "core"),
     "reports": _package(
-        "what people ask of artifacts: inspect, diff, explain, profile, reproduce, autotune",
+        "what people ask of artifacts: inspect, stub, diff, explain, profile, reproduce, autotune",
         "backends backends.cuda bundle core hardware manifest pjrt stages",
         "jaxlib",
     ),
     "manifest": _package(
-        "TOML to checked models to a plan; the JSON Schema", "core hardware", "pydantic pydantic_core"
+        "TOML to checked models to a plan; the JSON Schema; a first manifest for somebody's function",
+        "core hardware",
+        "pydantic pydantic_core",
     ),
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",

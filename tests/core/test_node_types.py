@@ -61,25 +61,29 @@ def test_some_types(zoo: Path) -> None:
     [
         (
             gauge(mode="+"),
-            "args[0].dial: its static data is b'+', it was b'\\xc2\\xb1' when the function was built",
+            "gauge.dial: its static data is b'+', it was b'\\xc2\\xb1' when the function was built",
         ),
         (
             gauge(names="ac"),
-            'args[0].table: its static data is b\'["a", "c"]\', it was b\'["a", "b"]\' when the function was built',
+            'gauge.table: its static data is b\'["a", "c"]\', it was b\'["a", "b"]\' when the function was built',
         ),
-        (gauge(unit="cm"), "args[0].unit: name is 'cm', it was 'm' when the function was built"),
+        (gauge(unit="cm"), "gauge.unit: name is 'cm', it was 'm' when the function was built"),
         (
             {**PLAIN, "dial": VECTOR},
-            "args[0].dial: a zoo.Dial, or a tuple of its children, is wanted here, not a value of type ndarray",
+            "gauge.dial: a zoo.Dial, or a tuple of its children, is wanted here, not a value of type ndarray",
         ),
-        ({**PLAIN, "dial": (VECTOR,)}, "args[0].dial: 2 elements are wanted here, not 1"),
+        ({**PLAIN, "dial": (VECTOR,)}, "gauge.dial: 2 elements are wanted here, not 1"),
     ],
     ids=["static data", "names", "a static node", "an array", "a child too few"],
 )
 def test_objects_that_do_not_fit(zoo: Path, argument: Any, text: str) -> None:
     with pytest.raises(stagec.CallError) as refusal:
         stagec.load(zoo)["turned"](argument, 2)
-    assert (refusal.value.code, str(refusal.value)) == ("structure", f"turned: {text}")
+    said, _, shown = str(refusal.value).partition("\n")
+    assert (refusal.value.code, said) == ("structure", f"turned: {text}")
+    assert shown.startswith(
+        "  the call is turned(gauge, by, /) -> result\n    gauge             tests.zoo.nodes:Gauge\n"
+    )
 
 
 def test_objects_on_the_device(zoo: Path) -> None:

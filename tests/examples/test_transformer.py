@@ -13,7 +13,7 @@ import pytest
 
 import stagec
 from examples.transformer import model
-from tests.building import COMPILER, ROOT, build
+from tests.building import COMPILER, ROOT, build, checked
 
 WITHOUT_JAX = """
 import runpy, sys
@@ -86,3 +86,10 @@ def test_prefill_and_decode_give_the_logits_of_a_full_pass(bundle: stagec.Bundle
     spread = float(expected.std())
     for end, logits in found.items():
         np.testing.assert_allclose(logits, expected[:, end - 1], atol=0.05 * spread)
+
+
+def test_its_types_are_those_of_its_state(path: Path) -> None:
+    text = checked("stub", path)
+    assert "class TrainStepState(TypedDict):\n" in text
+    assert "class TrainStepStateObject(Protocol):\n    @property\n    def params(self) -> Any: ...\n" in text
+    assert "state: TrainStepState | TrainStepStateObject, " in text.replace("\n        ", " ")

@@ -83,6 +83,17 @@ def kwarg_avals():
     return {"x": jnp.zeros((2, 3))}
 
 
+EXAMPLE = jnp.zeros((2, 3)), [jnp.zeros(4), jnp.zeros(4)]
+
+
+def gathered(x, *rest, scale):
+    return x * scale, rest
+
+
+def gathered_too(x, pair):
+    return x, pair
+
+
 def sharded_avals():
     mesh = jax.sharding.AbstractMesh((2,), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -257,6 +268,34 @@ def test_keyword_avals_from_a_callable(workspace: Path) -> None:
     assert Exported.deserialize(output.read_bytes()).in_tree.to_json() == {
         "tuple": [{"tuple": []}, {"dict": {"x": "*"}}]
     }
+
+
+def test_example_inputs_that_are_there(workspace: Path) -> None:
+    """Arrays stand for their dtypes and shapes."""
+    _, stderr, output = export(workspace, spec(entry="pkg.model:gathered_too", args=[], avals="pkg.model:EXAMPLE"))
+    assert stderr == ""
+    assert [str(aval) for aval in Exported.deserialize(output.read_bytes()).in_avals] == [
+        "f32[2,3]",
+        "f32[4]",
+        "f32[4]",
+    ]
+
+
+def test_a_description_has_the_names_of_parameters(workspace: Path) -> None:
+    given = spec(
+        entry="pkg.model:gathered",
+        args=["f32[3]", "f32[4]", "f32[4]"],
+        kwargs={"scale": "f32[]"},
+        donate_argnums=[1],
+        donate_argnames=["x", "scale"],
+    )
+    (workspace / "f.spec").write_text(to_json(given))
+    words = ("export", "--spec", "f.spec", "--output", "f.exported", "--description", "f.json", "--import-root", ".")
+    done = stagec(*words, cwd=workspace)
+    assert done.returncode == 0, done.stderr  # JAX warns that it cannot reuse a scalar
+    described = json.loads((workspace / "f.json").read_text())
+    assert described["parameters"] == ["x", "*rest"]
+    assert described["donated"] == ["args[0]", "args[1]", "kwargs['scale']"]
 
 
 def test_an_entry_that_is_already_jitted(workspace: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,3 +101,28 @@ def test_help_works_without_jax() -> None:
     assert done.returncode == 0, done.stderr
     assert "class Compiled" in done.stdout
     assert "class Wrapped" not in done.stdout
+
+
+def test_help_of_a_function_shows_the_call(zoo: Path) -> None:
+    with stagec.load(zoo) as bundle:
+        text = pydoc.plain(pydoc.render_doc(bundle["mlp"]))
+        assert [line.rstrip() for line in text.splitlines()[2:]] == [
+            "Function(mlp: batch1, batch4)",
+            "    mlp(params, x, /) -> f32[batch,4]",
+            "      params.b  f32[4]",
+            "      params.w  f32[16,4]",
+            "      x         f32[batch,16]",
+            "",
+            "    Buckets: batch = 1; batch = 4",
+        ]
+        named = bundle["named"].__doc__ or ""
+        assert [line for line in named.splitlines() if not line.startswith(" ")] == [
+            "named(x, unused, /, *, shift, power=3) -> f32[3]",
+            "",
+            "named(x, unused, /, *, shift, power=2) -> f32[3]",
+        ]
+        assert "valid        bool[n]  made by the loader where you leave it out" in (bundle["pooled"].__doc__ or "")
+        assert "Smaller sizes of n are filled up." in (bundle["pooled"].__doc__ or "")
+        closed = bundle["mlp"]
+    assert closed.__doc__ == stagec.Function.__doc__
+    assert (stagec.Function.__doc__ or "").startswith("A function of a bundle.")

@@ -29,6 +29,13 @@ PARAMS = {"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)}
 IMAGES = np.ones((4, 16), np.float32)
 
 
+# What a message ends with: how the call is written.
+CALL = "\n  the call is mlp(params, x, /) -> f32[batch,4]"
+PARAMS_ROWS = "\n    params.b  f32[4]\n    params.w  f32[16,4]"
+X_ROW = "\n    x         f32[batch,16]"
+CUBE, SQUARE = (f"\n  named(x, unused, /, *, shift, power={power}) -> f32[3]" for power in (3, 2))
+
+
 def test_a_bundle_is_a_mapping_from_names_to_functions(bundle: stagec.Bundle) -> None:
     assert (bundle.name, bundle.version, bundle.target) == ("zoo", "0", "cpu")
     assert len(bundle) == 18
@@ -40,29 +47,50 @@ def test_a_bundle_is_a_mapping_from_names_to_functions(bundle: stagec.Bundle) ->
 @pytest.mark.parametrize(
     ("args", "kwargs", "code", "text"),
     [
-        ((PARAMS,), {}, "structure", "mlp: args: 2 elements are wanted here, not 1"),
-        ((PARAMS, IMAGES), {"scale": 1}, "structure", "mlp: kwargs: key 'scale' is not wanted"),
-        (({"w": PARAMS["w"]}, IMAGES), {}, "structure", "mlp: args[0]: key 'b' is missing"),
-        (([PARAMS["w"]], IMAGES), {}, "structure", "mlp: args[0]: a dict is wanted here, not a list of 1"),
-        ((PARAMS, [IMAGES]), {}, "structure", "mlp: args[1]: an array is wanted here, not a list of 1"),
-        ((PARAMS, None), {}, "structure", "mlp: args[1]: an array is wanted here, not None"),
+        ((PARAMS,), {}, "structure", f"mlp: args: 2 elements are wanted here, not 1{CALL}{PARAMS_ROWS}{X_ROW}"),
+        (
+            (PARAMS,),
+            {"x": IMAGES},
+            "structure",
+            f"mlp: args: 2 elements are wanted here, not 1; x: by position, not by keyword{CALL}{PARAMS_ROWS}{X_ROW}",
+        ),
+        (
+            (PARAMS, IMAGES),
+            {"scale": 1},
+            "structure",
+            f"mlp: kwargs: key 'scale' is not wanted{CALL}{PARAMS_ROWS}{X_ROW}",
+        ),
+        (({"w": PARAMS["w"]}, IMAGES), {}, "structure", f"mlp: params: key 'b' is missing{CALL}{PARAMS_ROWS}"),
+        (
+            ([PARAMS["w"]], IMAGES),
+            {},
+            "structure",
+            f"mlp: params: a dict is wanted here, not a list of 1{CALL}{PARAMS_ROWS}",
+        ),
+        (
+            (PARAMS, [IMAGES]),
+            {},
+            "structure",
+            f"mlp: x: an array is wanted here, not a list of 1{CALL}\n    x  f32[batch,16]",
+        ),
+        ((PARAMS, None), {}, "structure", f"mlp: x: an array is wanted here, not None{CALL}\n    x  f32[batch,16]"),
         (
             (PARAMS, IMAGES.astype(np.float16)),
             {},
             "dtype",
-            "mlp: args[1] has dtype float16, float32 is wanted (f32[batch,16])",
+            "mlp: x has dtype float16, float32 is wanted (f32[batch,16])",
         ),
         (
             (PARAMS, IMAGES[:3]),
             {},
             "shape",
-            "mlp: args[1] is f32[3,16], f32[1,16] or f32[4,16] is wanted (buckets: batch = 1; batch = 4)",
+            "mlp: x is f32[3,16], f32[1,16] or f32[4,16] is wanted (buckets: batch = 1; batch = 4)",
         ),
         (
             ({**PARAMS, "b": np.zeros(5, np.float32)}, IMAGES),
             {},
             "shape",
-            "mlp: args[0]['b'] is f32[5], f32[4] is wanted (buckets: batch = 1; batch = 4)",
+            "mlp: params['b'] is f32[5], f32[4] is wanted (buckets: batch = 1; batch = 4)",
         ),
     ],
 )
@@ -77,7 +105,7 @@ def test_a_call_that_does_not_fit(
 def test_python_numbers_take_the_dtype_of_the_parameter(bundle: stagec.Bundle) -> None:
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(bundle["named"](x, np.zeros(7, np.float32), shift=2, power=3), x**3 + 2)
-    with pytest.raises(stagec.CallError, match=r"kwargs\['shift'\] is a Python complex, float32 is wanted"):
+    with pytest.raises(stagec.CallError, match=r"shift is a Python complex, float32 is wanted"):
         bundle["named"](x, np.zeros(7, np.float32), shift=2j, power=2)
 
 
@@ -100,9 +128,9 @@ def test_static_arguments_choose_the_variant(bundle: stagec.Bundle) -> None:
     np.testing.assert_array_equal(named.variants["cube"](x, unused, shift=0, power=3), x**3)
     assert {d.artifact for d in named.descriptions} == {"named-square", "named-cube"}
     for function, static, text in (
-        (named, {}, "named: say which static arguments: power=3; power=2"),
-        (named, {"power": 4}, "named was not built with power=4, but with power=3; power=2"),
-        (named.variants["cube"], {"power": 2}, "named-cube was not built with power=2, but with power=3"),
+        (named, {}, f"named: say which static arguments: power=3; power=2{CUBE}{SQUARE}"),
+        (named, {"power": 4}, f"named was not built with power=4, but with power=3; power=2{CUBE}{SQUARE}"),
+        (named.variants["cube"], {"power": 2}, f"named-cube was not built with power=2, but with power=3{CUBE}"),
     ):
         with pytest.raises(stagec.CallError) as refusal:
             function(x, unused, shift=0, **static)
@@ -160,19 +188,31 @@ def test_types_that_are_imported(zoo: Path) -> None:
 @pytest.mark.parametrize(
     ("cloud", "text"),
     [
-        (Cloud(VECTOR, [], "cm"), "args[0]: unit is 'cm', it was 'm' when the function was built"),
-        (VECTOR, "args[0]: tests.zoo.zoo:Cloud, or a dict of its fields, is wanted here: mean, points are missing"),
-        ({"mean": VECTOR, "points": [], "x": 1}, "args[0]: key 'x' is not wanted"),
+        (Cloud(VECTOR, [], "cm"), "cloud: unit is 'cm', it was 'm' when the function was built"),
+        (VECTOR, "cloud: tests.zoo.zoo:Cloud, or a dict of its fields, is wanted here: mean, points are missing"),
+        ({"mean": VECTOR, "points": [], "x": 1}, "cloud: key 'x' is not wanted"),
         (
             {"mean": VECTOR, "points": [{"x": VECTOR}, {}]},
-            "args[0].points[0]: tests.zoo.zoo:Point, or a dict of its fields, is wanted here: y is missing",
+            "cloud.points[0]: tests.zoo.zoo:Point, or a dict of its fields, is wanted here: y is missing",
         ),
     ],
 )
 def test_objects_that_do_not_fit(bundle: stagec.Bundle, cloud: Any, text: str) -> None:
     with pytest.raises(stagec.CallError) as refusal:
         bundle["typed"](cloud, 1)
-    assert (refusal.value.code, str(refusal.value)) == ("structure", f"typed: {text}")
+    said, shown = str(refusal.value).split("\n  ", 1)
+    assert (refusal.value.code, said) == ("structure", f"typed: {text}")
+    assert (
+        shown
+        == """\
+the call is typed(cloud, shift, /) -> result
+    cloud                 tests.zoo.zoo:Cloud(unit='m')
+    cloud.mean            f32[3]
+    cloud.points          list of 2
+    cloud.points[0..1]    tests.zoo.zoo:Point
+    cloud.points[0..1].x  f32[3]
+    cloud.points[0..1].y  f32[3]"""
+    )
 
 
 def test_numpy_arguments_are_never_overwritten(bundle: stagec.Bundle) -> None:
@@ -195,7 +235,7 @@ def test_donated_device_arrays_are_consumed(bundle: stagec.Bundle) -> None:
         update(state, np.float32(1))
     assert (refusal.value.code, str(refusal.value)) == (
         "deleted",
-        "update: args[0]['x'] was donated to an earlier call; pass that call's result",
+        "update: state['x'] was donated to an earlier call; pass that call's result",
     )
     with pytest.raises(stagec.CallError, match="this array was donated to a call; use the call's result"):
         state["x"].numpy()

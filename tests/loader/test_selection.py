@@ -180,7 +180,7 @@ def test_a_cpu_without_the_features_gets_what_it_can_run(zoo: Path, monkeypatch:
     assert bundle.target == ""
     assert bundle["loop"].descriptions == ()
     np.testing.assert_allclose(bundle["loop"](X)[0][0], expected[0][0], rtol=1e-5)
-    with pytest.raises(stagec.CallError, match="mlp: args\\[1\\] is f32\\[3,16\\]"):
+    with pytest.raises(stagec.CallError, match="mlp: x is f32\\[3,16\\]"):
         bundle["mlp"]({"w": np.zeros((16, 4), np.float32), "b": np.zeros(4, np.float32)}, np.zeros((3, 16), np.float32))
 
 
@@ -410,7 +410,7 @@ class TestPadding:
         with pytest.raises(stagec.CallError) as refusal:
             stagec.load(zoo)["pooled"](np.ones((9, 3), np.float32))
         assert str(refusal.value) == (
-            "pooled: args[0] is f32[9,3], f32[2,3] or f32[8,3] is wanted "
+            "pooled: x is f32[9,3], f32[2,3] or f32[8,3] is wanted "
             "(buckets: n = 2; n = 8; smaller sizes of n are filled up)"
         )
 

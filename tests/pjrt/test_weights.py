@@ -120,8 +120,16 @@ def test_results_are_numpy_arrays_unless_the_caller_gives_device_arrays(built: P
 def test_another_number_of_arguments(built: Path) -> None:
     with pytest.raises(stagec.CallError) as refusal:
         stagec.load(built)["apply"](X, X)
-    what = "1 positional arguments are wanted without the bound args[0], args[2], or 3 with it; 2 are given"
-    assert (refusal.value.code, str(refusal.value)) == ("structure", f"apply: {what}")
+    what = "1 positional arguments are wanted without the bound params, scale, or 3 with it; 2 are given"
+    rows = """
+  the call is apply([params], x, [scale], /) -> f32[n,5]
+    params       dict  bound to w.safetensors
+    params.b     list of 1
+    params.b[0]  f32[5]
+    params.w     f32[5,3]
+    x            f32[n,3]
+    scale        f32[]  bound to other.safetensors"""
+    assert (refusal.value.code, str(refusal.value)) == ("structure", f"apply: {what}{rows}")
 
 
 def test_an_array_is_stored_once_and_shared(built: Path) -> None:

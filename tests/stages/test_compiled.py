@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import jax
@@ -117,16 +118,47 @@ def test_an_argument_that_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [
-        ((PARAMS, f32(5, 3)), "shape", "model: args[1] is f32[5,3], f32[4,3] is wanted"),
-        ((PARAMS, X.astype(np.int32)), "dtype", "model: args[1] has dtype int32, float32 is wanted (f32[4,3])"),
-        (({"w": X}, X), "structure", "model: args[0]: key 'b' is missing"),
+        ((PARAMS, f32(5, 3)), "shape", "model: {1} is f32[5,3], f32[4,3] is wanted"),
+        ((PARAMS, X.astype(np.int32)), "dtype", "model: {1} has dtype int32, float32 is wanted (f32[4,3])"),
+        (
+            ({"w": X}, X),
+            "structure",
+            "model: {0}: key 'b' is missing\n"
+            "  the call is model({0}, {1}, /) -> result\n"
+            "    {0}.b  f32[2]\n"
+            "    {0}.w  f32[3,2]",
+        ),
     ],
 )
 def test_a_call_that_does_not_fit(args: tuple[Any, ...], code: str, text: str) -> None:
-    for call in (lower(model, PARAMS, X).compile(), export(model, PARAMS, X).call):
+    calls: dict[Any, tuple[str, str]] = {
+        lower(model, PARAMS, X).compile(): ("args[0]", "args[1]"),
+        export(model, PARAMS, X).call: ("params", "x"),  # the names are in JAX's module
+        stagec.jit(model).lower(PARAMS, X).compile(): ("params", "x"),
+    }
+    for call, names in calls.items():
         with pytest.raises(stagec.CallError) as error:
             call(*args)
-        assert (error.value.code, str(error.value)) == (code, text)
+        assert (error.value.code, str(error.value)) == (code, text.format(*names))
+
+
+def test_names_are_those_of_python() -> None:
+    def function(params: Any, unused: Any, *rest: Any, scale: Any, power: int = 2, **more: Any) -> Any:
+        return sum(rest, params) ** power * scale + more["shift"]
+
+    wrapped = stagec.jit(function, static_argnames="power")
+    compiled = wrapped.lower(X, X, X, X, scale=X, power=3, shift=X).compile()
+    with pytest.raises(stagec.CallError) as error:
+        compiled(X, X, X, X, scale=X)
+    assert str(error.value) == dedent("""\
+        function: kwargs: key 'shift' is missing
+          the call is function(params, unused, /, *rest, scale, shift) -> f32[4,3]
+            params   f32[4,3]
+            unused   f32[4,3]
+            rest[0]  f32[4,3]
+            rest[1]  f32[4,3]
+            scale    f32[4,3]
+            shift    f32[4,3]""")
 
 
 WIDE = [
@@ -239,9 +271,9 @@ def test_each_signature_is_compiled_once() -> None:
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((3, 5, 6), "<lambda>: args[0].shape[1] is 5, 4 is wanted (2*c with c = 2)"),
-        ((3, 4, 7), "<lambda>: args[0].shape[2] is 7, 6 is wanted (b+c+1 with b = 3, c = 2)"),
-        ((3, 4), "<lambda>: args[0] has shape (3, 4), 3 dimensions are wanted (f32[b,2*c,b+c+1])"),
+        ((3, 5, 6), "<lambda>: x.shape[1] is 5, 4 is wanted (2*c with c = 2)"),
+        ((3, 4, 7), "<lambda>: x.shape[2] is 7, 6 is wanted (b+c+1 with b = 3, c = 2)"),
+        ((3, 4), "<lambda>: x has shape (3, 4), 3 dimensions are wanted (f32[b,2*c,b+c+1])"),
     ],
 )
 def test_sizes_that_do_not_follow(shape: tuple[int, ...], text: str) -> None:

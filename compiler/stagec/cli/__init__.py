@@ -27,6 +27,7 @@ COMMANDS = (
     "export",
     "extract",
     "golden",
+    "init",
     "inspect",
     "locate",
     "plan",
@@ -37,6 +38,7 @@ COMMANDS = (
     "schema",
     "sign",
     "strip",
+    "stub",
     "targets",
     "verify",
 )

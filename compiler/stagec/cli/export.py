@@ -55,11 +55,12 @@ def run(options: argparse.Namespace) -> None:
             from stagec.frontends import padding
 
             padding.check(spec, serialized)
+        parameters = frontend.parameters(spec, options.import_root)
         bound: dict[str, str] = {}
         if spec.bind:
             from stagec.frontends import binding
 
-            bound = binding.resolve(spec, serialized, frontend.parameters(spec, options.import_root))
+            bound = binding.resolve(spec, serialized, parameters)
         from stagec.frontends import constants
 
         large = constants.find(serialized, functools.partial(frontend.named_arrays, spec))
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         with phases.phase("import"):
             from stagec.reports import explanation
 
-        description = explanation.describe_export(spec, serialized, frontend.versions(spec), bound, large)
+        description = explanation.describe_export(spec, serialized, frontend.versions(spec), bound, large, parameters)
         write_whole(options.description, description.encode())
     if options.json:
         print_json({"function": spec.name, "output": options.output, **digest(serialized)})

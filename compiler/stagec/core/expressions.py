@@ -14,3 +14,14 @@ def parse(text: str) -> ast.expr:
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"not an expression: {error}") from None
+
+
+def module(text: str) -> ast.Module:
+    """Return the syntax tree of a Python file; nothing is run. Raises ValueError where it is none, with the line."""
+    try:
+        with _PARSING:
+            return ast.parse(text)
+    except SyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not Python: {error}") from None

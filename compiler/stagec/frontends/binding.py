@@ -17,6 +17,7 @@ def resolve(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) ->
     """
     positional, keyword = Exported.deserialize(serialized).in_tree.children
     count = len(positional.children)
+    parameters = [name for name in parameters if not name.startswith("*")]
     places = {f"kwargs[{name!r}]": name for name in keyword.keys}
     names = [*parameters[:count], *[""] * (count - len(parameters))]
     places |= {f"args[{i}]": name for i, name in enumerate(names)}

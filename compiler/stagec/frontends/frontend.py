@@ -32,7 +32,10 @@ class Frontend(Protocol):
         """Return what was traced, as text without addresses."""
 
     def parameters(self, spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
-        """Return the names of the parameters that take positional arguments, in order; empty where none have names."""
+        """Return the names of the parameters that take positional arguments, in order; empty where none have names.
+
+        The last may be `*name`: of a parameter that takes all others.
+        """
 
     def versions(self, spec: FunctionSpec) -> dict[str, str]:
         """Return what the artifact was made with: name -> version."""

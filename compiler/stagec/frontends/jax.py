@@ -138,15 +138,12 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 
 
 def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
-    """Return the names of the parameters of the function of `spec` that take positional arguments, in order."""
+    """Return the names of the parameters of the function of `spec` that take positional arguments, in order.
+
+    The last may be `*name`. Static arguments, which are given by keyword, are not among them.
+    """
     user_code.add_import_roots(import_roots)
-    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []  # a builtin
-    return [parameter.name for parameter in found if parameter.kind in positional and parameter.name not in spec.static]
+    return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
 def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
@@ -416,7 +413,8 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
     assert spec.avals is not None
     key = f"{spec.key}.avals"
     function = user_code.load_entry(spec.avals, spec.manifest, key)
-    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key)
+    # Example inputs may be there as they are.
+    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
     advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct"
     if not isinstance(result, tuple | dict):
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)

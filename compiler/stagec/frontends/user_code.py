@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,7 +89,7 @@ def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
     Frames of JAX, Python and stagec are passed over. None where the first other one is the user's own, or none is left.
     """
     for name, line in frames:
-        if _is_users(name):
+        if is_users(name):
             return None
         inside = _INSTALLED.sub("", name)
         if inside != name and not inside.startswith(("jax/", "jaxlib/")):
@@ -123,3 +124,20 @@ def is_users(filename: str) -> bool:
 def _displayed(filename: str) -> str:
     relative = os.path.relpath(filename, *_workspace)
     return filename if relative.startswith("..") else relative
+
+
+def positional(function: Callable[..., Any], static: Collection[str] = ()) -> list[str]:
+    """Return the names of the parameters that take positional arguments, and `*name` of one that takes all others.
+
+    static: names of those that are no arguments of a call. Empty for a builtin, which has no signature.
+    """
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = {
+        inspect.Parameter.POSITIONAL_ONLY: "",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: "",
+        inspect.Parameter.VAR_POSITIONAL: "*",
+    }
+    return [f"{kinds[one.kind]}{one.name}" for one in found if one.kind in kinds and one.name not in static]

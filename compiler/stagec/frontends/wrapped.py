@@ -21,6 +21,7 @@ from jax._src import core
 from stagec.core.specs import CompilerOption
 from stagec.frontends import callbacks, exporting, kernels
 from stagec.frontends.pytrees import check, ours, to_tree
+from stagec.frontends.user_code import positional
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.info import ArgInfo
@@ -120,6 +121,9 @@ class Wrapped:
         self._compiler_options = compiler_options
         self._host_callbacks = host_callbacks
         self._static_argnums, self._static_argnames = _static(fun, options)
+        names = positional(fun)
+        static = {*self._static_argnames, *(names[i] for i in self._static_argnums if -len(names) <= i < len(names))}
+        self._parameters = tuple(name for name in names if name not in static)
         self._compiled: dict[Any, tuple[Compiled, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +164,7 @@ class Wrapped:
 
         Static arguments are given as values. Raises what the function raises.
         """
-        return Traced(self._jitted, args, kwargs, self._compiler_options, self._host_callbacks)
+        return Traced(self._jitted, args, kwargs, self._compiler_options, self._host_callbacks, self._parameters)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
@@ -216,10 +220,12 @@ class Traced:
         kwargs: Mapping[str, Any],
         compiler_options: Mapping[str, CompilerOption],
         host_callbacks: str,
+        parameters: tuple[str, ...],
     ) -> None:
         with callbacks.handling(host_callbacks):
             self._traced = jitted.trace(*args, **kwargs)
         self._host_callbacks = host_callbacks
+        self._parameters = parameters
         self._export = functools.partial(_export, _AsTraced(self._traced), host_callbacks, args, kwargs)
         self._compiler_options = compiler_options
         self.jaxpr = self._traced.jaxpr
@@ -263,7 +269,7 @@ class Traced:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         # An executable is for one compiler: nothing needs to be in an older form, or guaranteed.
         with kernels.newest():
-            ours = _ours(self._export(platforms, (), any_custom_call=True), self._host_callbacks)
+            ours = _ours(self._export(platforms, (), any_custom_call=True), self._host_callbacks, self._parameters)
         return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
 
     def export(
@@ -278,7 +284,7 @@ class Traced:
         """
         exported = self._export(platforms, disabled_checks)
         check("", self.fun_name, {"the arguments have": exported.in_tree, "the result has": exported.out_tree})
-        return _ours(exported, self._host_callbacks)
+        return _ours(exported, self._host_callbacks, self._parameters)
 
 
 class _AsTraced:
@@ -319,14 +325,14 @@ def _export(
         raise
 
 
-def _ours(exported: jax.export.Exported, host_callbacks: str) -> Exported:
+def _ours(exported: jax.export.Exported, host_callbacks: str, parameters: tuple[str, ...] = ()) -> Exported:
     """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
 
     def vjp() -> Exported:
         with callbacks.handling(host_callbacks):
             return _ours(exported.vjp(), host_callbacks)
 
-    return dataclasses.replace(ours(exported), _vjp=vjp if exported.has_vjp() else None)
+    return dataclasses.replace(ours(exported), _vjp=vjp if exported.has_vjp() else None, _parameters=parameters)
 
 
 def _static(fun: Callable[..., Any], options: Mapping[str, Any]) -> tuple[tuple[int, ...], frozenset[str]]:

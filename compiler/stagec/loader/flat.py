@@ -70,8 +70,9 @@ class Flat:
         return outputs
 
     def _refusal(self, arrays: Sequence[Any]) -> CallError:
-        triples = zip(self.paths, arrays, self._signature.description.in_avals, strict=True)
-        faults = [f"{p} is {Aval(a.dtype, x.shape)}, {a} is wanted" for p, x, a in triples if x.shape != a.shape]
+        wrong = [i for i, array in enumerate(arrays) if array.shape != self._shapes[i]]
+        avals, path = self._signature.description.in_avals, self._signature.path
+        faults = [f"{path(i)} is {Aval(avals[i].dtype, arrays[i].shape)}, {avals[i]} is wanted" for i in wrong]
         return CallError("shape", f"{self._signature.name}: {'; '.join(faults)}")
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from jaxlib import _jax
 
 from stagec.bundle import index
 from stagec.bundle.description import LARGEST, Description
+from stagec.core import naming
 from stagec.core.avals import Aval, num_bytes, parse_aval
 from stagec.core.refusal import CallError, LoadError
 from stagec.core.trees import Tree
@@ -25,7 +27,11 @@ from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
+    from stagec.core.calls import Call
     from stagec.loader.padding import Fit, Padding
+
+_MOST_CALLS = 10
+"""How many of a function's variants a message shows."""
 
 
 class Function:
@@ -69,6 +75,7 @@ class Function:
             return
         assert loaded.archive is not None
         entry = loaded.archive.index["functions"][artifact]
+        self._usage = functools.cache(functools.partial(_usage_of, loaded, name, artifact))
         self.static = _tupled(entry["static"])
         self._static_names = frozenset(self.static)
         self._artifact = artifact
@@ -77,9 +84,9 @@ class Function:
         self._offers = selection.offers(loaded.archive.index, artifact, in_avals)
         trees = (Tree.from_json(entry[key]) for key in ("in_tree", "out_tree"))
         in_tree, out_tree = trees
-        self._interface = Signature(name, Interface(in_tree, in_avals, out_tree, out_avals), loaded.types)
+        self._interface = Signature(name, Interface(in_tree, in_avals, out_tree, out_avals), loaded.types, self._usage)
         if entry["bind"]:
-            self._bound = Bound(name, in_tree, entry["bind"], loaded.weights)
+            self._bound = Bound(name, in_tree, entry["bind"], loaded.weights, self._usage)
             self._bound_arrays = tuple(
                 BoundArray(self._interface.paths[one["leaf"]], one["weight"], aval, num_bytes(parse_aval(aval)))
                 for one in entry["bind"]
@@ -196,9 +203,10 @@ class Function:
         if len(fitting) == 1:
             return fitting[0]
         listed = "; ".join(_arguments(s.static) for s in signatures)
+        calls = "".join(f"\n  {s._usage().signature}" for s in signatures[:_MOST_CALLS])
         if fitting:
-            raise CallError("static", f"{self.name}: say which static arguments: {listed}")
-        raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}")
+            raise CallError("static", f"{self.name}: say which static arguments: {listed}{calls}")
+        raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}{calls}")
 
     def _run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         given = self._leaves(args, kwargs) if self._fills_in else self._interface.leaves(args, kwargs)
@@ -284,11 +292,11 @@ class Function:
             assert loaded.compile is not None
             devices = loaded.devices_for(platform, offer.nr_devices or 1)
             convention, executable = loaded.compile(loaded.archive[offer.member], platform, shapes, devices)
-            signature = Signature(self.name, convention, loaded.types)
+            signature = Signature(self.name, convention, loaded.types, self._usage)
             signature.executable = executable
             return signature
         description = self._describe(offer)
-        signature = Signature(self.name, description, loaded.types)
+        signature = Signature(self.name, description, loaded.types, self._usage)
         try:
             devices = loaded.devices_for(platform, description.nr_devices)
             assigned = description.device_assignment
@@ -343,15 +351,25 @@ class Function:
             loaded = signature.executable and signature.executable.loaded
             locations.add_note(error, debug, loaded.hlo_modules()[0].to_string() if loaded else "")
 
+    def _documentation(self) -> str:
+        """How it is called: what `help` shows of it, and the stub of the bundle."""
+        signatures = list(self.variants.values()) or [self]
+        calls = "\n".join(signature._usage().as_text() for signature in signatures)
+        buckets = dict.fromkeys(naming.bucket(offer.bucket) for one in signatures for offer in one._offers)
+        buckets.pop("", None)
+        padded = dict.fromkeys(dim for one in signatures if one._padding for dim in one._padding.declared)
+        sizes = f"\nBuckets: {'; '.join(buckets)}\n" if buckets else ""
+        return calls + sizes + (f"Smaller sizes of {', '.join(padded)} are filled up.\n" if padded else "")
+
     def _no_bucket(self, leaves: Sequence[Any]) -> str:
         """Say which shapes do not fit, against every executable: sizes that never vary, or the buckets."""
         executables = [offer for offer in self._offers if offer.kind == "executable"]
         faults = []
-        for i, (path, leaf) in enumerate(zip(self._interface.paths, leaves, strict=True)):
+        for i, leaf in enumerate(leaves):
             wanted = sorted({str(offer.static_avals[i]) for offer in executables})
             given = Aval(executables[0].static_avals[i].dtype, leaf.shape)
             if leaf is not OMITTED and str(given) not in wanted:
-                faults.append(f"{path} is {given}, {' or '.join(wanted)} is wanted")
+                faults.append(f"{self._interface.path(i)} is {given}, {' or '.join(wanted)} is wanted")
         buckets = "; ".join(dict.fromkeys(filter(None, (_bucket_name(o.bucket, " = ", ", ") for o in executables))))
         what = "; ".join(faults) or "the sizes of the arguments belong to different buckets"
         padded = ", ".join(self._padding.declared) if self._padding else ""
@@ -362,6 +380,34 @@ class Function:
         buckets = (_bucket_name(o.bucket) for o in self._offers if o.bucket)
         parts = list(self.variants) or list(dict.fromkeys(buckets))
         return f"Function({self.name}{': ' if parts else ''}{', '.join(parts)})"
+
+
+class _Documentation:
+    """What `help` shows: of the class its docstring, of a function of a bundle how it is called."""
+
+    def __init__(self, of_class: str) -> None:
+        self._of_class = of_class
+
+    def __get__(self, function: Function | None, owner: type[Function]) -> str:
+        if function is None or function._loaded.archive is None:
+            return self._of_class
+        return function._documentation()
+
+
+Function.__doc__ = _Documentation(Function.__doc__ or "")  # type: ignore[assignment]
+
+
+def _usage_of(loaded: Loaded, name: str, artifact: str) -> Call:
+    """Return how a call of one signature is written; what the index does not say of it is read now."""
+    from stagec.bundle.calls import call_of  # calls that fit do without
+
+    archive = loaded.archive
+    if archive is None:
+        raise CallError("closed", f"{name}: the bundle was closed")
+    try:
+        return call_of(archive, artifact)
+    except (LoadError, ValueError):  # damaged: the names of parameters are missing, and nothing else
+        return call_of(archive, artifact, names=False)
 
 
 def _shapes(leaves: Sequence[Any]) -> Shapes:

@@ -360,7 +360,8 @@ class Function(Table):
         Entry | None,
         Field(
             description="Instead of args and kwargs: a Python function without parameters that returns the arguments, "
-            "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it.",
+            "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it. "
+            "Or that tuple or dict itself: an array stands for its dtype and shape.",
             examples=["examples.digits.model:train_step_avals"],
         ),
     ] = None

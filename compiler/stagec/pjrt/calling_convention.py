@@ -21,6 +21,8 @@ from stagec.pjrt.weights import Weight
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stagec.core.calls import Call
+
 
 class Convention(Protocol):
     """How an executable is called; a `Description`, or an `Interface`."""
@@ -86,13 +88,23 @@ class Signature:
     """One executable with its calling convention.
 
     name: of the function, for messages.
+    usage: how it is called, for messages; it is made when there is one. Without it, `parameters` are its names.
     executable: None until `load`, or until it is set to one that is loaded already.
     unflatten: takes flat results and gives them in their structure; raises CallError ("structure") when a type of the
         model's own has another one here.
     """
 
-    def __init__(self, name: str, description: Convention, types: NodeTypes | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        description: Convention,
+        types: NodeTypes | None = None,
+        usage: Callable[[], Call] | None = None,
+        parameters: Sequence[str] = (),
+    ) -> None:
         self.name = name
+        self._made_usage = usage
+        self._parameters = parameters
         self.description = description
         self._types = types or NodeTypes()
         self._orders: dict[Any, tuple[Sequence[int] | None, Seen | None]] = {}
@@ -120,6 +132,21 @@ class Signature:
         """
         parameters, results = self.parameters_and_results()
         self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds)
+
+    @property
+    def usage(self) -> Call:
+        """How it is called: what whoever made it knows, else what its trees say."""
+        if self._made_usage:
+            return self._made_usage()
+        from stagec.core.calls import Call  # calls that fit do without
+
+        found = self.description
+        trees = found.in_tree, found.in_avals, found.out_tree, found.out_avals
+        return Call(self.name, *trees, self._parameters, donated=found.donated)
+
+    def path(self, leaf: int) -> str:
+        """Return where a leaf is in the arguments, with the name of its parameter: `params['w']`."""
+        return self.usage.path(self.paths[leaf])
 
     def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
         """Return shape and dtype of each array that the executable takes, and of each that it gives."""
@@ -186,8 +213,7 @@ class Signature:
             types = self._types.of_arguments(self._nodes_in)
             leaves = self.description.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
-            where = argument_path(error.path) if error.path else "the call"
-            raise CallError("structure", f"{self.name}: {where}: {error.what}") from None
+            raise CallError("structure", f"{self.name}: {self.usage.mismatch(error, kwargs)}") from None
         return leaves
 
     def check_dtypes(self, leaves: Sequence[Any]) -> list[Any]:
@@ -215,7 +241,7 @@ class Signature:
                 return values.astype(dtype)
         if values.dtype != dtype:
             given = getattr(leaf, "dtype", values.dtype)
-            raise CallError("dtype", f"{self.name}: {self.paths[i]} has dtype {given}, {dtype} is wanted ({aval})")
+            raise CallError("dtype", f"{self.name}: {self.path(i)} has dtype {given}, {dtype} is wanted ({aval})")
         return values
 
     def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
@@ -225,14 +251,14 @@ class Signature:
         wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
         if given > wanted:
             name = _NUMBERS[given].__name__
-            raise CallError("dtype", f"{self.name}: {self.paths[i]} is a Python {name}, {dtype} is wanted ({aval})")
+            raise CallError("dtype", f"{self.name}: {self.path(i)} is a Python {name}, {dtype} is wanted ({aval})")
         try:
             if wanted != 1 or holds(aval.dtype, int(value)):
                 with np.errstate(over="ignore"):
                     return np.array(_NUMBERS[wanted](value), dtype)
         except OverflowError:  # an integer beyond all floats
             pass
-        raise CallError("dtype", f"{self.name}: {self.paths[i]} is a number that {dtype} cannot hold ({aval})")
+        raise CallError("dtype", f"{self.name}: {self.path(i)} is a number that {dtype} cannot hold ({aval})")
 
     def call(self, leaves: Sequence[Any], donate: bool = True) -> Sequence[Any]:
         """Return the flat results: numpy arrays, or device arrays when an argument is one.
@@ -256,7 +282,7 @@ class Signature:
                     own = own.copy()
             elif isinstance(leaf, Array):
                 if leaf.is_deleted():
-                    what = f"{self.name}: {self.paths[i]} was donated to an earlier call; pass that call's result"
+                    what = f"{self.name}: {self.path(i)} was donated to an earlier call; pass that call's result"
                     raise CallError("deleted", what)
                 if donated[i] and not donate:
                     own = leaf.copy()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from stagec.core.refusal import CallError
 from stagec.core.trees import Tree
 from stagec.pjrt.arrays import Array, dtype_of, put
 from stagec.pjrt.shardings import Sharding
+
+if TYPE_CHECKING:
+    from stagec.core.calls import Call
 
 
 class Weight:
@@ -77,10 +80,21 @@ class Bound:
     weights: number of the leaf -> what takes its place.
     """
 
-    def __init__(self, name: str, in_tree: Tree, bind: Sequence[Mapping[str, Any]], weights: Mapping[str, Weight]):
-        """bind: as in the index, which was checked: whole arguments are bound, each of their leaves."""
+    def __init__(
+        self,
+        name: str,
+        in_tree: Tree,
+        bind: Sequence[Mapping[str, Any]],
+        weights: Mapping[str, Weight],
+        usage: Callable[[], Call],
+    ):
+        """bind: as in the index, which was checked: whole arguments are bound, each of their leaves.
+
+        usage: tells how the function is called, for messages.
+        """
         self.weights = {entry["leaf"]: weights[entry["weight"]] for entry in bind}
         self._name = name
+        self._usage = usage
         positional, keyword = in_tree.children
         self._count = len(positional.children)
         self._args: dict[int, Any] = {}
@@ -104,8 +118,9 @@ class Bound:
             return args, kwargs
         left = self._count - len(self._args)
         if len(args) != left:
-            bound = ", ".join(f"args[{i}]" for i in self._args)
+            usage = self._usage()
+            bound = ", ".join(usage.path(f"args[{i}]") for i in self._args)
             what = f"{left} positional arguments are wanted without the bound {bound}, or {self._count} with it"
-            raise CallError("structure", f"{self._name}: {what}; {len(args)} are given")
+            raise CallError("structure", f"{self._name}: {what}; {len(args)} are given{usage.after()}")
         given = iter(args)
         return tuple(self._args[i] if i in self._args else next(given) for i in range(self._count)), kwargs

@@ -20,6 +20,7 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core import child, components, json_shapes, naming, reading, strict_json
+from stagec.core.calls import Call
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import LoadError
 from stagec.core.specs import FunctionSpec
@@ -49,6 +50,7 @@ def describe_export(
     versions: Mapping[str, str],
     bound: Mapping[str, str] | None = None,
     constants: Sequence[Mapping[str, Any]] = (),
+    parameters: Sequence[str] = (),
 ) -> str:
     """Return the description of an exported artifact: what lies beside it as `<name>.exported.json`.
 
@@ -56,6 +58,7 @@ def describe_export(
     versions: of jax, of stagec, and of everything else that tracing imported.
     constants: its large ones, each with "name", "aval" and "bytes".
     bound: where the arguments are that the manifest binds to weights: name there -> `args[0]`.
+    parameters: names of the function's parameters, as a `Call` has them.
     """
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())
@@ -72,6 +75,8 @@ def describe_export(
         "function": spec.name,
         "variant": spec.variant,
         **exported.interface(),
+        "parameters": list(parameters),
+        "donated": _donated(spec, exported, parameters),
         "bound": dict(bound or {}),
         # Without the line: it changes when the program does not.
         "constants": [{key: one[key] for key in ("name", "aval", "bytes")} for one in constants],
@@ -84,6 +89,13 @@ def describe_export(
 def _cut(text: str, longest: int = 200) -> tuple[str, bytes]:
     """Return what a reader is shown of a text, and all of it."""
     return text if len(text) <= longest else f"{text[:longest]}...", text.encode()
+
+
+def _donated(spec: FunctionSpec, exported: Exported, parameters: Sequence[str]) -> list[str]:
+    """Return the places of the arguments whose buffers a call consumes: `args[0]`."""
+    call = Call("", exported.in_tree, exported.in_avals, exported.out_tree, exported.out_avals, parameters)
+    given_away = {*spec.donate_argnames, *(f"args[{number}]" for number in spec.donate_argnums)}
+    return [one.place for one in call.arguments if given_away & {one.name, one.place}]
 
 
 def explain(

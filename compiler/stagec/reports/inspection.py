@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.calls import call_of, of_interface
 from stagec.bundle.description import LARGEST, Description
 from stagec.core import child, json_shapes, naming, reading, strict_json
 from stagec.core.errors import Problem, StagecError
@@ -39,21 +41,25 @@ def inspect(path: str) -> dict[str, Any]:
         raise StagecError(Problem(path, "", what, write)) from error
 
 
-def as_text(report: dict[str, Any]) -> str:
-    """Return the report for a person to read."""
+def as_text(report: dict[str, Any], flat: bool = False) -> str:
+    """Return the report for a person to read.
+
+    flat: arguments and results as a list of avals, in the order of the leaves, and not as a person writes a call.
+    """
     match report["kind"]:
         case "bundle":
-            return _bundle_text(report)
+            return _bundle_text(report, flat)
         case "exported":
-            return _exported_text(report)
-    return _executable_text(report)
+            return _exported_text(report, flat)
+    return _executable_text(report, flat)
 
 
 def _bundle(archive: Archive) -> dict[str, Any]:
-    """The index, and of each executable how many operations and bytes it takes."""
+    """The index, of each function how it is called, and of each executable how many operations and bytes it takes."""
     archive.check_all()
     report = copy.deepcopy(archive.index)
-    for function in report["functions"].values():
+    for name, function in report["functions"].items():
+        function["call"] = call_of(archive, name).as_text()
         if "description" in function:
             function["constants"] = _constants(archive.read(function["description"], LARGEST))
         for executable in function["executables"]:
@@ -84,6 +90,7 @@ def exported(data: bytes) -> dict[str, Any]:
     return {
         "kind": "exported",
         "fun_name": found.fun_name,
+        "call": found._usage.as_text(),
         **found.interface(),
         "module_kept_var_idx": list(found.module_kept_var_idx),
         "ordered_effects": list(found.ordered_effects),
@@ -97,7 +104,7 @@ def exported(data: bytes) -> dict[str, Any]:
     }
 
 
-def _bundle_text(report: dict[str, Any]) -> str:
+def _bundle_text(report: dict[str, Any], flat: bool) -> str:
     members = report["members"]
     total = sum(member["bytes"] for member in members.values())
     lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
@@ -108,9 +115,10 @@ def _bundle_text(report: dict[str, Any]) -> str:
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {_hardware(target)}")
     rows = [("", "bytes", "flops", "peak bytes", "sha256")]
-    signatures = {}
+    calls = {}
     for name, function in report["functions"].items():
-        signatures[len(rows)] = f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}"
+        flat_call = f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}"
+        calls[len(rows)] = flat_call if flat else _indented(function["call"])
         entry = members[function["exported"]]
         platforms = f"portable: {', '.join(function['platforms'])}"
         rows.append((platforms, f"{entry['bytes']:,}", "", "", entry["sha256"][:12]))
@@ -124,7 +132,7 @@ def _bundle_text(report: dict[str, Any]) -> str:
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (what, *figures, digest) in enumerate(rows):
-        lines += [signatures[number]] if number in signatures else []
+        lines += [calls[number]] if number in calls else []
         columns = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:-1], strict=True)]
         lines.append("  ".join([f"    {what:<{widths[0]}}", *columns, digest]))
     return "\n".join(lines) + "\n"
@@ -135,12 +143,22 @@ def _figure(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,.0f}"
 
 
-def _exported_text(report: dict[str, Any]) -> str:
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _call_text(report: dict[str, Any], call: str, flat: bool) -> str:
+    """How a person writes the call; flat: the avals of arguments and results, in the order of the leaves."""
+    if not flat:
+        return _indented(call)
+    return f"  arguments  {', '.join(report['in_avals'])}\n  results    {', '.join(report['out_avals'])}"
+
+
+def _exported_text(report: dict[str, Any], flat: bool) -> str:
     return (
         f"exported artifact of {report['fun_name']}: {report['bytes']:,} bytes, sha256 {report['sha256'][:12]}\n"
         f"  platforms  {', '.join(report['platforms'])}\n"
-        f"  arguments  {', '.join(report['in_avals'])}\n"
-        f"  results    {', '.join(report['out_avals'])}\n"
+        f"{_call_text(report, report['call'], flat)}\n"
         f"  vjp order  {report['vjp_order']}\n"
         + "".join(f"  calls      {name} ({kind})\n" for name, kind in report["custom_calls"].items())
         + "".join(
@@ -163,15 +181,15 @@ def _hardware(target: dict[str, Any]) -> str:
     )
 
 
-def _executable_text(report: dict[str, Any]) -> str:
+def _executable_text(report: dict[str, Any], flat: bool) -> str:
     target = report["target"]
     bucket = naming.bucket(report["bucket"])
+    call = replace(of_interface(report["function"], report), donated=report["donated"])
     lines = [
         f"executable of {report['function']} for {target['name']} ({_hardware(target)})",
         f"  size       {report['executable_bytes']:,} bytes, sha256 {report['executable_sha256'][:12]}",
         *([f"  bucket     {bucket}"] if bucket else []),
-        f"  arguments  {', '.join(report['in_avals'])}",
-        f"  results    {', '.join(report['out_avals'])}",
+        _call_text(report, call.as_text(), flat),
         *_assignment_lines(report["device_assignment"]),
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",

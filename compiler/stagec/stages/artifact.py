@@ -38,6 +38,7 @@ class Artifact:
     _out_shardings: tuple[OneSharding, ...]
     _memory_spaces: tuple[int, ...] = ()
     _vjp: Self | Callable[[], Self] | None = field(default=None, repr=False)
+    _parameters: tuple[str, ...] = field(default=(), repr=False)
 
     def has_vjp(self) -> bool:
         """Whether `vjp` can be called."""

@@ -78,6 +78,7 @@ class Compiled:
     hlo: str | None = field(default=None, repr=False)
     mesh: Mesh | None = None
     stablehlo: bytes | None = field(default=None, repr=False)
+    _parameters: tuple[str, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
         return f"Compiled({self.description.function}, target {self.description.target.name})"
@@ -149,10 +150,10 @@ class Compiled:
         return self._run(self._signature.check_dtypes(leaves))
 
     def _run(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        for leaf, aval, path in zip(leaves, self.description.in_avals, self._signature.paths, strict=True):
+        for i, (leaf, aval) in enumerate(zip(leaves, self.description.in_avals, strict=True)):
             if leaf.shape != aval.shape:
-                given = Aval(aval.dtype, leaf.shape)
-                raise CallError("shape", f"{self.description.function}: {path} is {given}, {aval} is wanted")
+                place, given = self._signature.path(i), Aval(aval.dtype, leaf.shape)
+                raise CallError("shape", f"{self.description.function}: {place} is {given}, {aval} is wanted")
         return self._signature.call(leaves)
 
     @functools.cached_property
@@ -160,7 +161,7 @@ class Compiled:
         target = self.description.target
         if target.platform != "cpu":
             raise LoadError("platform", f"it is for {target.device_kind}; this process runs executables for CPUs only")
-        signature = Signature(self.description.function, self.description)
+        signature = Signature(self.description.function, self.description, parameters=self._parameters)
         devices = clients.devices("cpu", self.nr_devices)
         signature.load(self.executable, tuple(self.description.custom_calls), devices, self.description.memory_kinds)
         return signature

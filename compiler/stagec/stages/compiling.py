@@ -67,4 +67,4 @@ def compile_program(program: Program, options: Mapping[str, CompilerOption], tar
     )
     versions = {**description.versions, **(hardware.versions or {})}
     description = description._replace(versions=dict(sorted(versions.items())))
-    return Compiled(module.executable, description, module.hlo, mesh)
+    return Compiled(module.executable, description, module.hlo, mesh, _parameters=program._parameters)

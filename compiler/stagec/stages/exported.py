@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlib import xla_client
 
 from stagec.core.avals import Aval
+from stagec.core.calls import Call
 from stagec.core.dimensions import DimensionError, solve
 from stagec.core.node_types import NodeTypes
 from stagec.core.refusal import CallError
@@ -49,7 +51,8 @@ class Exported(Artifact):
     uses_global_constants: the module has dimension variables or a platform index, and must be refined before XLA.
 
     Fields whose names start with "_" are no interface: shardings as they are stored, memory spaces by the numbers of
-    the serialization (empty: all on the device), and the vector-Jacobian product or what makes it.
+    the serialization (empty: all on the device), the vector-Jacobian product or what makes it, and names of parameters
+    for messages.
     """
 
     @staticmethod
@@ -129,7 +132,9 @@ class Exported(Artifact):
         sizes = self._sizes(args, kwargs)
         key = tuple(sorted(sizes.items()))
         if key not in self._executables:
-            self._executables[key] = lower_exported(self, "cpu", sizes).compile()
+            lowered = lower_exported(self, "cpu", sizes)
+            named = dataclasses.replace(lowered, _parameters=tuple(self._usage.parameters))
+            self._executables[key] = named.compile()
         return self._executables[key]
 
     @functools.cached_property
@@ -144,9 +149,26 @@ class Exported(Artifact):
             types = NodeTypes().of_arguments(self.in_tree.custom_nodes())
             leaves = self.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
-            where = argument_path(error.path) if error.path else "the call"
-            raise CallError("structure", f"{self.fun_name}: {where}: {error.what}") from None
+            raise CallError("structure", f"{self.fun_name}: {self._usage.mismatch(error, kwargs)}") from None
         return self.sizes([tuple(getattr(leaf, "shape", ())) for leaf in leaves])
+
+    @functools.cached_property
+    def _usage(self) -> Call:
+        """How a call is written, for messages; names of parameters that nobody said may be in the module."""
+        found = Call(self.fun_name, self.in_tree, self.in_avals, self.out_tree, self.out_avals, self._parameters)
+        return found if self._parameters else dataclasses.replace(found, parameters=self._stored_names(found))
+
+    def _stored_names(self, call: Call) -> list[str]:
+        """Return the name of each positional argument that JAX stored; "" for one that the module does not take."""
+        stored = mlir.argument_names(self.mlir_module_serialized, len(self.module_kept_var_idx))
+        names = dict(zip(self.module_kept_var_idx, stored, strict=True))
+        paths = list(map(argument_path, self.in_tree.paths()))
+        found = []
+        for one in call.arguments:
+            if not one.by_keyword:
+                ends = [(names.get(leaf, ""), paths[leaf].removeprefix(one.place)) for leaf in one.leaves]
+                found.append(next((name[: len(name) - len(end)] for name, end in ends if name.endswith(end)), ""))
+        return found
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Return the size of each dimension variable for arguments of these shapes, flat.
@@ -158,14 +180,16 @@ class Exported(Artifact):
         for aval, shape, path in zip(self.in_avals, shapes, paths, strict=True):
             given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
             if len(given) != len(aval.shape):
-                what = f"{argument_path(path)} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"
+                place = self._usage.path(argument_path(path))
+                what = f"{place} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"
                 raise CallError("shape", f"{self.fun_name}: {what}")
             equations += zip(aval.shape, given, strict=True)
         try:
             return solve(equations)
         except DimensionError:
             pairs = zip(self.in_avals, paths, strict=True)
-            places = [f"{argument_path(path)}.shape[{i}]" for aval, path in pairs for i in range(len(aval.shape))]
+            ranks = [(self._usage.path(argument_path(path)), len(aval.shape)) for aval, path in pairs]
+            places = [f"{place}.shape[{i}]" for place, rank in ranks for i in range(rank)]
         try:
             return solve(equations, places)
         except DimensionError as error:

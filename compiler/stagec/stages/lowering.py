@@ -87,6 +87,7 @@ def lower_exported(exported: Artifact, platform: str, bucket: Mapping[str, int])
             out_shardings=exported._out_shardings,
             in_memory_kinds=_memory_kinds(main, "arg_attrs", len(kept)),
             out_memory_kinds=_memory_kinds(main, "res_attrs", len(out_types)),
+            _parameters=exported._parameters,
         )
 
 

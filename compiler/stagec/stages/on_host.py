@@ -45,8 +45,8 @@ def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) ->
     properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
     module, mesh = CompiledModule(raw, *properties, hlo, range(program.nr_devices)), mesh_of(program)
     description = describe(program, target, module, Hardware(target.device_kind), mesh)
-    compiled = Compiled(raw, description, hlo, mesh)
-    signature = Signature(program.fun_name, description)
+    compiled = Compiled(raw, description, hlo, mesh, _parameters=program._parameters)
+    signature = Signature(program.fun_name, description, parameters=program._parameters)
     signature.executable = loaded
     compiled.__dict__["_signature"] = signature
     return compiled

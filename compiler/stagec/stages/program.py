@@ -31,3 +31,4 @@ class Program:
     compiler_options: Mapping[str, CompilerOption] = field(default_factory=dict)
     in_memory_kinds: tuple[str | None, ...] = ()
     out_memory_kinds: tuple[str | None, ...] = ()
+    _parameters: tuple[str, ...] = field(default=(), repr=False)

@@ -1,0 +1,51 @@
+"""How the functions of a bundle are called, from its index and from what lies beside their exported artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import LARGEST
+from stagec.core import json_shapes, strict_json
+from stagec.core.avals import parse_aval
+from stagec.core.calls import Call
+from stagec.core.trees import Tree
+
+_TEXTS = json_shapes.array(json_shapes.text)
+_DESCRIPTION = json_shapes.record({}, {"parameters": _TEXTS, "donated": _TEXTS}, rest=json_shapes.anything)
+
+
+def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
+    """Return how a signature of a bundle is called. artifact: its name in the index.
+
+    names: whether the description of the exported artifact is read, where the bundle has it: it has the names of
+        parameters, and says which arguments are donated.
+    Raises LoadError ("digest", "format") or ValueError where that is damaged.
+    """
+    entry = archive.index["functions"][artifact]
+    described: Mapping[str, Any] = {}
+    if names and "description" in entry:
+        described = strict_json.parse(archive.read(entry["description"], LARGEST), LARGEST)
+        _DESCRIPTION(described)
+    call = of_interface(entry["function"], entry, described.get("parameters", ()))
+    return replace(
+        call,
+        static={name: _hashable(value) for name, value in entry["static"].items()},
+        donated=call.leaves_of(described.get("donated", ())),
+        bound={one["leaf"]: one["weight"] for one in entry["bind"]},
+        filled=[table["mask"] for table in entry["padding"].values() if table["mask"]],
+    )
+
+
+def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[str] = ()) -> Call:
+    """Return how a function is called, of what `Exported.interface` returns, or an index has of it."""
+    in_tree, out_tree = (Tree.from_json(interface[key]) for key in ("in_tree", "out_tree"))
+    in_avals, out_avals = ([parse_aval(aval) for aval in interface[key]] for key in ("in_avals", "out_avals"))
+    return Call(name, in_tree, in_avals, out_tree, out_avals, parameters)
+
+
+def _hashable(value: Any) -> Any:
+    """Return a static argument as it is passed: JSON has lists for tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

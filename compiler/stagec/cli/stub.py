@@ -1,0 +1,40 @@
+"""Write what the functions of a bundle take and give, as types for editors and type checkers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from stagec.cli.files import print_json, print_text, write_whole
+from stagec.core.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="a bundle (.aot)")
+    parser.add_argument("--output", metavar="FILE.pyi", help="the stub to write (default: print it)")
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec.bundle.archive import Archive
+    from stagec.core.refusal import LoadError
+    from stagec.reports import stubs
+
+    output = options.output
+    if output and (not output.endswith(".pyi") or not Path(output).stem.isidentifier()):
+        stem = re.sub(r"\W+", "_", Path(output).name.partition(".")[0]) or "bundle"
+        what = "a stub is imported by its name, and that of this file is no name of a module"
+        raise StagecError(Problem(output, "", what, f"write for example --output {Path(output).with_name(stem)}.pyi"))
+    try:
+        archive = Archive(options.bundle)
+        archive.check_all()
+        text = stubs.stub(archive, Path(output).stem if output else f"{archive.index['name']}_types")
+    except (LoadError, ValueError) as error:
+        what = str(error).removeprefix(f"{options.bundle}: ")
+        raise StagecError(Problem(options.bundle, "", what, "give a bundle (.aot)")) from error
+    if output:
+        write_whole(output, text.encode())
+    if options.json:
+        print_json({"bundle": options.bundle, "output": output, "functions": list(archive.index["functions"])})
+    elif not output:
+        print_text(text)

@@ -1,0 +1,212 @@
+"""How a function is called, as a person writes it: names of parameters, trees by paths. Standard library only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from stagec.core import folding
+from stagec.core.avals import Aval, physical
+from stagec.core.folding import Row
+from stagec.core.trees import Tree, TreeMismatch, argument_path
+
+_WIDEST = 64
+"""Characters of a path beyond which what is there does not wait for a column."""
+
+
+class Argument(NamedTuple):
+    """One argument of a call.
+
+    name: of the parameter; `args[0]` where it is not known. place: in `(args, kwargs)`, such as `kwargs['scale']`.
+    tree: its structure. leaves: the numbers of its leaves among all.
+    """
+
+    name: str
+    place: str
+    tree: Tree
+    leaves: range
+
+    @property
+    def by_keyword(self) -> bool:
+        """Whether it is passed by keyword, and not by position."""
+        return self.place.startswith("kwargs")
+
+
+@dataclass(frozen=True)
+class Call:
+    """All that a caller of a function must know.
+
+    name: of the function.
+    in_tree: structure of `(args, kwargs)`; out_tree: of the result. in_avals, out_avals: of their leaves.
+    parameters: names of the parameters that take positional arguments, and `*name` of one that takes all others. May
+        have fewer names than there are arguments.
+    static: the static arguments that it was built with.
+    donated: for each of `in_avals` whether a call consumes its buffer; empty: of none it is known.
+    bound: number of the leaf -> the weight that takes its place where the caller leaves it out. Whole arguments are.
+    filled: keyword arguments that the loader makes where the caller leaves them out.
+    """
+
+    name: str
+    in_tree: Tree
+    in_avals: Sequence[Aval]
+    out_tree: Tree
+    out_avals: Sequence[Aval]
+    parameters: Sequence[str] = ()
+    static: Mapping[str, Any] = field(default_factory=dict)
+    donated: Sequence[bool] = ()
+    bound: Mapping[int, str] = field(default_factory=dict)
+    filled: Sequence[str] = ()
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Return the arguments, in the order of their leaves; static ones are not among them."""
+        return tuple(self._arguments())
+
+    def may_be_left_out(self, argument: Argument) -> bool:
+        """Return whether the bundle has something for it."""
+        return argument.name in self.filled or any(leaf in self.bound for leaf in argument.leaves)
+
+    @property
+    def signature(self) -> str:
+        """Write what Python shows: `named(x, /, *, shift, power=2) -> f32[3]`; what is in brackets may be left out."""
+        positional, by_keyword = [], []
+        rest = self._rest
+        for one in self.arguments:
+            left_out = self.may_be_left_out(one)
+            if one.by_keyword:
+                by_keyword.append(f"{one.name}=..." if left_out else one.name)
+            elif not (rest and one.name.startswith(f"{rest}[")):
+                positional.append(f"[{one.name}]" if left_out else one.name)
+        by_keyword += [f"{name}={value!r}" for name, value in self.static.items()]
+        words = [
+            *positional,
+            *(["/"] if positional else []),
+            *([f"*{rest}"] if rest or by_keyword else []),
+            *by_keyword,
+        ]
+        return f"{self.name}({', '.join(words)}) -> {self._result}"
+
+    @property
+    def _rest(self) -> str:
+        """The name of the parameter that takes all other positional arguments, where there are such; else ""."""
+        rest = next((name.removeprefix("*") for name in self.parameters if name.startswith("*")), "")
+        return rest if any(one.name.startswith(f"{rest}[") for one in self.arguments if rest) else ""
+
+    @property
+    def _result(self) -> str:
+        if self.out_tree.kind == "leaf":
+            return _array(self.out_avals[0])
+        return "result" if self.out_avals else folding.what_it_is(self.out_tree)
+
+    def rows(self, which: Sequence[Argument] | None = None) -> list[Row]:
+        """Return a row for each leaf of the arguments, folded. which: some of them, None: all."""
+        return [row for one in (self.arguments if which is None else which) for row in self._rows(one)]
+
+    @property
+    def results(self) -> list[Row]:
+        """Return a row for each leaf of the result, folded; none of one array, which the signature shows."""
+        if self.out_tree.kind == "leaf" or not self.out_avals:
+            return []
+        return folding.fold(self.out_tree, list(map(_array, self.out_avals)), "result")
+
+    def as_text(self, indent: str = "") -> str:
+        """Return the call and its result, with a newline after each line."""
+        lines = [self.signature, *_columns([*self.rows(), *self.results])]
+        return "".join(f"{indent}{line}\n" for line in lines)
+
+    def mismatch(self, error: TreeMismatch, named: Iterable[str] = ()) -> str:
+        """Return what to say of arguments that have another structure: where, what, and how the call is written.
+
+        error: of `in_tree.flatten`. named: what was given by keyword.
+        """
+        place = argument_path(error.path)
+        misplaced = [one.name for one in self.arguments if not one.by_keyword and one.name in {*named}]
+        advice = f"; {', '.join(misplaced)}: by position, not by keyword" if misplaced else ""
+        return f"{self.path(place) or 'the call'}: {error.what}{advice}{self.after(place)}"
+
+    def after(self, place: str = "", most: int = 40) -> str:
+        """Return the lines that follow a message about a call: how it is written, as far as the message is about it.
+
+        place: where in the arguments, such as `args[0]['w']`; "" or anything else: all of them. most: rows at most.
+        """
+        found = self._of(place)
+        rows = self.rows(None if found is None else [found])
+        lines = [f"the call is {self.signature}", *_columns(rows[:most])]
+        if len(rows) > most:
+            lines.append(f"  ... and {len(rows) - most} rows more, which stagec inspect shows")
+        return "".join(f"\n  {line}" for line in lines)
+
+    def path(self, place: str) -> str:
+        """Write a place in the arguments with the name of the parameter: `args[0]['w']` is `params['w']`."""
+        found = self._of(place)
+        return place if found is None else found.name + place[len(found.place) :]
+
+    def _of(self, place: str) -> Argument | None:
+        """Return the argument that a place is in."""
+        for one in self.arguments:
+            if place.startswith(one.place) and place[len(one.place) :][:1] in ("", "[", "."):
+                return one
+        return None
+
+    def leaves_of(self, places: Iterable[str]) -> list[bool]:
+        """Return for each of `in_avals` whether its argument is at one of these places."""
+        wanted = {*places}
+        return [one.place in wanted for one in self.arguments for _ in one.leaves]
+
+    def _arguments(self) -> Iterator[Argument]:
+        if [child.kind for child in self.in_tree.children] != ["tuple", "dict"]:
+            # An artifact that JAX did not make may have any structure.
+            yield Argument("arguments", "arguments", self.in_tree, range(self.in_tree.num_leaves))
+            return
+        first = 0
+        for top, kind in zip(self.in_tree.children, ("args", "kwargs"), strict=True):
+            names = _positional(self.parameters, len(top.children)) if kind == "args" else list(map(str, top.keys))
+            for i, (name, tree) in enumerate(zip(names, top.children, strict=True)):
+                place = f"args[{i}]" if kind == "args" else f"kwargs[{name!r}]"
+                leaves = range(first, first + tree.num_leaves)
+                yield Argument(name, place, tree, leaves)
+                first = leaves.stop
+
+    def _rows(self, argument: Argument) -> list[Row]:
+        labels = [_array(self.in_avals[leaf]) for leaf in argument.leaves]
+        marks = [self._mark(argument, leaf) for leaf in argument.leaves]
+        if len({*marks}) > 1 or argument.tree.kind == "leaf":
+            labels = [f"{label}  {mark}".rstrip() for label, mark in zip(labels, marks, strict=True)]
+            marks = []
+        rows = folding.fold(argument.tree, labels, argument.name)
+        if not marks or not marks[0]:
+            return rows
+        if rows[0].path == argument.name:
+            return [Row(argument.name, f"{rows[0].what}  {marks[0]}"), *rows[1:]]
+        return [Row(argument.name, f"{folding.what_it_is(argument.tree)}  {marks[0]}"), *rows]
+
+    def _mark(self, argument: Argument, leaf: int) -> str:
+        donated = leaf < len(self.donated) and self.donated[leaf]
+        words = ["donated"] if donated else []
+        if leaf in self.bound:
+            words.append(f"bound to {self.bound[leaf].partition(':')[0]}")
+        if argument.name in self.filled:
+            words.append("made by the loader where you leave it out")
+        return ", ".join(words)
+
+
+def _positional(parameters: Sequence[str], count: int) -> list[str]:
+    """Return a name for each of `count` positional arguments."""
+    names = [name for name in parameters if not name.startswith("*")][:count]
+    rest = next((name.removeprefix("*") for name in parameters if name.startswith("*")), "")
+    known = len(names)
+    return names + [f"{rest}[{i - known}]" if rest else f"args[{i}]" for i in range(known, count)]
+
+
+def _array(aval: Aval) -> str:
+    """Write what a caller passes or gets: the words of a PRNG key, and that they are one."""
+    given = physical(aval)
+    return str(aval) if given.dtype == aval.dtype else f"{given} ({aval})"
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each row."""
+    width = max((len(row.path) for row in rows if len(row.path) <= _WIDEST), default=0)
+    return [f"  {row.path:<{width}}  {row.what}" for row in rows]

@@ -1,0 +1,178 @@
+"""A tree as a person reads it: a row for each leaf, and one row for all that repeat.
+
+`layers[0..11].attention.query` stands for twelve leaves of a list, `block_{1..3}.kernel` for those of three keys,
+`{key,query,value}.bias` for three keys with the same below them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from stagec.core.trees import Tree
+
+_MOST_PARTS = 9
+"""Texts and numbers of a step that are looked at: a file of somebody else's may have keys of any length."""
+
+
+class Row(NamedTuple):
+    """One line: a path in short, and what is there."""
+
+    path: str
+    what: str
+
+
+def fold(tree: Tree, leaves: Sequence[str], path: str = "") -> list[Row]:
+    """Return the rows of a tree, in an order that its structure alone decides.
+
+    Subtrees are one where their structures and all of their leaves are equal. Keys of a dict come in the order in which
+    people count: `layer_2` before `layer_10`. What is no dict has a row that says what it is ("list of 12"), and so has
+    a dict with keys that are no names.
+    leaves: what to say of each leaf, in the order of the tree's. path: what all paths begin with.
+    """
+    return list(_rows(_Reader(leaves).node(tree), path))
+
+
+def what_it_is(tree: Tree) -> str:
+    """Return what a node that is no leaf is, in a few words: "dict", "list of 12", "pkg.module:Class(unit='m')"."""
+    count = len(tree.children)
+    match tree.kind:
+        case "none":
+            return "None"
+        case "list" | "tuple":
+            return f"{tree.kind} of {count}" if count else {"list": "[]", "tuple": "()"}[tree.kind]
+        case "dict":
+            return "dict" if count else "{}"
+    static = tree.fields.static if tree.fields else {}
+    return f"{tree.name}({', '.join(f'{name}={value!r}' for name, value in static.items())})" if static else tree.name
+
+
+def step(text: str) -> str:
+    """Return a step of a path in short: `['w']` is `.w`, where the key is a name."""
+    found = re.fullmatch(r"\['([^\W\d]\w*)'\]", text)
+    return f".{found[1]}" if found else text
+
+
+class _Node(NamedTuple):
+    """A node with what is said of it. number: equal nodes have the same one."""
+
+    number: int
+    what: str
+    is_dict: bool
+    steps: tuple[str, ...]
+    children: tuple[_Node, ...]
+
+
+class _Reader:
+    """Numbers nodes while it reads a tree from the leaves up: equal ones get the same number, whatever their size."""
+
+    def __init__(self, leaves: Sequence[str]) -> None:
+        self._leaves = iter(leaves)
+        self._numbers: dict[object, int] = {}
+
+    def node(self, tree: Tree) -> _Node:
+        leaf = tree.kind == "leaf"
+        what = next(self._leaves) if leaf else what_it_is(tree)
+        children = tuple(map(self.node, tree.children))
+        steps = tuple(map(step, tree._steps())) if children else ()
+        key = leaf, what, tree.kind, steps, tuple(child.number for child in children)
+        return _Node(self._numbers.setdefault(key, len(self._numbers)), what, tree.kind == "dict", steps, children)
+
+
+def _rows(node: _Node, path: str) -> Iterator[Row]:
+    plain = node.is_dict and all(one.startswith(".") for one in node.steps)
+    if not (plain and node.children):
+        yield Row(path, node.what)
+    for below, child in _folded(node):
+        yield from _rows(child, path + below if path else below.removeprefix("."))
+
+
+class _Item(NamedTuple):
+    """Some children that are one.
+
+    order: which child was the first of them.
+    parts: of their step, texts and numbers by turns; what is folded is written already.
+    """
+
+    order: int
+    parts: tuple[str, ...]
+    child: _Node
+
+
+def _folded(node: _Node) -> list[tuple[str, _Node]]:
+    """Return the children, equal ones once, with a step for all that are one."""
+    parts = [_parts(one) for one in node.steps]
+    order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if node.is_dict else range(len(parts))
+    items = [_Item(place, parts[i], node.children[i]) for place, i in enumerate(order)]
+    for place in range(1, max(map(len, parts), default=0), 2):
+        items = _merged(items, place)
+    return _alike([("".join(item.parts), item.child) for item in items])
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Divide a step at its numbers; not one with more numbers than anybody gives a layer."""
+    parts = tuple(re.split("([0-9]{1,9})", text))
+    return parts if len(parts) <= _MOST_PARTS else (text,)
+
+
+def _as_people_count(parts: Sequence[str]) -> list[tuple[int, str]]:
+    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
+
+
+def _merged(items: Sequence[_Item], place: int) -> list[_Item]:
+    """Return items that differ in the number at `place` alone as one, where the first of them was."""
+    groups: dict[object, list[_Item]] = {}
+    for item in items:
+        key = item.parts[:place], item.parts[place + 1 :], item.child.number
+        groups.setdefault(key if place < len(item.parts) else item.order, []).append(item)
+    merged = [one for group in groups.values() for one in (_one_of(group, place) if len(group) > 1 else group)]
+    return sorted(merged, key=lambda item: item.order)
+
+
+def _one_of(group: Sequence[_Item], place: int) -> Sequence[_Item]:
+    """Return equal items as one; leaves only where their numbers follow each other: they are short anyway."""
+    orders = {item.parts[place]: item.order for item in group}
+    if any(number[0] == "0" != number for number in orders) and len({*map(len, orders)}) > 1:
+        return group  # 1 and 01 are two names
+    numbers = sorted(orders, key=int)
+    _, parts, child = group[0]
+    before, after = parts[:place], parts[place + 1 :]
+    bare = before[-1].endswith("[") and after[0].startswith("]")
+    found = []
+    for run in [numbers] if child.children else _runs(numbers):
+        text = _ranges(run) if bare or len(run) == 1 else f"{{{_ranges(run)}}}"
+        found.append(_Item(min(orders[number] for number in run), (*before, text, *after), child))
+    return found
+
+
+def _runs(numbers: Sequence[str]) -> list[list[str]]:
+    """Divide sorted numbers where one is missing."""
+    runs: list[list[str]] = []
+    for number in numbers:
+        if runs and int(number) == int(runs[-1][-1]) + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """Write sorted numbers in short: "0..3", "0..10 step 2", or "0,2..4"."""
+    values = [int(number) for number in numbers]
+    distance = values[1] - values[0] if len(values) > 1 else 1
+    if distance > 1 and len(values) > 2 and values == list(range(values[0], values[-1] + 1, distance)):
+        return f"{numbers[0]}..{numbers[-1]} step {distance}"
+    return ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in _runs(numbers))
+
+
+def _alike(items: Sequence[tuple[str, _Node]]) -> list[tuple[str, _Node]]:
+    """Return names with equal subtrees as one: `.{mu,nu}`. Leaves have rows of their own, which are as short."""
+    groups: dict[object, list[tuple[str, _Node]]] = {}
+    for one, child in items:
+        named = one.startswith(".") and "{" not in one and child.children
+        groups.setdefault(child.number if named else one, []).append((one, child))
+    return [
+        group[0] if len(group) == 1 else (f".{{{','.join(one[1:] for one, _ in group)}}}", group[0][1])
+        for group in groups.values()
+    ]

@@ -1,0 +1,282 @@
+"""What a Python file says of a function in it, without running anything: for `stagec init`.
+
+Parameters from its signature; what they are from a function or a value that describes the arguments, or from
+annotations (jaxtyping's, https://docs.kidger.site/jaxtyping/api/array/); libraries from what the file imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stagec.core import expressions
+from stagec.core.avals import AvalError, dimension_variables, parse_aval
+from stagec.core.errors import Problem, StagecError, nearest
+
+DESCRIBING = ("{}_avals", "{}_example_inputs", "{}_example_args", "avals", "example_inputs", "example_args")
+"""Names of what describes the arguments of a function, in the order in which they are looked for."""
+
+_DTYPES = {
+    **{f"{kind}{bits}": f"{short}{bits}" for kind, short in (("Int", "i"), ("UInt", "u")) for bits in (8, 16, 32, 64)},
+    **{f"Float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    **dict.fromkeys(("Float", "Inexact", "Real", "Num", "Shaped"), "f32"),
+    "BFloat16": "bf16",
+    "Complex": "c64",
+    "Complex64": "c64",
+    "Complex128": "c128",
+    "Bool": "bool",
+    "Int": "i32",
+    "Integer": "i32",
+    "UInt": "u32",
+    "Key": "key<fry>",
+}
+"""jaxtyping's names, and what JAX makes of them by default."""
+_SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[]", "PRNGKeyArray": "key<fry>[]"}
+_KNOWN = {"jax", "jaxlib", "numpy"}
+"""What the environment of the rules has anyway."""
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "attr": "attrs",
+    "cv2": "opencv-python-headless",
+    "orbax": "orbax-checkpoint",
+    "sklearn": "scikit-learn",
+    "tree": "dm-tree",
+    "yaml": "pyyaml",
+}
+"""Packages that an index knows by another name than the one that is imported."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of somebody's file, as far as the file says what it is.
+
+    module: as it is imported. name: of the function.
+    avals: name of what describes all arguments, in the same module; "" without.
+    arguments: name of each positional argument -> its tree of avals; None where nothing says what it is.
+    by_keyword: the same of keyword-only parameters without a default.
+    dimensions: names of symbolic dimensions.
+    libraries: what the file and those of the workspace that it imports need from an index, by distribution, sorted.
+    files: the files of the workspace that it imports, itself included. beside: whether it imports files beside it as
+        top-level modules, as a script does.
+    """
+
+    module: str
+    name: str
+    avals: str = ""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    by_keyword: Mapping[str, object] = field(default_factory=dict)
+    dimensions: Sequence[str] = ()
+    libraries: Sequence[str] = ()
+    files: Sequence[Path] = ()
+    beside: bool = False
+
+    @property
+    def unknown(self) -> list[str]:
+        """The parameters of which nothing says what they are."""
+        pairs = {**self.arguments, **self.by_keyword}.items()
+        return [] if self.avals else [name for name, tree in pairs if tree is None]
+
+
+def function(root: Path, file: str, name: str) -> Function:
+    """Read the function `name` of a Python file. root: the workspace; file: relative to it.
+
+    Raises StagecError, with one problem, where there is no such file or function, or it cannot be imported.
+    """
+    defined = _defined(_parsed(root, file))
+    if name not in defined:
+        known = [one for one in defined if not one.startswith("_")]
+        write = nearest(name, known) or "name a function that stands at the top level of the file"
+        raise StagecError(Problem(file, "", f'no function "{name}"', write))
+    libraries, files, beside = _Imports(root).of(root / file)
+    common = Function(_importable(file), name, libraries=libraries, files=files, beside=beside)
+    describing = next((one for one in (pattern.format(name) for pattern in DESCRIBING) if one in defined), "")
+    if describing:
+        return replace(common, avals=describing, dimensions=_symbolic(defined[describing]))
+    signature = _signature(defined, name)
+    if signature is None:
+        return common
+    positional = [*signature.posonlyargs, *signature.args]
+    required = positional[: len(positional) - len(signature.defaults)]
+    named = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+    arguments = {one.arg: _tree(one.annotation) for one in required}
+    by_keyword = {one.arg: _tree(one.annotation) for one, default in named if default is None}
+    found = dimensions([*arguments.values(), *by_keyword.values()])
+    return replace(common, arguments=arguments, by_keyword=by_keyword, dimensions=found)
+
+
+def _importable(file: str) -> str:
+    """Return the name by which a file is imported from the workspace. Raises StagecError where it has none."""
+    parts = Path(file).with_suffix("").parts
+    wrong = [part for part in parts if not part.isidentifier() or keyword.iskeyword(part)]
+    if wrong:
+        what = f'"{wrong[0]}" cannot be imported: it is no name in Python'
+        raise StagecError(Problem(file, "", what, f'call it "{re.sub(r"[^0-9A-Za-z_]", "_", wrong[0])}"'))
+    return ".".join(parts)
+
+
+def _parsed(root: Path, file: str) -> ast.Module:
+    if not file.endswith(".py"):
+        raise StagecError(
+            Problem(file, "", "not a Python file", "write FILE.py:FUNCTION, such as models/net.py:predict")
+        )
+    try:
+        return expressions.module((root / file).read_text("utf-8"))
+    except OSError as error:
+        near = sorted(str(path.relative_to(root)) for path in (root / file).parent.glob("*.py"))
+        write = nearest(file, near) or f"write the path of a Python file, relative to {root}"
+        raise StagecError(Problem(file, "", f"cannot be read: {error.strerror}", write)) from None
+    except ValueError as error:
+        raise StagecError(Problem(file, "", str(error))) from None
+
+
+def _defined(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.expr]:
+    """Return what the top level of a module defines: functions, and the values of names."""
+    found: dict[str, ast.FunctionDef | ast.expr] = {}
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef():
+                found[node.name] = node
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                found[name] = value
+    return found
+
+
+def _signature(defined: Mapping[str, ast.FunctionDef | ast.expr], name: str) -> ast.arguments | None:
+    """Return the parameters of a function, also of `name = jax.jit(function)`; None where they are not written here."""
+    for _ in range(len(defined)):
+        match defined.get(name):
+            case ast.FunctionDef(args=parameters):
+                return parameters
+            case ast.Call(args=[ast.Name(id=name), *_]) | ast.Name(id=name):
+                continue
+        break
+    return None
+
+
+def _symbolic(node: ast.AST) -> list[str]:
+    """Return the symbolic dimensions that are written in calls of `jax.export.symbolic_shape`."""
+    found = []
+    for call in ast.walk(node):
+        match call:
+            case ast.Call(func=ast.Name(id="symbolic_shape") | ast.Attribute(attr="symbolic_shape"), args=[first, *_]):
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    found += _names(f"f32[{first.value}]")
+    return list(dict.fromkeys(found))
+
+
+def _tree(annotation: ast.expr | None) -> object:
+    """Return the tree of avals that an annotation stands for; None where it does not say."""
+    match annotation:
+        case ast.Constant(value=str(text)):
+            try:
+                return _tree(expressions.parse(text))
+            except ValueError:
+                return None
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return _SCALARS.get(name)
+        case ast.Subscript(
+            value=ast.Name(id=kind) | ast.Attribute(attr=kind),
+            slice=ast.Tuple(elts=[_, ast.Constant(value=str(shape))]),
+        ) if kind in _DTYPES:
+            return _aval(_DTYPES[kind], shape)
+        case ast.Subscript(
+            value=ast.Name(id="tuple" | "Tuple") | ast.Attribute(attr="Tuple"), slice=ast.Tuple(elts=parts)
+        ):
+            children = [_tree(part) for part in parts]
+            return None if None in children else children
+    return None
+
+
+def _aval(dtype: str, shape: str) -> str | None:
+    """Return the aval of a shape as jaxtyping writes it; None for one of any rank, or without a name."""
+    dims = [word.partition("=")[2] or word for word in (word.lstrip("#?") for word in shape.split())]
+    if any(dim in ("...", "_") or dim.startswith(("*", "_")) for dim in dims):
+        return None
+    try:
+        return str(parse_aval(f"{dtype}[{','.join(dims)}]"))
+    except AvalError:
+        return None
+
+
+def dimensions(tree: object) -> list[str]:
+    """Return the symbolic dimensions of a tree of avals, each once."""
+    return list(dict.fromkeys(_names(tree)))
+
+
+def _names(tree: object) -> list[str]:
+    if isinstance(tree, dict | list):
+        return [name for child in (tree.values() if isinstance(tree, dict) else tree) for name in _names(child)]
+    try:
+        return list(dimension_variables(parse_aval(str(tree)).shape)) if tree else []
+    except AvalError:
+        return []
+
+
+class _Imports:
+    """What files of a workspace import, one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._files: list[Path] = []
+        self._libraries: set[str] = set()
+        self._beside = False
+
+    def of(self, file: Path) -> tuple[list[str], list[Path], bool]:
+        """Return the libraries, the files of the workspace, and whether some are imported from the folder of `file`."""
+        self._read(file)
+        return sorted(self._libraries), self._files, self._beside
+
+    def _read(self, file: Path) -> None:
+        if file in self._files:
+            return
+        self._files.append(file)
+        try:
+            tree = expressions.module(file.read_text("utf-8"))
+        except (OSError, ValueError):  # the build will say so
+            return
+        for name in _imported(tree, file.relative_to(self._root)):
+            self._resolve(name, file)
+
+    def _resolve(self, name: str, file: Path) -> None:
+        """Find what an import names: a file of the workspace, one beside the file, or a library."""
+        parts = name.split(".")
+        if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
+            return None
+        for folder in (self._root, file.parent):
+            for end in range(len(parts), 0, -1):
+                below = folder.joinpath(*parts[:end])
+                found = next((one for one in (below.with_suffix(".py"), below / "__init__.py") if one.is_file()), None)
+                if found:
+                    self._beside = self._beside or folder != self._root
+                    return self._read(found)
+        if not (self._root / parts[0]).is_dir():
+            self._libraries.add(_DISTRIBUTIONS.get(parts[0], parts[0]))
+        return None
+
+
+def _imported(tree: ast.Module, file: Path) -> Iterator[str]:
+    """Yield the names of what a module imports when it runs; of `from a import b` both `a.b` and what `a` is."""
+    skipped = {id(inner) for node in ast.walk(tree) if _is_for_types(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        match node:
+            case ast.Import(names=names):
+                yield from (one.name for one in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = file.parts[:-level] if level else ()
+                base = [*above, *([module] if module else [])]
+                yield from (".".join([*base, one.name]) for one in names)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Return whether a statement is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
