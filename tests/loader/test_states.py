@@ -160,31 +160,31 @@ def test_objects_with_other_static_parts_are_refused(bundle: Path, model: Any) -
     for given, text in (
         (
             changed(states, "train", other["train"]),
-            "args[0]['train']: tx.update.update_fns[1].tx.update.step_size is -0.5, it was -0.125 "
+            "states['train']: tx.update.update_fns[1].tx.update.step_size is -0.5, it was -0.125 "
             "when the function was built",
         ),
         (
             changed(states, "net", model.Other(model.nnx.Rngs(0))),
-            "args[0]['net']: a states_of_libraries:Net, or a dict of its children, is wanted here, "
+            "states['net']: a states_of_libraries:Net, or a dict of its children, is wanted here, "
             "not a value of type Other",
         ),
         (
             changed(states, "graph", model.nnx.split(model.Other(model.nnx.Rngs(0)))[0]),
-            "args[0]['graph']: attributes is another one than it was when the function was built",
+            "states['graph']: attributes is another one than it was when the function was built",
         ),
-        (changed(states, "pure", without), "args[0]['pure']['layers']: key 1 is missing"),
+        (changed(states, "pure", without), "states['pure']['layers']: key 1 is missing"),
         (
             changed(states, "keys", {**keys, "levels": {"1": np.ones(2), 2: np.ones(2)}}),
-            "args[0]['keys']['levels']: key Level.LOW is missing, key '1' is not wanted",
+            "states['keys']['levels']: key Level.LOW is missing, key '1' is not wanted",
         ),
         (
             changed(states, "keys", {**keys, "cells": {(0, "b"): np.ones(2)}}),
-            "args[0]['keys']['cells']: key (1, 'a') is missing",
+            "states['keys']['cells']: key (1, 'a') is missing",
         ),
     ):
         with pytest.raises(stagec.CallError) as refusal:
             doubled(given)
-        assert (refusal.value.code, str(refusal.value)) == ("structure", f"doubled: {text}")
+        assert (refusal.value.code, str(refusal.value).splitlines()[0]) == ("structure", f"doubled: {text}")
 
 
 def test_static_parts_of_results_are_those_of_the_arguments(bundle: Path, model: Any) -> None:
@@ -231,7 +231,7 @@ print([*result["keys"]["levels"]], [*result["keys"]["colors"]], [*result["keys"]
 try:
     doubled({{**{given!r}, "train": 3}})
 except stagec.CallError as error:
-    print(error)
+    print(str(error).splitlines()[0])
 """
     done = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, env={})
     assert done.returncode == 0, done.stderr
@@ -242,7 +242,7 @@ except stagec.CallError as error:
         "['layers', 'norm'] [0, 1] [0, 1]",
         "['step', 'params', 'opt_state'] ['dict', 'dict'] tuple",
         "[1, 2] ['RED'] [(0, 'b'), (1, 'a')]",
-        "doubled: args[0]['train']: a flax.training.train_state:TrainState, or a dict of its children, is wanted here, "
+        "doubled: states['train']: a flax.training.train_state:TrainState, or a dict of its children, is wanted here, "
         "not a value of type int",
     ]
 

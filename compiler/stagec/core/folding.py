@@ -103,7 +103,9 @@ class _Item(NamedTuple):
 def _folded(node: _Node) -> list[tuple[str, _Node]]:
     """Return the children, equal ones once, with a step for all that are one."""
     parts = [_parts(one) for one in node.steps]
-    order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if node.is_dict else range(len(parts))
+    # JAX has sorted numbers and all other keys; of texts it puts "layer_10" before "layer_2".
+    texts = node.is_dict and all(one.startswith((".", "['")) for one in node.steps)
+    order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if texts else range(len(parts))
     items = [_Item(place, parts[i], node.children[i]) for place, i in enumerate(order)]
     for place in range(1, max(map(len, parts), default=0), 2):
         items = _merged(items, place)
