@@ -60,7 +60,7 @@ _WORKER = {
     "supports-workers": "1",
 }
 
-def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None):
+def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
@@ -72,10 +72,20 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
       inputs: depset of File that the command reads.
       outputs: list of File that it writes.
       plugin: PythonEnvironmentInfo of packages that the command needs besides the toolchain's, or None.
+      sources: depset of File that a model may import and read, for commands that run one; or None. If one of them is
+        edited that this run did not read, Bazel does not run the action again: what it has not read is one more output.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     start = ctx.actions.args()
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    unread = None
+    if sources:
+        # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
+        arguments.add_all("--inputs", sources)
+        unread = ctx.actions.declare_file(outputs[0].basename + ".unread", sibling = outputs[0])
+        arguments.add("--unread", unread)
+        outputs = outputs + [unread]
+        inputs = depset(transitive = [inputs, sources])
     arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
@@ -93,6 +103,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
             transitive = [inputs, stagec.inputs],
         ),
         outputs = outputs,
+        unused_inputs_list = unread,
         tools = stagec.tools,
         env = {
             "JAX_PLATFORMS": "cpu",

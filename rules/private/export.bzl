@@ -83,9 +83,10 @@ def _aot_export_impl(ctx):
             progress_message = "%s %s" % (progress, name),
             command = "export",
             arguments = arguments,
-            inputs = depset([spec], transitive = [sources]),
+            inputs = depset([spec]),
             outputs = outputs.values(),
             plugin = plugin,
+            sources = sources,
         )
     return [
         DefaultInfo(files = depset([exported])),
