@@ -81,7 +81,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
     unread = None
     if sources:
         # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
-        arguments.add_all("--inputs", sources)
+        arguments.add_all("--sources", sources)
         unread = ctx.actions.declare_file(outputs[0].basename + ".unread", sibling = outputs[0])
         arguments.add("--unread", unread)
         outputs = outputs + [unread]

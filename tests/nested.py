@@ -113,7 +113,7 @@ class NestedBazel:
         )
 
     def with_packages(self, environment: Path) -> list[str]:
-        """Options of a build that takes the packages of a repository, of `environment`, in the place of stagec's own."""
+        """Options of a build with the packages of a repository, of `environment`, in the place of stagec's."""
         repositories = map(self._canonical, ("stagec_planning", "stagec_python"))
         return [f"--override_repository={name}={environment}" for name in repositories]
 

@@ -3,7 +3,6 @@
 Which actions ran is what Bazel's execution log says.
 """
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -168,7 +167,7 @@ def test_a_sandbox_says_the_same(built: Workspace) -> None:
     assert b"models/parts/other.txt" in built.output("f2", "exported.unread").split()
     for name in ("f2", "f11"):
         said = built.output(name, "exported.unread")
-        os.unlink(built.root / "bazel-bin" / "models" / f"models.{name}.exported")
+        (built.root / "bazel-bin" / "models" / f"models.{name}.exported").unlink()
         assert built.build("--strategy=StagecExport=sandboxed") == [name]
         assert built.output(name, "exported.unread") == said
     built.edit("f12.py", "x + 12", "x + 120")

@@ -9,7 +9,7 @@ import importlib.metadata
 import sys
 
 from stagec.cli.files import digest, print_json, read_text, write_whole
-from stagec.cli.options import add_import_roots, add_inputs, telling_unread
+from stagec.cli.options import add_import_roots, add_sources, telling_unread
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
     parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
     add_import_roots(parser)
-    add_inputs(parser)
+    add_sources(parser)
 
 
 def preload() -> None:

@@ -20,9 +20,9 @@ def add_import_roots(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Declare `--inputs` and `--unread`, of a command that runs a model's code."""
-    parser.add_argument("--inputs", nargs="*", default=[], metavar="FILE", help="files that the model may read")
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Declare `--sources` and `--unread`, of a command that runs a model's code."""
+    parser.add_argument("--sources", nargs="*", default=[], metavar="FILE", help="files that the model may read")
     parser.add_argument("--unread", metavar="FILE", help="where to write which of these it did not read, one a line")
 
 
@@ -39,7 +39,7 @@ def telling_unread(options: argparse.Namespace) -> Iterator[None]:
 
     reads = Reads()
     yield
-    write_whole(options.unread, "".join(f"{path}\n" for path in reads.unread(options.inputs)).encode())
+    write_whole(options.unread, "".join(f"{path}\n" for path in reads.unread(options.sources)).encode())
 
 
 def add_manifest_import_roots(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,10 @@
 """Which of its declared files a process read, so that Bazel can pass over edits of the others.
 
-Python tells audit hooks what it opens (https://docs.python.org/3/library/audit_events.html). It does not tell of
-`os.stat`, which has a file's size, so that is watched here. Nor of what native code and other processes open: safetensors
-opens files in Rust. Where native code of others was loaded, only Python sources can be unread; where a process was
-started, no file can. Which files there are, Bazel knows without this: their names are in the action's command line, so
-a file more or less runs the action again. Standard library only.
+Python tells audit hooks what it opens (https://docs.python.org/3/library/audit_events.html). It does not tell them of
+`os.stat`, which has a file's size, so that is watched here; nor of what native code and other processes open:
+safetensors opens files in Rust. Where native code of others was loaded, only Python sources can be unread; where a
+process was started, no file can. Which files there are, Bazel knows without this: their names are in the action's
+command line, so a file more or less runs the action again. Standard library only.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Reads:
         """Return those of `paths`, declared files, whose content did not matter so far."""
         if self._processes or not sys.modules.keys().isdisjoint(_STARTS_SILENTLY):
             return []
-        names = {os.path.basename(path) for path in paths}
+        names = {path.rpartition("/")[2] for path in paths}
         for module in list(sys.modules.values()):  # what was imported before counts too
             file = getattr(module, "__dict__", {}).get("__file__")
-            if isinstance(file, str) and os.path.basename(file) in names:
+            if isinstance(file, str) and file.rpartition("/")[2] in names:
                 self._note(file, self._files)
         return [path for path in paths if self._is_unread(path)]
 
     def _is_unread(self, path: str) -> bool:
         try:
-            file, folder = self._stat(path), self._stat(os.path.dirname(path) or ".")
+            file, folder = self._stat(path), self._stat(path.rpartition("/")[0] or ".")
         except OSError:  # a worker does not show the compiler's sources
             return False
         return (
@@ -93,7 +93,7 @@ class Reads:
 
     def _note_others(self, path: str) -> None:
         """Note what else is read where this path is opened. Raises ValueError for a cached file of an unknown form."""
-        if not os.path.isabs(path):  # of a folder's descriptor, maybe: the event does not say
+        if not path.startswith("/"):  # of a folder's descriptor, maybe: the event does not say
             self._relative.add("/".join(part for part in os.path.normpath(path).split("/") if part != ".."))
         if path.endswith(".pyc"):  # its source is compared by size and time
             self._note(importlib.util.source_from_cache(path), self._files)
