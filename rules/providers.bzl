@@ -22,6 +22,14 @@ PythonSourcesInfo = provider(
     },
 )
 
+PythonRulesInfo = provider(
+    doc = "The providers in which other rule sets hand over Python code.",
+    fields = {
+        "providers": "list of provider, such as PyInfo: each has a field `imports`, a depset of string, as " +
+                     "PythonSourcesInfo has it.",
+    },
+)
+
 IsolationInfo = provider(
     doc = "What the system of this machine lets workers do.",
     fields = {"works": "bool: whether a worker can isolate its actions."},
