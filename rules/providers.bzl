@@ -13,6 +13,14 @@ PythonEnvironmentInfo = provider(
     },
 )
 
+InterpreterInfo = provider(
+    doc = "An interpreter of a toolchain of Python's.",
+    fields = {
+        "executable": "File, or string: an absolute path.",
+        "files": "depset of File: what it needs; empty if it is installed.",
+    },
+)
+
 PythonSourcesInfo = provider(
     doc = "Python sources and the folders that they are imported from.",
     fields = {
@@ -39,6 +47,7 @@ StagecToolchainInfo = provider(
     doc = "What export, compile and bundle actions run.",
     fields = {
         "environment": "PythonEnvironmentInfo: the interpreter and the compiler's third-party packages.",
+        "interpreter": "InterpreterInfo: what actions run in the place of the environment's interpreter; None for most.",
         "entry": "File: the compiler's __main__.py.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
