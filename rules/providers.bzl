@@ -33,8 +33,8 @@ PythonSourcesInfo = provider(
 PythonRulesInfo = provider(
     doc = "The providers in which other rule sets hand over Python code.",
     fields = {
-        "providers": "list of provider, such as PyInfo: each has a field `imports`, a depset of string, as " +
-                     "PythonSourcesInfo has it.",
+        "providers": "list of provider, such as PyInfo: each has a field `imports`, as PythonSourcesInfo, and may have " +
+                     "a field `transitive_sources`: a depset of File.",
     },
 )
 

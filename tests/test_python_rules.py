@@ -21,7 +21,6 @@ LOCK = "einops==0.8.1 --hash=sha256:919387eb55330f5757c6bea9165c5ff5cfe63a642682
 MANIFEST = """[manifest]
 name = "models"
 version = "1"
-reproducible = false
 [functions.library]
 entry = "models.library:f"
 args = ["f32[4,2]"]
@@ -81,7 +80,7 @@ other_library(
     "lib/deep/source/factor.txt": "5",
     "lib/given/given_module.py": "two = 2\n",
     "lib/other/other_module.py": "three = 3\n",
-    # Rules that name no imports in an attribute: one hands over the built-in provider, one another rule set's.
+    # Rules that name no imports in an attribute: one hands all over in the built-in provider, one in its own.
     "tools/rules.bzl": """load("@stagec//rules:providers.bzl", "PythonRulesInfo")
 
 OtherInfo = provider(fields = ["imports"])
@@ -90,8 +89,7 @@ def _root(ctx):
     return depset(["/".join([ctx.workspace_name, ctx.label.package, ctx.label.name])])
 
 def _given_impl(ctx):
-    files = depset(ctx.files.srcs)
-    return [DefaultInfo(files = files), PyInfo(transitive_sources = files, imports = _root(ctx))]
+    return [PyInfo(transitive_sources = depset(ctx.files.srcs), imports = _root(ctx))]
 
 def _other_impl(ctx):
     return [DefaultInfo(files = depset(ctx.files.srcs)), OtherInfo(imports = _root(ctx))]
@@ -167,9 +165,12 @@ alias(
 }
 REPOSITORIES = {
     "WORKSPACE": 'local_repository(name = "pip", path = "pip")\n',
-    "MODULE.bazel": """local_repository = use_repo_rule("@bazel_tools//tools/build_defs/repo:local.bzl", "local_repository")
+    "MODULE.bazel": """use_repo(stagec, "stagec_python")
+local_repository = use_repo_rule(
+    "@bazel_tools//tools/build_defs/repo:local.bzl",
+    "local_repository",
+)
 local_repository(name = "pip", path = "pip")
-use_repo(stagec, "stagec_python")
 """,
 }
 TOOLCHAINS = "--extra_toolchains=//tools:python,//tools:stagec"
@@ -238,6 +239,14 @@ def test_a_sandbox_finds_the_same(workspace: Workspace) -> None:
     assert exported.read_bytes() == before
 
 
+def test_packages_are_found_where_artifacts_are_reproduced(workspace: Workspace) -> None:
+    target = "//models:models.reproducibility_test"
+    done = workspace.run("build", target, *workspace.options)
+    assert done.returncode == 0, done.stderr
+    program = workspace.root / "bazel-bin" / "models" / "models.reproducibility_test"
+    subprocess.run([program], check=True, env={"PATH": os.environ["PATH"]})
+
+
 def test_another_version_of_a_package_is_told(workspace: Workspace) -> None:
     installed = next((workspace.environment / "site-packages").glob("opt_einsum-*.dist-info"))
     version = re.sub(r".*-(.*)\.dist-info", r"\1", installed.name)
@@ -250,9 +259,10 @@ def test_another_version_of_a_package_is_told(workspace: Workspace) -> None:
         (folder / "METADATA").unlink()
         folder.rmdir()
     assert re.search(
-        r"models/models.toml: functions.library: deps have opt_einsum 0.1 \(external/\S*pip/site-packages\), "
-        rf"stagec's environment has {version}, which comes first\n"
-        rf"  write opt_einsum=={version} in the lock of these packages, or opt_einsum==0.1 in stagec's: ",
+        r"models/models.toml: functions.library: external/\S*pip/site-packages in deps has opt_einsum 0.1, "
+        rf"stagec's environment has {version}, and Python takes that\n"
+        rf"  write opt_einsum=={version} in the lock of external/\S*pip/site-packages,\n"
+        r"  or opt_einsum==0.1 in stagec's: stagec.python\(lock = ...\)\n",
         said,
     )
 
@@ -277,7 +287,7 @@ def test_an_interpreter_of_another_version_is_told(workspace: Workspace) -> None
     finally:
         file.write_text(text)
     assert (
-        f"the Python toolchain has Python {here} ({workspace.interpreter}), the packages of stagec's environment are "
-        "installed for 3.11.99\n  register a toolchain with Python 3.11.99, or install them with this one: set "
-        "STAGEC_PYTHON to its path\n"
+        f"the Python toolchain has Python {here} ({workspace.interpreter}), stagec's packages are installed for "
+        "3.11.99\n"
+        "  register a toolchain with Python 3.11.99, or install them with this one: set STAGEC_PYTHON to its path\n"
     ) in said

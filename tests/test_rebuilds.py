@@ -49,6 +49,7 @@ class Workspace(NestedBazel):
         manifest = '[manifest]\nname = "models"\nversion = "1"\nreproducible = false\n'
         for name in MODULES:
             manifest += f'[functions.{name}]\nentry = "models.{name}:f"\nargs = ["f32[4]"]\nplatforms = ["cpu"]\n'
+        manifest += "golden = {}\n"  # of the last
         for path, text in {
             **{self.root / file: text for file, text in workspace_files("rebuilt").items()},
             **{self.models / file: text for file, text in FILES.items()},
@@ -67,6 +68,10 @@ class Workspace(NestedBazel):
         assert done.returncode == 0, done.stderr
         exported = [spawn for spawn in spawns(self.log, ["StagecExport"]) if "cache" not in spawn["runner"]]
         return sorted(Path(spawn["listedOutputs"][0]).name.split(".")[1] for spawn in exported)
+
+    def calculated(self) -> int:
+        """How many golden outputs the last build calculated."""
+        return len(spawns(self.log, ["StagecGolden"]))
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Replace the only occurrence of `old`."""
@@ -97,8 +102,10 @@ def built(workspace: Workspace) -> Workspace:
 
 def test_one_edit_is_one_export(built: Workspace) -> None:
     built.edit("f7.py", "x + 7", "x + 70")
-    assert built.build() == ["f7"]
+    assert (built.build(), built.calculated()) == (["f7"], 0)
     assert built.build() == []
+    built.edit("f39.py", "x + 39", "x + 390")
+    assert (built.build(), built.calculated()) == (["f39"], 1)
 
 
 def test_an_edit_after_a_restart_of_bazel_is_one_export(built: Workspace) -> None:
@@ -152,14 +159,14 @@ def test_files_that_are_added_and_deleted_are_seen(built: Workspace) -> None:
     init.write_text("class table:\n    three = 333\n")
     package.write_text("def f(x):\n    return x * 66\n")
     optional.unlink()
-    built.build()
+    built.build(functions=names)
     assert [name for name in names if built.output(name) == before[name]] == ["f5"]
     init.write_text("class table:\n    three = 444\n")
-    assert built.build() == ["f2", "f3"]
+    assert built.build(functions=names) == ["f3"]
     init.unlink()
     package.unlink()
     optional.write_text(FILES["optional.py"])
-    built.build()
+    built.build(functions=names)
     assert {name: built.output(name) for name in names} == before
 
 

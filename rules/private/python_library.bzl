@@ -2,6 +2,14 @@
 
 load("//rules:providers.bzl", "PythonRulesInfo", "PythonSourcesInfo")
 
+_ImportsInfo = provider(
+    doc = "What python_imports found.",
+    fields = {
+        "imports": "depset of string: import roots, as in PythonSourcesInfo.",
+        "sources": "depset of File: modules that providers of other rule sets name.",
+    },
+)
+
 def repository_name(label, workspace_name):
     """The folder name of a label's repository in runfiles."""
     return label.workspace_name or workspace_name
@@ -37,7 +45,7 @@ def sources_of(targets):
     """All files of targets that any rule made, Python rules of other rule sets included.
 
     Args:
-      targets: list of Target.
+      targets: list of Target; those of an attribute with the aspect python_imports, with all that their providers name.
 
     Returns:
       depset of File.
@@ -46,29 +54,34 @@ def sources_of(targets):
         target[DefaultInfo].default_runfiles.files
         for target in targets
         if target[DefaultInfo].default_runfiles
-    ])
-
-_ImportsInfo = provider(
-    doc = "What python_imports found.",
-    fields = {"imports": "depset of string: import roots, as in PythonSourcesInfo."},
-)
+    ] + [target[_ImportsInfo].sources for target in targets if _ImportsInfo in target])
 
 def _own_imports(target, ctx):
     """The import roots of a target alone. Rules of any rule set name theirs in the attribute `imports`."""
-    named = [folder for folder in getattr(ctx.rule.attr, "imports", None) or [] if type(folder) == type("")]
+    named = getattr(ctx.rule.attr, "imports", None)
+    named = [folder for folder in named if type(folder) == type("")] if type(named) == type([]) else []
     roots = import_roots(target.label, ctx.workspace_name, named)
 
     # Nothing imports `site-packages.x`, and of packages there may be hundreds, with a repository each.
     return roots[1:] if "site-packages" in named else roots
 
 def _python_imports_impl(target, ctx):
-    known = [target[PythonSourcesInfo].imports] if PythonSourcesInfo in target else []
-    known += [target[one].imports for one in ctx.attr._rules[PythonRulesInfo].providers if one in target]
+    infos = [target[one] for one in ctx.attr._rules[PythonRulesInfo].providers if one in target]
+    if PythonSourcesInfo in target:
+        infos.append(target[PythonSourcesInfo])
     for name in _FOLLOWED:
         below = getattr(ctx.rule.attr, name, None)
         below = below if type(below) == type([]) else [below]
-        known += [one[_ImportsInfo].imports for one in below if type(one) == "Target" and _ImportsInfo in one]
-    return [_ImportsInfo(imports = depset(_own_imports(target, ctx), transitive = known))]
+        infos += [one[_ImportsInfo] for one in below if type(one) == "Target" and _ImportsInfo in one]
+    return [_ImportsInfo(
+        imports = depset(_own_imports(target, ctx), transitive = [info.imports for info in infos]),
+        sources = depset(transitive = [
+            getattr(info, field)
+            for info in infos
+            for field in ("sources", "transitive_sources")
+            if hasattr(info, field)
+        ]),
+    )]
 
 _FOLLOWED = ["actual", "deps"]
 

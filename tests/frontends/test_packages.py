@@ -60,12 +60,14 @@ def test_another_version_than_in_the_environment_is_told(root: Path) -> None:
     numpy, einsum = metadata.version("numpy"), metadata.version("opt_einsum")
     assert done.returncode == 2
     assert done.stderr == (
-        f"m.toml: functions.f: deps have numpy 1.26.4 (elsewhere), stagec's environment has {numpy}, which comes first\n"
-        f"  write numpy=={numpy} in the lock of these packages, or numpy==1.26.4 in stagec's: stagec.python(lock = ...)\n"
-        "m.toml: functions.f: deps have Opt.Einsum 0.1 (first/site-packages), stagec's environment has "
-        f"{einsum}, which comes first\n"
-        f"  write opt_einsum=={einsum} in the lock of these packages, or Opt.Einsum==0.1 in stagec's: "
-        "stagec.python(lock = ...)\n"
+        f"m.toml: functions.f: elsewhere in deps has numpy 1.26.4, stagec's environment has "
+        f"{numpy}, and Python takes that\n"
+        f"  write numpy=={numpy} in the lock of elsewhere,\n"
+        "  or numpy==1.26.4 in stagec's: stagec.python(lock = ...)\n"
+        "m.toml: functions.f: first/site-packages in deps has Opt.Einsum 0.1, stagec's environment has "
+        f"{einsum}, and Python takes that\n"
+        f"  write opt_einsum=={einsum} in the lock of first/site-packages,\n"
+        "  or Opt.Einsum==0.1 in stagec's: stagec.python(lock = ...)\n"
     )
 
 

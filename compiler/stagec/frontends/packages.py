@@ -41,15 +41,16 @@ def check(spec: FunctionSpec, roots: Sequence[str]) -> None:
     for key, package in sorted(brought.items()):
         other = ours.get(key)
         if other and _release(other.version) != _release(package.version):
-            what = (
-                f"deps have {package.name} {package.version} ({package.folder}), stagec's environment has "
-                f"{other.version}, which comes first"
+            problems.append(
+                Problem(
+                    spec.manifest,
+                    spec.key,
+                    f"{package.folder} in deps has {package.name} {package.version}, stagec's environment has "
+                    f"{other.version}, and Python takes that",
+                    f"write {other.name}=={other.version} in the lock of {package.folder},\n"
+                    f"or {package.name}=={package.version} in stagec's: stagec.python(lock = ...)",
+                )
             )
-            write = (
-                f"write {other.name}=={other.version} in the lock of these packages, or "
-                f"{package.name}=={package.version} in stagec's: stagec.python(lock = ...)"
-            )
-            problems.append(Problem(spec.manifest, spec.key, what, write))
     if problems:
         raise StagecError(*problems)
 
