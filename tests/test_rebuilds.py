@@ -49,7 +49,7 @@ class Workspace(NestedBazel):
         manifest = '[manifest]\nname = "models"\nversion = "1"\nreproducible = false\n'
         for name in MODULES:
             manifest += f'[functions.{name}]\nentry = "models.{name}:f"\nargs = ["f32[4]"]\nplatforms = ["cpu"]\n'
-        manifest += "golden = {}\n"  # of the last
+        manifest += 'targets = ["cpu-avx2"]\ngolden = {}\n'  # of the last
         for path, text in {
             **{self.root / file: text for file, text in workspace_files("rebuilt").items()},
             **{self.models / file: text for file, text in FILES.items()},

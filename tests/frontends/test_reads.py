@@ -87,7 +87,13 @@ def test_what_is_not_there_is_not_called_unread(folder: Path) -> None:
 
 
 def test_names_alone_are_no_content(folder: Path) -> None:
-    ways = ["os.listdir('listed')", "list(pkgutil.iter_modules(['.']))", "importlib.util.find_spec('other')"]
+    ways = [
+        "os.listdir('listed')",
+        "list(pathlib.Path('listed').iterdir())",
+        "list(os.walk('listed'))",
+        "list(pkgutil.iter_modules(['.']))",
+        "importlib.util.find_spec('other')",
+    ]
     assert unread(ways, ["listed/sizes.bin", "other.py"]) == ["listed/sizes.bin", "other.py"]
 
 

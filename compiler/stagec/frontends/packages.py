@@ -6,8 +6,6 @@ import that of the environment, whatever the other one's lock says.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -62,11 +60,8 @@ def _installed(folders: Sequence[str]) -> dict[str, _Package]:
     """
     found: dict[str, _Package] = {}
     for folder in folders:
-        names: list[str] = []
-        with contextlib.suppress(OSError):
-            names = os.listdir(folder)  # noqa: PTH208 - newer Paths tell of sizes, which are content (reads.py)
-        for one in sorted(name for name in names if name.endswith(_INFO)):
-            name, _, version = one.removesuffix(_INFO).partition("-")
+        for path in sorted(Path(folder).glob(f"*{_INFO}")):
+            name, _, version = path.name.removesuffix(_INFO).partition("-")
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), _Package(name, version, folder))
     return found
 

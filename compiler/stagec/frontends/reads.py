@@ -16,6 +16,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 _STARTS = frozenset(
@@ -29,6 +30,8 @@ _HEARD = frozenset({"open", "import", "os.scandir"}) | _STARTS | _CALLS_NATIVE_C
 _OPENS_NO_FILES = frozenset({"jax_cuda13_plugin", "jaxlib", "ml_dtypes", "msgpack", "numpy", "scipy", "yaml"})
 """Packages whose native code opens no file of the user's by its path, but for the modules that follow."""
 _OPENS_FILES = ("_dbm", "_gdbm", "_sqlite3", "scipy.io.")
+_TAKES_NAMES = frozenset({"glob", "importlib", "os", "pathlib", "shutil"})
+"""Modules of Python's that ask `os.scandir` for names alone; its entries have sizes too."""
 
 
 class Reads:
@@ -80,11 +83,11 @@ class Reads:
             if file is not None:  # native code
                 self._note(file, self._files)
                 self._native_code |= _may_open_files(module)
-        elif event == "os.scandir":  # its entries have sizes
+        elif event == "os.scandir" and not _takes_names(sys._getframe(1)):
             self._note("." if arguments[0] is None else arguments[0], self._folders)
         elif event in _STARTS:
             self._processes = True
-        elif arguments[0] is not None:  # which importing ctypes opens
+        elif event in _CALLS_NATIVE_CODE and arguments[0] is not None:  # which importing ctypes opens
             self._native_code = True
 
     def _note(self, path: Any, into: set[tuple[int, int]], **options: Any) -> None:
@@ -129,3 +132,7 @@ def _may_open_files(module: str) -> bool:
     first = module.partition(".")[0]
     known = first in sys.stdlib_module_names or first in _OPENS_NO_FILES
     return not known or module.startswith(_OPENS_FILES)
+
+
+def _takes_names(caller: FrameType) -> bool:
+    return str(caller.f_globals.get("__name__")).partition(".")[0] in _TAKES_NAMES
