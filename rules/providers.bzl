@@ -13,12 +13,28 @@ PythonEnvironmentInfo = provider(
     },
 )
 
+InterpreterInfo = provider(
+    doc = "An interpreter of a toolchain of Python's.",
+    fields = {
+        "executable": "File, or string: an absolute path.",
+        "files": "depset of File: what it needs; empty if it is installed.",
+    },
+)
+
 PythonSourcesInfo = provider(
     doc = "Python sources and the folders that they are imported from.",
     fields = {
         "sources": "depset of File: the modules, and files that they read.",
         "imports": "depset of string: import roots, relative to the folder that holds all repositories: " +
                    "\"stagec/compiler\".",
+    },
+)
+
+PythonRulesInfo = provider(
+    doc = "The providers in which other rule sets hand over Python code.",
+    fields = {
+        "providers": "list of provider, such as PyInfo: each has a field `imports`, as PythonSourcesInfo, and may have " +
+                     "a field `transitive_sources`: a depset of File.",
     },
 )
 
@@ -31,6 +47,7 @@ StagecToolchainInfo = provider(
     doc = "What export, compile and bundle actions run.",
     fields = {
         "environment": "PythonEnvironmentInfo: the interpreter and the compiler's third-party packages.",
+        "interpreter": "InterpreterInfo: what actions run in the place of the environment's interpreter; None for most.",
         "entry": "File: the compiler's __main__.py.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",

@@ -1,6 +1,6 @@
 """The staging toolchain: the interpreter, its packages and the compiler that the actions run."""
 
-load("//rules:providers.bzl", "IsolationInfo", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
+load("//rules:providers.bzl", "InterpreterInfo", "IsolationInfo", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
 TOOLCHAIN_TYPE = Label("//rules:toolchain_type")
@@ -9,14 +9,16 @@ def _stagec_toolchain_impl(ctx):
     environment = ctx.attr.environment[PythonEnvironmentInfo]
     entry = ctx.file.entry
     package_folder = entry.dirname
+    interpreter = ctx.attr.interpreter[InterpreterInfo] if ctx.attr.interpreter else None
     return [platform_common.ToolchainInfo(
         stagec = StagecToolchainInfo(
             environment = environment,
+            interpreter = interpreter,
             entry = entry,
             import_root = package_folder.rpartition("/")[0] or ".",
             inputs = depset(
                 [entry, environment.site_packages, environment.fingerprint],
-                transitive = [ctx.attr.compiler[PythonSourcesInfo].sources],
+                transitive = [ctx.attr.compiler[PythonSourcesInfo].sources] + ([interpreter.files] if interpreter else []),
             ),
             tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment)],
             workers = ctx.attr.isolation[IsolationInfo].works,
@@ -31,6 +33,12 @@ stagec_toolchain = rule(
             doc = "The Python environment with jax, jaxlib, and the other packages that the compiler and the models import.",
             mandatory = True,
             providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
+        "interpreter": attr.label(
+            doc = "A `python_interpreter` that actions run in the place of the environment's interpreter. It must have " +
+                  "the same version: the packages were installed for that.",
+            providers = [InterpreterInfo],
             cfg = "exec",
         ),
         "compiler": attr.label(
@@ -60,7 +68,7 @@ _WORKER = {
     "supports-workers": "1",
 }
 
-def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None):
+def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
@@ -72,29 +80,43 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
       inputs: depset of File that the command reads.
       outputs: list of File that it writes.
       plugin: PythonEnvironmentInfo of packages that the command needs besides the toolchain's, or None.
+      sources: depset of File that a model may import and read, for commands that run one; or None. If one of them is
+        edited that this run did not read, Bazel does not run the action again: what it has not read is one more output.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     start = ctx.actions.args()
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    unread = None
+    if sources:
+        # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
+        arguments.add_all("--sources", sources)
+        unread = ctx.actions.declare_file(outputs[0].basename + ".unread", sibling = outputs[0])
+        arguments.add("--unread", unread)
+        outputs = outputs + [unread]
+        inputs = depset(transitive = [inputs, sources])
     arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
     environments = [stagec.environment] + ([plugin] if plugin else [])
+    executable, env = stagec.environment.interpreter, {}
+    if stagec.interpreter:
+        executable, env = stagec.interpreter.executable, {"STAGEC_PYTHON_VERSION": stagec.environment.version}
     requirements = {"block-network": "1"}
     if stagec.workers:
         requirements.update(_WORKER)
     ctx.actions.run(
         mnemonic = mnemonic,
         progress_message = progress_message,
-        executable = stagec.environment.interpreter,
+        executable = executable,
         arguments = [start, arguments],
         inputs = depset(
             [plugin.site_packages, plugin.fingerprint] if plugin else [],
             transitive = [inputs, stagec.inputs],
         ),
         outputs = outputs,
+        unused_inputs_list = unread,
         tools = stagec.tools,
-        env = {
+        env = dict(env, **{
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",
             # Threads of numpy's would be in the way of a worker's forks, and add up numbers in another order.
@@ -104,6 +126,6 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
             "PYTHONPATH": ":".join([one.site_packages.path for one in environments] + [stagec.import_root]),
             "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
-        },
+        }),
         execution_requirements = requirements,
     )

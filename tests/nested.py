@@ -1,13 +1,17 @@
 """Bazel inside of a test: a user's workspace with stagec checked out beside it."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.building import ROOT
+from tests.users import User, link_tree
 
 _WORKSPACE = """workspace(name = "NAME")
 
@@ -42,6 +46,20 @@ stagec.manifest(
     manifest = "//models:models.toml",
 )
 use_repo(stagec, "models_manifest")
+"""
+
+# The packages of the tests, in the place of those that Bazel would fetch.
+_ENVIRONMENT = """load("@stagec//rules/private:python_environment.bzl", "environment")
+
+environment(
+    name = "environment",
+    fingerprint = "fingerprint.txt",
+    interpreter = {interpreter!r},
+    packages = "packages.json",
+    site_packages = "site-packages",
+    version = {version!r},
+    visibility = ["//visibility:public"],
+)
 """
 
 
@@ -97,3 +115,46 @@ class NestedBazel:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def with_packages(self, environment: Path) -> list[str]:
+        """Options of a build with the packages of a repository, of `environment`, in the place of stagec's."""
+        repositories = map(self._canonical, ("stagec_planning", "stagec_python"))
+        return [f"--override_repository={name}={environment}" for name in repositories]
+
+    def _canonical(self, repository: str) -> str:
+        """Bazel's own name of a repository of stagec's."""
+
+        def names_of(module: str) -> dict[str, str]:
+            done = self.run("mod", "dump_repo_mapping", module)
+            names: dict[str, str] = {} if done.returncode else json.loads(done.stdout)  # Bazel 4 has no modules
+            return names
+
+        return names_of(names_of("").get("stagec", "")).get(repository, repository)
+
+
+def environment(folder: Path, user: User) -> Path:
+    """Write a repository with the packages of the tests, which a user may read; return its folder."""
+    packages = next(Path(entry) for entry in sys.path if entry.endswith("site-packages"))
+    folder.mkdir()
+    for name in ("WORKSPACE", "fingerprint.txt"):
+        (folder / name).touch()
+    (folder / "packages.json").write_text('{"python": "", "packages": []}\n')
+    (folder / "interpreter.txt").write_text(user.python)
+    version = ".".join(map(str, sys.version_info[:3]))
+    (folder / "BUILD").write_text(_ENVIRONMENT.format(interpreter=os.path.realpath(user.python), version=version))
+    if user.can("test", "-r", packages / "jax" / "__init__.py"):
+        (folder / "site-packages").symlink_to(packages)
+    else:
+        link_tree(packages, folder / "site-packages")
+    return folder
+
+
+def spawns(log: Path, mnemonics: Collection[str]) -> list[dict[str, Any]]:
+    """Return what a file of `--execution_log_json_file` says of the actions that ran, of these mnemonics."""
+    decoder, text, found = json.JSONDecoder(), log.read_text(), []
+    while text := text.lstrip():
+        spawn, end = decoder.raw_decode(text)
+        text = text[end:]
+        if spawn["mnemonic"] in mnemonics:
+            found.append(spawn)
+    return found

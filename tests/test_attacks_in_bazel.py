@@ -3,11 +3,9 @@
 tests/worker/test_attacks.py tries what each of them can do. Here it is seen that nothing comes of it in a build.
 """
 
-import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stagec.bundle.archive import Archive
-from tests.nested import NestedBazel, workspace_files
-from tests.users import USERS, User, as_user, link_tree, needs_isolation
+from tests.nested import NestedBazel, environment, workspace_files
+from tests.users import USERS, User, as_user, needs_isolation
 
 BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
 
@@ -43,19 +41,6 @@ static = { rate = 0.5 }
 entry = "models.good:f"
 args = ["f32[4]"]
 platforms = ["cpu"]
-"""
-# The packages of the tests, in the place of those that Bazel would fetch.
-ENVIRONMENT = """load("@stagec//rules/private:python_environment.bzl", "environment")
-
-environment(
-    name = "environment",
-    fingerprint = "fingerprint.txt",
-    interpreter = {interpreter!r},
-    packages = "packages.json",
-    site_packages = "site-packages",
-    version = {version!r},
-    visibility = ["//visibility:public"],
-)
 """
 EVIL = """
 import contextlib, ctypes, os, signal, stat, struct, time
@@ -135,25 +120,14 @@ class Workspace(NestedBazel):
             models / "evil.py": "def f(x, rate):\n    return x * rate\n",
         }.items():
             path.write_text(text)
-        environment = _environment(folder / "environment", user)
+        packages = environment(folder / "environment", user)
         if user.number is not None:
             for path in (folder, *folder.rglob("*")):
-                if not path.is_relative_to(environment / "site-packages"):
+                if not path.is_relative_to(packages / "site-packages"):
                     os.chown(path, user.number, user.number, follow_symlinks=False)
-        repositories = map(self._canonical, ("stagec_planning", "stagec_python"))
-        self.options = [f"--override_repository={name}={environment}" for name in repositories]
+        self.options = self.with_packages(packages)
         self.output_base = Path(self.run("info", "output_base").stdout.strip())
-        self.packages = environment / "site-packages"
-
-    def _canonical(self, repository: str) -> str:
-        """Bazel's own name of a repository of stagec's."""
-
-        def names_of(module: str) -> dict[str, str]:
-            done = self.run("mod", "dump_repo_mapping", module)
-            names: dict[str, str] = {} if done.returncode else json.loads(done.stdout)  # Bazel 4 has no modules
-            return names
-
-        return names_of(names_of("").get("stagec", "")).get(repository, repository)
+        self.packages = packages / "site-packages"
 
     def build(self, *arguments: str) -> str:
         """Build the bundle; return what Bazel says."""
@@ -165,23 +139,6 @@ class Workspace(NestedBazel):
         """What was built."""
         folder = self.root / "bazel-bin" / "models"
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".exported", ".aot")}
-
-
-def _environment(folder: Path, user: User) -> Path:
-    """A repository with the packages of the tests, which a user may read."""
-    packages = next(Path(entry) for entry in sys.path if entry.endswith("site-packages"))
-    folder.mkdir()
-    for name in ("WORKSPACE", "fingerprint.txt"):
-        (folder / name).touch()
-    (folder / "packages.json").write_text('{"python": "", "packages": []}\n')
-    (folder / "interpreter.txt").write_text(user.python)
-    version = ".".join(map(str, sys.version_info[:3]))
-    (folder / "BUILD").write_text(ENVIRONMENT.format(interpreter=os.path.realpath(user.python), version=version))
-    if user.can("test", "-r", packages / "jax" / "__init__.py"):
-        (folder / "site-packages").symlink_to(packages)
-    else:
-        link_tree(packages, folder / "site-packages")
-    return folder
 
 
 @pytest.fixture(scope="module", params=USERS)

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
-load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
+load("//rules/private:python_library.bzl", "import_roots", "imports_of", "python_imports", "sources_of")
 
 def execution_root_folders(roots, main_repository, bin_dir):
     """Where import roots lie for an action: in the source tree, and in the output tree for generated sources.
@@ -55,9 +55,7 @@ def _aot_export_impl(ctx):
     # The main repository and the function's own come first, then what the dependencies bring.
     roots = {ctx.workspace_name: None}
     roots.update({root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)})
-    roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
-    for dep in ctx.attr.deps:
-        roots.update({root: None for root in import_roots(dep.label, ctx.workspace_name, [])})
+    roots.update({root: None for root in imports_of(ctx.attr.deps, ctx.workspace_name).to_list()})
 
     folders = execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
 
@@ -83,9 +81,10 @@ def _aot_export_impl(ctx):
             progress_message = "%s %s" % (progress, name),
             command = "export",
             arguments = arguments,
-            inputs = depset([spec], transitive = [sources]),
+            inputs = depset([spec]),
             outputs = outputs.values(),
             plugin = plugin,
+            sources = sources,
         )
     return [
         DefaultInfo(files = depset([exported])),
@@ -114,10 +113,11 @@ aot_export = rule(
     attrs = {
         "spec": attr.string(doc = "The function's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "deps": attr.label_list(
-            doc = "What the function's module imports: anything that has files (filegroup, python_library, " +
-                  "py_library, .py files). The import roots are the repositories' own folders, and those that a " +
-                  "python_library adds.",
+            doc = "What the function's module imports: anything that has files (filegroup, python_library, py_library " +
+                  "of any rule set, packages of `pip`, .py files). The import roots are the repositories' own folders, and " +
+                  "those that the `imports` of a library add. Installed packages come behind those of the lock.",
             allow_files = True,
+            aspects = [python_imports],
         ),
         "data": attr.label_list(doc = "Files that tracing reads, such as safetensors headers.", allow_files = True),
         "imports": attr.string_list(doc = "More import roots, relative to the package."),

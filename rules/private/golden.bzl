@@ -25,12 +25,10 @@ def _aot_golden_impl(ctx):
         progress_message = "Running %s with JAX" % export.name,
         command = "golden",
         arguments = arguments,
-        inputs = depset(
-            [export.spec, export.exported, export.description] + weights + given,
-            transitive = [export.sources],
-        ),
+        inputs = depset([export.spec, export.exported, export.description] + weights + given),
         outputs = [golden],
         plugin = export.plugin,
+        sources = export.sources,
     )
     return [
         DefaultInfo(files = depset([golden])),

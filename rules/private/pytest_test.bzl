@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
 load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "python_command", "shell_quote", "write_launcher")
-load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
+load("//rules/private:python_library.bzl", "import_roots", "imports_of", "python_imports", "sources_of")
 
 _BODY = """cd "$workspace"
 options=(-p no:cacheprovider)
@@ -14,7 +14,7 @@ exec {python} -m pytest "${{options[@]}}" {arguments} "$@"
 
 def _pytest_test_impl(ctx):
     roots = {root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)}
-    roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
+    roots.update({root: None for root in imports_of(ctx.attr.deps, ctx.workspace_name).to_list()})
     environments = [one[PythonEnvironmentInfo] for one in [ctx.attr.environment] + ctx.attr.plugins]
     body = _BODY.format(
         python = python_command(environments[0]),
@@ -41,8 +41,9 @@ pytest_test = rule(
         ENVIRONMENT_ATTRS,
         srcs = attr.label_list(doc = "The test modules.", mandatory = True, allow_files = [".py"]),
         deps = attr.label_list(
-            doc = "What they import: python_library, filegroup or files, conftest.py too.",
+            doc = "What they import: python_library, py_library of any rule set, filegroup or files, conftest.py too.",
             allow_files = True,
+            aspects = [python_imports],
         ),
         data = attr.label_list(doc = "Files that they read, also pytest's configuration.", allow_files = True),
         imports = attr.string_list(doc = "Import roots besides the repository's folder, relative to the package."),

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
 load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "expand_locations", "python_command", "write_launcher")
-load("//rules/private:python_library.bzl", "import_roots", "imports_of", "sources_of")
+load("//rules/private:python_library.bzl", "import_roots", "imports_of", "python_imports", "sources_of")
 
 # The sources lie in their own folder in the runfiles: a program may be called as the package is that it runs.
 _SOURCES = "_python/"
@@ -14,7 +14,7 @@ def _source_path(file, workspace_name):
 def _python_program_impl(ctx):
     sources = depset([ctx.file.main] + ctx.files.srcs, transitive = [sources_of(ctx.attr.deps)])
     roots = {root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)}
-    roots.update({root: None for root in imports_of(ctx.attr.deps).to_list()})
+    roots.update({root: None for root in imports_of(ctx.attr.deps, ctx.workspace_name).to_list()})
 
     environments = [one[PythonEnvironmentInfo] for one in [ctx.attr.environment] + ctx.attr.plugins]
     change_folder = ""
@@ -44,7 +44,11 @@ python_program = rule(
         ENVIRONMENT_ATTRS,
         main = attr.label(doc = "The file to run.", mandatory = True, allow_single_file = [".py"]),
         srcs = attr.label_list(doc = "More modules of the program.", allow_files = True),
-        deps = attr.label_list(doc = "What it imports: python_library, filegroup or files.", allow_files = True),
+        deps = attr.label_list(
+            doc = "What it imports: python_library, py_library of any rule set, filegroup or files.",
+            allow_files = True,
+            aspects = [python_imports],
+        ),
         data = attr.label_list(doc = "Files that it reads.", allow_files = True),
         imports = attr.string_list(doc = "Import roots besides the repository's folder, relative to the package."),
         arguments = attr.string_list(

@@ -66,6 +66,7 @@ def _export_test_impl(ctx):
     action = only_action(target, "StagecExport")
     write = only_action(target, "FileWrite")
     bin_dir = ctx.bin_dir.path
+    outputs = ["sample.f.exported", "sample.f.exported.json", "sample.f.exported.unread", "sample.f.profile.json"]
     return verdict(
         ctx,
         difference("files", names(target.files), ["sample.f.exported"]) +
@@ -73,7 +74,7 @@ def _export_test_impl(ctx):
         difference("name", target[AotExportInfo].name, "sample.f") +
         difference("spec", write.content, '{"bind":{},"entry":"model:f","golden":null,"name":"f"}') +
         difference("inputs", _own_inputs(action), ["data.txt", "library.py", "model.py", "only_f.py", "sample.f.spec.json"]) +
-        difference("outputs", names(action.outputs), ["sample.f.exported", "sample.f.exported.json", "sample.f.profile.json"]) +
+        difference("outputs", names(action.outputs), outputs) +
         difference("profile", names(target[OutputGroupInfo].profile), ["sample.f.profile.json"]) +
         difference("debug", names(target[OutputGroupInfo].debug), ["sample.f.debug.mlir"]) +
         difference("debug inputs", _own_inputs(only_action(target, "StagecDebug")), _own_inputs(action)) +
@@ -174,7 +175,13 @@ def _plugin_explanation_test_impl(ctx):
 
 plugin_explanation_test = analysis_test(_plugin_explanation_test_impl)
 
-_KERNELS = ["kernels.f.exported", "kernels.f.exported.json", "kernels.f.lowered", "kernels.f.profile.json"]
+_KERNELS = [
+    "kernels.f.exported",
+    "kernels.f.exported.json",
+    "kernels.f.exported.unread",
+    "kernels.f.lowered",
+    "kernels.f.profile.json",
+]
 
 def _kernels_export_test_impl(ctx):
     target = ctx.attr.target
@@ -339,7 +346,7 @@ def _golden_test_impl(ctx):
         difference("inputs", _own_inputs(action), sorted(artifacts + sources)) +
         difference("given", _option(action, "--inputs"), ["tests/rules/g.npz"]) +
         difference("weights", _option(action, "--weights"), ["g.safetensors=tests/rules/g.safetensors"]) +
-        difference("outputs", names(action.outputs), ["sample.g.golden.safetensors"]) +
+        difference("outputs", names(action.outputs), ["sample.g.golden.safetensors", "sample.g.golden.safetensors.unread"]) +
         _command_problems(action, "golden"),
     )
 

@@ -61,7 +61,9 @@ def _attributes(name: str, rule: Mapping[str, Any]) -> str:
             attribute.arguments["doc"],
             "required" if attribute.arguments.get("mandatory") else None,
         )
-        for key, attribute in sorted(rule["attrs"].items(), key=lambda item: not item[1].arguments.get("mandatory"))
+        for key, attribute in sorted(
+            rule.get("attrs", {}).items(), key=lambda item: not item[1].arguments.get("mandatory")
+        )
         if not key.startswith("_")
     ]
     return _section(name, rule["doc"], rows)

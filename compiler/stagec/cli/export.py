@@ -9,7 +9,7 @@ import importlib.metadata
 import sys
 
 from stagec.cli.files import digest, print_json, read_text, write_whole
-from stagec.cli.options import add_import_roots
+from stagec.cli.options import add_import_roots, add_sources, telling_unread
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
     parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
     add_import_roots(parser)
+    add_sources(parser)
 
 
 def preload() -> None:
@@ -36,6 +37,11 @@ def preload() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    with telling_unread(options):
+        _export(options)
+
+
+def _export(options: argparse.Namespace) -> None:
     from stagec.core import phases, specs
 
     spec = specs.function_spec(read_text(options.spec))

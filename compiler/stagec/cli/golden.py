@@ -6,7 +6,7 @@ import argparse
 import json
 
 from stagec.cli.files import print_json, read, read_arrays, read_text, read_weights, write_parts
-from stagec.cli.options import add_import_roots
+from stagec.cli.options import add_import_roots, add_sources, telling_unread
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the spec names, if it does")
     add_import_roots(parser)
+    add_sources(parser)
 
 
 def preload() -> None:
@@ -31,6 +32,11 @@ def preload() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    with telling_unread(options):
+        _golden(options)
+
+
+def _golden(options: argparse.Namespace) -> None:
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
     from stagec.core import specs

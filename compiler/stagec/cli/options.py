@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+
+from stagec.cli.files import write_whole
 
 
 def add_import_roots(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +18,28 @@ def add_import_roots(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder below which the user's modules and files are found; may be repeated, the first wins",
     )
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Declare `--sources` and `--unread`, of a command that runs a model's code."""
+    parser.add_argument("--sources", nargs="*", default=[], metavar="FILE", help="files that the model may read")
+    parser.add_argument("--unread", metavar="FILE", help="where to write which of these it did not read, one a line")
+
+
+@contextlib.contextmanager
+def telling_unread(options: argparse.Namespace) -> Iterator[None]:
+    """Write what `--unread` asks for when the block has been left without an error.
+
+    Raises StagecError where it cannot be written.
+    """
+    if not options.unread:
+        yield
+        return
+    from stagec.frontends.reads import Reads
+
+    reads = Reads()
+    yield
+    write_whole(options.unread, "".join(f"{path}\n" for path in reads.unread(options.sources)).encode())
 
 
 def add_manifest_import_roots(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,17 @@ from stagec.core.errors import Problem, StagecError
 from stagec.core.platforms import PLATFORMS
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
-from stagec.frontends import callbacks, checkpoints, closures, exporting, kernels, pytrees, source_locations, user_code
+from stagec.frontends import (
+    callbacks,
+    checkpoints,
+    closures,
+    exporting,
+    kernels,
+    packages,
+    pytrees,
+    source_locations,
+    user_code,
+)
 from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
@@ -239,6 +249,7 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
     jax.config.update("jax_traceback_in_locations_limit", frames)
     user_code.add_import_roots(import_roots)
+    packages.check(spec, import_roots)
     function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
     if not callable(function):
         raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")

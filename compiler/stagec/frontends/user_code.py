@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from stagec.core import phases
 from stagec.core.errors import Problem, StagecError
+from stagec.frontends import packages
 
 T = TypeVar("T")
 
@@ -29,9 +30,15 @@ _workspace: list[str] = []
 
 
 def add_import_roots(roots: Sequence[str]) -> None:
-    """Make the modules below each of `roots` (folders, first wins) importable."""
+    """Make the modules below each of `roots` (folders, first wins) importable.
+
+    The user's own come before all others; installed packages come behind those of stagec's environment.
+    """
     _workspace[:] = [str(Path.cwd())]
-    sys.path[:0] = [str(Path(root).absolute()) for root in roots]
+    folders = [str(Path(root).absolute()) for root in roots]
+    behind = [folder for folder in folders if packages.are_in(folder)]
+    sys.path[:0] = [folder for folder in folders if folder not in behind]
+    sys.path += [folder for folder in behind if folder not in sys.path and Path(folder).is_dir()]
 
 
 def load_entry(entry: str, file: str, key: str) -> Any:

@@ -217,7 +217,8 @@ def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
     """Copy the import roots into `folder`, so that sources have other paths; return the copies."""
     copies = []
     for number, root in enumerate(roots):
-        copy = folder / f"root{number}"
+        # The name may say that packages are installed there.
+        copy = folder / f"root{number}" / Path(root).resolve().name
         # Runfiles are links: what they point to is copied.
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__", ".git", "site-packages", "*.runfiles"))
         copies.append(str(copy))

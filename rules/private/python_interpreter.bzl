@@ -1,0 +1,24 @@
+"""The interpreter of a toolchain of Python's, for the actions of stagec's."""
+
+load("//rules:providers.bzl", "InterpreterInfo")
+
+_PYTHON = "@bazel_tools//tools/python:toolchain_type"
+
+def _python_interpreter_impl(ctx):
+    runtime = ctx.toolchains[_PYTHON].py3_runtime
+    if not runtime:
+        fail("%s: the Python toolchain has no py3_runtime; register one whose py_runtime_pair has it" % ctx.label)
+    files = runtime.files or depset()
+    if runtime.interpreter:
+        files = depset([runtime.interpreter], transitive = [files])
+    return [
+        DefaultInfo(files = files),
+        InterpreterInfo(executable = runtime.interpreter or runtime.interpreter_path, files = files),
+    ]
+
+python_interpreter = rule(
+    implementation = _python_interpreter_impl,
+    doc = "The interpreter of the toolchain of type `@bazel_tools//tools/python:toolchain_type`: a `py_runtime`, of " +
+          "whatever rule set. Name it in `interpreter` of a `stagec_toolchain` of your own, and actions run it.",
+    toolchains = [_PYTHON],
+)
