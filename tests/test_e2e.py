@@ -626,6 +626,7 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
             "stagec_isolation",
             "stagec_planning",
             "stagec_python",
+            "stagec_uv",
         }
         said = built.refusal("//models:models.gelu.v5e-2x2", *NO_NETWORK)
         assert "compiler/tpu.lock: the package index cannot be reached (it needs libtpu==" in said
