@@ -568,6 +568,18 @@ def test_a_wrong_hash_in_a_lock(built: Workspace) -> None:
     assert built.run("build", "@tools//:environment").returncode == 0
 
 
+def test_the_lock_is_written_again(built: Workspace) -> None:
+    lock = built.root / "requirements.lock"
+    before = lock.read_text()
+    try:
+        done = built.run("run", "@stagec//:lock", "--", "requirements.in")
+        assert (done.returncode, done.stdout.partition(" packages")[0]) == (0, "requirements.lock: 38"), done.stderr
+        pinned = re.compile(r"^\S+==.*", re.MULTILINE)  # the hashes are of the index that this machine has
+        assert pinned.findall(lock.read_text()) == pinned.findall(before)
+    finally:
+        lock.write_text(before)
+
+
 def test_a_device_of_ones_own_is_read_again_when_its_file_changes(built: Workspace) -> None:
     target = '[targets.mine]\nplatform = "cuda"\ndevice = "devices/mine.toml"\n\n[targets.cpu]'
     gelu = 'entry = "models.layers:gelu"\nargs = ["f32[32]"]\ntargets = ["cpu"'

@@ -26,9 +26,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.building import ROOT
+from tests.building import INSTALLER
 
-INSTALLER = ROOT / "rules" / "private" / "python_environment.py"
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
 
@@ -61,13 +60,8 @@ Uv = list[str]
 
 
 @pytest.fixture(scope="session")
-def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
-    """uv as stagec installs it: with pip, from its lock."""
-    out = tmp_path_factory.mktemp("uv")
-    lock = ROOT / "compiler" / "installer.lock"
-    command = [sys.executable, "-B", "-E", str(INSTALLER), str(lock), "compiler/installer.lock"]
-    subprocess.run(command, cwd=out, check=True)
-    return ["--uv", str(out / "site-packages" / "bin" / "uv")]
+def uv(uv_program: Path) -> Uv:
+    return ["--uv", str(uv_program)]
 
 
 @pytest.fixture(params=["uv", "pip"])

@@ -91,14 +91,12 @@ environment(
     version = %r,
     visibility = ["//visibility:public"],
 )
-
-exports_files(["problem.txt"])
 """
 
 # What the installer ends with where the index has no wheel for this machine.
 _NO_WHEEL = 3
 
-def _install(repository_ctx, lock, display, uv = []):
+def _install(repository_ctx, lock, display, uv = [], more = ""):
     """Installs a lock into the repository.
 
     Args:
@@ -106,6 +104,7 @@ def _install(repository_ctx, lock, display, uv = []):
       lock: path of the lock.
       display: what messages call it.
       uv: the installer's words about uv; without, pip installs.
+      more: what the BUILD file has besides.
 
     Returns:
       struct of problem, a message or "", and whether that is that the index has no wheel for this machine.
@@ -132,14 +131,14 @@ def _install(repository_ctx, lock, display, uv = []):
     if note:
         print(note)
     repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
-    repository_ctx.file("BUILD", _BUILD % (python.interpreter, python.version), executable = False)
+    repository_ctx.file("BUILD", _BUILD % (python.interpreter, python.version) + more, executable = False)
     return struct(problem = "", no_wheel = False)
 
 def _python_environment_impl(repository_ctx):
     lock = watched_path(repository_ctx, repository_ctx.attr.lock)
     problem = repository_ctx.path(repository_ctx.attr._uv)
     without = repository_ctx.read(problem).strip()
-    uv = ["--without-uv", without] if without else ["--uv", "%s/site-packages/bin/uv" % problem.dirname]
+    uv = ["--without-uv", without] if without else ["--uv", problem.dirname.get_child("uv")]
     installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr.lock), uv)
     if installed.problem:
         fail(installed.problem)
@@ -174,14 +173,18 @@ python_environment = repository_rule(
 
 def _uv_environment_impl(repository_ctx):
     lock = watched_path(repository_ctx, repository_ctx.attr._lock)
-    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr._lock))
+    files = "\nexports_files([\"problem.txt\", \"uv\"])\n"
+    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr._lock), more = files)
     if installed.problem and not installed.no_wheel:
         fail(installed.problem)
     repository_ctx.file("problem.txt", installed.problem.split("\n")[0], executable = False)
     if installed.no_wheel:
-        # pip does without it.
-        repository_ctx.file("no.lock", "", executable = False)
-        _install(repository_ctx, repository_ctx.path("no.lock"), "no.lock")
+        # pip installs the packages of other environments.
+        repository_ctx.file("uv", "", executable = False)
+        repository_ctx.file("empty.lock", "", executable = False)
+        _install(repository_ctx, repository_ctx.path("empty.lock"), "empty.lock", more = files)
+    else:
+        repository_ctx.symlink("site-packages/bin/uv", "uv")
 
 uv_environment = repository_rule(
     implementation = _uv_environment_impl,

@@ -42,7 +42,11 @@ _OPTIONS = (
 
 
 class Unusable(Exception):
-    """uv cannot install this lock: the text says why, in one line."""
+    """uv cannot do it: the text says why, in one line. output: all that uv said."""
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Uv:
         if done.returncode != 0:
             lines = [re.sub(r"^[^\w`]+", "", line) for line in done.stderr.splitlines()]
             said = " ".join([line for line in lines if line and not line.startswith("warning:")][:4])
-            raise Unusable(f"uv: {said.removeprefix('error: ') or f'exit status {done.returncode}'}")
+            raise Unusable(f"uv: {said.removeprefix('error: ') or f'exit status {done.returncode}'}", done.stderr)
         return done.stdout
 
     def _variables(self) -> dict[str, str]:
