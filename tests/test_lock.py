@@ -38,7 +38,7 @@ class Locking:
         return subprocess.run(
             [sys.executable, "-B", str(INSTALLER.with_name("lock.py")), *own, "requirements.in", *arguments],
             cwd=self.folder,
-            env={**os.environ, "UV_CACHE_DIR": str(self.cache), **env},
+            env={**os.environ, "PYTHONPATH": str(INSTALLER.parent), "UV_CACHE_DIR": str(self.cache), **env},
             capture_output=True,
             text=True,
         )

@@ -210,9 +210,9 @@ def test_settings_of_pip_do_not_send_the_packages_elsewhere(tmp_path: Path, word
     assert (tmp_path / "out" / "site-packages" / "tiny.py").exists()
 
 
-def test_a_wrong_hash_names_the_package_and_both_hashes(tmp_path: Path, words: Uv) -> None:
+def test_a_wrong_hash_names_the_package_and_both_hashes(tmp_path: Path, uv: Uv) -> None:
     got = write_wheel(tmp_path)
-    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{'0' * 64}\n", words=words) == (
+    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{'0' * 64}\n", words=uv) == (
         "models/requirements.lock: tiny: the downloaded file does not have the locked sha256\n"
         f"  expected {'0' * 64}\n"
         f"  got      {got}\n"
@@ -239,31 +239,31 @@ def test_all_that_a_lock_leaves_open_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_no_wheel_for_this_python_says_for_which(tmp_path: Path, words: Uv) -> None:
+def test_no_wheel_for_this_python_says_for_which(tmp_path: Path, uv: Uv) -> None:
     digest = write_wheel(tmp_path, "cp27-cp27m-win32")
-    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=words)
+    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=uv)
     assert message.startswith("models/requirements.lock: tiny==1.0: no wheel for CPython 3.")
     assert message.endswith("  lock a version that has one, or name another interpreter in STAGEC_PYTHON")
 
 
-def test_an_index_that_cannot_be_reached(tmp_path: Path, words: Uv) -> None:
+def test_an_index_that_cannot_be_reached(tmp_path: Path, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64}\n"
     env: dict[str, str] = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}
-    assert refusal(tmp_path, lock, words=words, **env) == (
+    assert refusal(tmp_path, lock, words=uv, **env) == (
         "models/requirements.lock: the package index cannot be reached (it needs tiny==1.0 first): "
         "NewConnectionError\n"
         "  check the network and pip's index settings (pip config list), then build again"
     )
 
 
-def test_an_index_that_gives_another_digest(tmp_path: Path, words: Uv) -> None:
+def test_an_index_that_gives_another_digest(tmp_path: Path, uv: Uv) -> None:
     digest = write_wheel(tmp_path)
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     link = f"{wheel.as_uri()}#md5={hashlib.md5(wheel.read_bytes()).hexdigest()}"
     (tmp_path / "simple" / "tiny").mkdir(parents=True)
     (tmp_path / "simple" / "tiny" / "index.html").write_text(f'<!DOCTYPE html><a href="{link}">{wheel.name}</a>')
     env = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": (tmp_path / "simple").as_uri(), "PIP_FIND_LINKS": ""}
-    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=words, **env) == (
+    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=uv, **env) == (
         "models/requirements.lock: Tiny: pip does not say the sha256 of its wheel, only another digest of the index\n"
         "  use an index whose links have #sha256=, or a folder of wheels (PIP_FIND_LINKS)"
     )
@@ -517,8 +517,7 @@ def test_a_wheel_that_is_not_as_its_record_says_is_installed_as_it_is(tmp_path: 
     ("env", "kept"),
     [
         ({}, ".cache/uv"),
-        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/uv"),
-        ({"PIP_CACHE_DIR": "{}/pip"}, "pip/uv"),
+        ({"XDG_CACHE_HOME": "{}/xdg", "PIP_CACHE_DIR": "{}/pip"}, "pip/uv"),
         ({"PIP_CACHE_DIR": "{}/pip", "UV_CACHE_DIR": "{}/uv"}, "uv"),
         ({"PIP_NO_CACHE_DIR": "1", "UV_CACHE_DIR": "{}/uv"}, None),
         ({"UV_CACHE_DIR": "{}/requirements.lock/uv"}, None),
