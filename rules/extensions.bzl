@@ -8,7 +8,7 @@
 
 load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:manifest.bzl", "stagec_manifest")
-load("//rules/private:python_environment.bzl", "python_environment")
+load("//rules/private:python_environment.bzl", "python_environment", "uv_environment")
 
 def _stagec_impl(module_ctx):
     locks = {
@@ -37,6 +37,7 @@ def _stagec_impl(module_ctx):
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"])
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"])
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
+    uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")
 
 _environment = tag_class(

@@ -3,7 +3,7 @@
 load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:manifest.bzl", _stagec_manifest = "stagec_manifest")
 load("//rules/private:offline.bzl", _stagec_offline_repositories = "stagec_offline_repositories")
-load("//rules/private:python_environment.bzl", _python_environment = "python_environment")
+load("//rules/private:python_environment.bzl", "uv_environment", _python_environment = "python_environment")
 
 python_environment = _python_environment
 stagec_manifest = _stagec_manifest
@@ -27,5 +27,6 @@ def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"))
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"))
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
+    uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")
     native.register_toolchains("@stagec//compiler:toolchain")

@@ -14,6 +14,7 @@ from tests.forking import Template
 
 ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
+INSTALLER = ROOT / "rules" / "private" / "python_environment.py"
 PYTHON = (sys.executable, "-B", "-s", "-S")
 FORKING = ("bundle", "compile", "export", "golden", "plan")
 

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.building import ROOT, build
+from tests.building import INSTALLER, ROOT, build
 
 # The same examples on every machine: a build must not fail by chance.
 settings.register_profile("same", derandomize=True)
@@ -55,3 +57,13 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if file.is_file():
             shutil.copy(file, out / file.name.replace(".spec.json", ".spec"))
     return out / built.name
+
+
+@pytest.fixture(scope="session")
+def uv_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """uv as stagec installs it: with pip, from its lock."""
+    out = tmp_path_factory.mktemp("uv")
+    lock = ROOT / "compiler" / "installer.lock"
+    command = [sys.executable, "-B", "-E", str(INSTALLER), str(lock), "compiler/installer.lock"]
+    subprocess.run(command, cwd=out, check=True)
+    return out / "site-packages" / "bin" / "uv"

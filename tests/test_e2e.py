@@ -563,6 +563,18 @@ def test_a_wrong_hash_in_a_lock(built: Workspace) -> None:
     assert built.run("build", "@tools//:environment").returncode == 0
 
 
+def test_the_lock_is_written_again(built: Workspace) -> None:
+    lock = built.root / "requirements.lock"
+    before = lock.read_text()
+    try:
+        done = built.run("run", "@stagec//:lock", "--", "requirements.in")
+        assert (done.returncode, done.stdout.partition(" packages")[0]) == (0, "requirements.lock: 38"), done.stderr
+        pinned = re.compile(r"^\S+==.*", re.MULTILINE)  # the hashes are of the index that this machine has
+        assert pinned.findall(lock.read_text()) == pinned.findall(before)
+    finally:
+        lock.write_text(before)
+
+
 def test_a_device_of_ones_own_is_read_again_when_its_file_changes(built: Workspace) -> None:
     target = '[targets.mine]\nplatform = "cuda"\ndevice = "devices/mine.toml"\n\n[targets.cpu]'
     gelu = 'entry = "models.layers:gelu"\nargs = ["f32[32]"]\ntargets = ["cpu"'
@@ -621,6 +633,7 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
             "stagec_isolation",
             "stagec_planning",
             "stagec_python",
+            "stagec_uv",
         }
         said = built.refusal("//models:models.gelu.v5e-2x2", *NO_NETWORK)
         assert "compiler/tpu.lock: the package index cannot be reached (it needs libtpu==" in said

@@ -1,40 +1,85 @@
-"""Installing a locked environment: real pip runs, on a wheel made here."""
+"""Installing a locked environment: real uv and pip run, on wheels made here."""
 
+import base64
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import platform
+import shutil
+import ssl
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-INSTALLER = Path(__file__).parent.parent / "rules" / "private" / "python_environment.py"
+from tests.building import INSTALLER
+
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
 
 
-def write_wheel(folder: Path, tag: str = "py3-none-any") -> str:
-    """Write the wheel of a package `tiny` 1.0; return its sha256."""
+def write_wheel(folder: Path, tag: str = "py3-none-any", answer: int = 42) -> str:
+    """Write the wheel of a package `Tiny` 1.0; return its sha256."""
     path = folder / f"tiny-1.0-{tag}.whl"
+    files = {
+        "tiny.py": f"ANSWER = {answer}\n",
+        "tiny_tools/tests/test_tiny.py": "import tiny\n",
+        "tiny_tools/broken.py": "this is not Python\n",
+        "tiny-1.0.data/scripts/tiny": "#!python\nimport tiny\n",
+        "tiny-1.0.data/data/share/tiny.txt": "data\n",
+        "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: Tiny\nVersion: 1.0\n",
+        "tiny-1.0.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    record = [f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items()]
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("tiny.py", "ANSWER = 42\n")
-        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        wheel.writestr("tiny-1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
-        wheel.writestr("tiny-1.0.dist-info/RECORD", "tiny.py,,\n")
+        for name, text in {**files, "tiny-1.0.dist-info/RECORD": "".join(record)}.items():
+            wheel.writestr(zipfile.ZipInfo(name), text)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def install(folder: Path, lock: str, python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[str]:
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+
+
+# The words that give the installer a uv.
+Uv = list[str]
+
+
+@pytest.fixture(scope="session")
+def uv(uv_program: Path) -> Uv:
+    return ["--uv", str(uv_program)]
+
+
+@pytest.fixture(params=["uv", "pip"])
+def words(request: pytest.FixtureRequest) -> Uv:
+    """Tests that ask for it run twice: uv installs, and pip does."""
+    return request.getfixturevalue("uv") if request.param == "uv" else []
+
+
+def install(
+    folder: Path, lock: str, python: str = sys.executable, words: Uv | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Install `lock` into `folder`/out with wheels from `folder`."""
     (folder / "requirements.lock").write_text(lock)
+    shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()
+    command = [python, "-B", "-E", str(INSTALLER), str(folder / "requirements.lock"), "models/requirements.lock"]
     return subprocess.run(
-        [python, "-E", "-P", str(INSTALLER), str(folder / "requirements.lock"), "models/requirements.lock"],
+        [*command, *(words or [])],
         cwd=folder / "out",
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_FIND_LINKS": str(folder), **NO_INDEX, **env},
         capture_output=True,
@@ -42,25 +87,83 @@ def install(folder: Path, lock: str, python: str = sys.executable, **env: str) -
     )
 
 
-def refusal(folder: Path, lock: str, python: str = sys.executable, **env: str) -> str:
+def refusal(folder: Path, lock: str, python: str = sys.executable, words: Uv | None = None, **env: str) -> str:
     """The message with which `install` refuses; nothing is left behind."""
-    result = install(folder, lock, python, **env)
-    assert result.returncode == 2, result.stdout + result.stderr
+    result = install(folder, lock, python, words, **env)
+    assert result.returncode == (3 if ": no wheel for " in result.stdout else 2), result.stdout + result.stderr
     assert list((folder / "out").iterdir()) == []
-    return result.stdout.strip()
+    steps = ("installing models/requirements.lock with pip", "installing 1 package of models/requirements.lock")
+    return "\n".join(line for line in result.stdout.splitlines() if line not in steps)
 
 
-def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path) -> None:
+def installed_by(folder: Path, lock: str, words: Uv, **env: str) -> tuple[str, str]:
+    """Install; return the program that installed, and the note for the user."""
+    result = install(folder, lock, words=words, **env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    installer = folder / "out" / "site-packages" / "tiny-1.0.dist-info" / "INSTALLER"
+    return installer.read_text().strip(), (folder / "out" / "note.txt").read_text()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, but those in which each installer says something of itself."""
+    theirs = ("INSTALLER", "RECORD", "note.txt")
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in theirs)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words: Uv) -> None:
     lock = f"# A comment.\ntiny==1.0 \\\n    --hash=sha256:{write_wheel(tmp_path)}\n"
-    result = install(tmp_path, lock)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    result = install(tmp_path, lock, words=words)
+    assert (result.returncode, result.stderr) == (0, "")
     site_packages = tmp_path / "out" / "site-packages"
     assert (site_packages / "tiny.py").read_text() == "ANSWER = 42\n"
     compiled = next((site_packages / "__pycache__").glob("tiny.*.pyc")).read_bytes()
     assert compiled[4:8] == b"\x01\x00\x00\x00", "a hash, not a clock, and never checked"
     assert str(tmp_path).encode() not in compiled
+    assert not (site_packages / "tiny_tools" / "tests" / "__pycache__").exists()
     assert len((tmp_path / "out" / "fingerprint.txt").read_text()) == 65
-    assert not (tmp_path / "out" / "report.json").exists()
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"fingerprint.txt", "note.txt", "packages.json", "site-packages"}
+    assert (tmp_path / "out" / "note.txt").read_text() == ""
+    assert (site_packages / "tiny-1.0.dist-info" / "INSTALLER").read_text().strip() == ("uv" if words else "pip")
+
+
+def test_steps_one_by_one_say_what_the_next_one_does(tmp_path: Path, words: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    assert install(tmp_path, lock, words=words).returncode == 0
+    whole = contents(tmp_path / "out")
+    said = [install(tmp_path, lock, words=[*words, "--step", "choose"]).stdout]
+    assert not (tmp_path / "out" / "state.json").stat().st_mode & 0o077, "addresses may have passwords"
+    command = [
+        sys.executable,
+        "-B",
+        "-E",
+        str(INSTALLER),
+        str(tmp_path / "requirements.lock"),
+        "models/requirements.lock",
+    ]
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_FIND_LINKS": str(tmp_path), **NO_INDEX}
+    for step in ("install", "compile"):
+        done = subprocess.run(
+            [*command, "--step", step, *words], cwd=tmp_path / "out", env=env, capture_output=True, text=True
+        )
+        said.append(done.stdout)
+    assert said == [
+        f"installing {'1 package of models/requirements.lock' if words else 'models/requirements.lock with pip'}\n",
+        "compiling the modules of models/requirements.lock\n",
+        "models/requirements.lock is installed\n",
+    ]
+    assert contents(tmp_path / "out") == whole
+
+
+def test_uv_installs_what_pip_installs(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    trees = []
+    for words in (uv, []):
+        assert install(tmp_path, lock, words=words).returncode == 0
+        trees.append(contents(tmp_path / "out"))
+    assert trees[0] == trees[1]
+    assert {"site-packages/bin/tiny", "site-packages/share/tiny.txt"} <= trees[0].keys()
 
 
 @pytest.fixture(scope="module")
@@ -79,34 +182,37 @@ def debian12(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("pip", ["this", "23.0.1"])
-def test_the_wheels_that_were_installed_are_listed(tmp_path: Path, pip: str, request: pytest.FixtureRequest) -> None:
+def test_the_wheels_that_were_installed_are_listed(
+    tmp_path: Path, pip: str, words: Uv, request: pytest.FixtureRequest
+) -> None:
     python = sys.executable if pip == "this" else request.getfixturevalue("debian12")
     digest = write_wheel(tmp_path)
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64} --hash=sha256:{digest}\n"
-    result = install(tmp_path, lock, python)
+    result = install(tmp_path, lock, python, words)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "out" / "note.txt").read_text() == ""
     assert json.loads((tmp_path / "out" / "packages.json").read_text()) == {
         "python": platform.python_version(),
-        "packages": [{"name": "tiny", "version": "1.0", "filename": "tiny-1.0-py3-none-any.whl", "sha256": digest}],
+        "packages": [{"name": "Tiny", "version": "1.0", "filename": "tiny-1.0-py3-none-any.whl", "sha256": digest}],
     }
 
 
-def test_an_empty_lock_is_an_empty_environment(tmp_path: Path) -> None:
-    assert install(tmp_path, "# nothing\n").returncode == 0
+def test_an_empty_lock_is_an_empty_environment(tmp_path: Path, words: Uv) -> None:
+    assert install(tmp_path, "# nothing\n", words=words).returncode == 0
     assert list((tmp_path / "out" / "site-packages").iterdir()) == []
     assert json.loads((tmp_path / "out" / "packages.json").read_text())["packages"] == []
 
 
-def test_settings_of_pip_do_not_send_the_packages_elsewhere(tmp_path: Path) -> None:
+def test_settings_of_pip_do_not_send_the_packages_elsewhere(tmp_path: Path, words: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
-    result = install(tmp_path, lock, PIP_USER="1", PIP_TARGET=str(tmp_path / "a"), PIP_PREFIX=str(tmp_path / "b"))
-    assert result.returncode == 0, result.stdout
+    elsewhere = {"PIP_USER": "1", "PIP_TARGET": str(tmp_path / "a"), "PIP_PREFIX": str(tmp_path / "b")}
+    assert installed_by(tmp_path, lock, words, **elsewhere) == ("uv" if words else "pip", "")
     assert (tmp_path / "out" / "site-packages" / "tiny.py").exists()
 
 
-def test_a_wrong_hash_names_the_package_and_both_hashes(tmp_path: Path) -> None:
+def test_a_wrong_hash_names_the_package_and_both_hashes(tmp_path: Path, uv: Uv) -> None:
     got = write_wheel(tmp_path)
-    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{'0' * 64}\n") == (
+    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{'0' * 64}\n", words=uv) == (
         "models/requirements.lock: tiny: the downloaded file does not have the locked sha256\n"
         f"  expected {'0' * 64}\n"
         f"  got      {got}\n"
@@ -133,32 +239,32 @@ def test_all_that_a_lock_leaves_open_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_no_wheel_for_this_python_says_for_which(tmp_path: Path) -> None:
+def test_no_wheel_for_this_python_says_for_which(tmp_path: Path, uv: Uv) -> None:
     digest = write_wheel(tmp_path, "cp27-cp27m-win32")
-    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n")
+    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=uv)
     assert message.startswith("models/requirements.lock: tiny==1.0: no wheel for CPython 3.")
     assert message.endswith("  lock a version that has one, or name another interpreter in STAGEC_PYTHON")
 
 
-def test_an_index_that_cannot_be_reached(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_reached(tmp_path: Path, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64}\n"
-    env = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}
-    assert refusal(tmp_path, lock, **env) == (
+    env: dict[str, str] = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}
+    assert refusal(tmp_path, lock, words=uv, **env) == (
         "models/requirements.lock: the package index cannot be reached (it needs tiny==1.0 first): "
         "NewConnectionError\n"
         "  check the network and pip's index settings (pip config list), then build again"
     )
 
 
-def test_an_index_that_gives_another_digest(tmp_path: Path) -> None:
+def test_an_index_that_gives_another_digest(tmp_path: Path, uv: Uv) -> None:
     digest = write_wheel(tmp_path)
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     link = f"{wheel.as_uri()}#md5={hashlib.md5(wheel.read_bytes()).hexdigest()}"
     (tmp_path / "simple" / "tiny").mkdir(parents=True)
     (tmp_path / "simple" / "tiny" / "index.html").write_text(f'<!DOCTYPE html><a href="{link}">{wheel.name}</a>')
     env = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": (tmp_path / "simple").as_uri(), "PIP_FIND_LINKS": ""}
-    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", **env) == (
-        "models/requirements.lock: tiny: pip does not say the sha256 of its wheel, only another digest of the index\n"
+    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=uv, **env) == (
+        "models/requirements.lock: Tiny: pip does not say the sha256 of its wheel, only another digest of the index\n"
         "  use an index whose links have #sha256=, or a folder of wheels (PIP_FIND_LINKS)"
     )
 
@@ -171,12 +277,11 @@ def test_an_interpreter_without_pip(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("python_environment", INSTALLER)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(INSTALLER.parent))
+    try:
+        return importlib.import_module("python_environment")
+    finally:
+        sys.path.pop(0)
 
 
 def test_only_what_is_pinned_counts_in_the_fingerprint(installer: ModuleType) -> None:
@@ -186,3 +291,242 @@ def test_only_what_is_pinned_counts_in_the_fingerprint(installer: ModuleType) ->
     assert installer.fingerprint(lock) == installer.fingerprint(same)
     assert installer.fingerprint(lock) != installer.fingerprint(lock.replace("b==2", "b==3"))
     assert installer.fingerprint(lock) != installer.fingerprint(lock.replace("cc", "dd"))
+
+
+class Index(SimpleHTTPRequestHandler):
+    """An index with one package, and a proxy for every other: it has the same for all hosts."""
+
+    password = ""
+
+    def do_GET(self) -> None:
+        """Serve /HOST/PATH for a proxy's http://HOST/PATH, to whom the password is known."""
+        self.path = self.path.removeprefix("http://index.invalid")
+        if self.password and self.headers["Authorization"] != f"Basic {self.password}":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, *_arguments: object) -> None:
+        """Be quiet."""
+
+
+@contextmanager
+def serving(folder: Path, password: str = "", certificate: Path | None = None) -> Iterator[int]:
+    """Serve a folder on 127.0.0.1; give its port."""
+    handler = type("Handler", (Index,), {"password": password})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def write_index(folder: Path) -> str:
+    """Write an index with the wheel of `tiny` into a folder; return the wheel's sha256."""
+    files = folder / "files"
+    files.mkdir()
+    digest = write_wheel(files)
+    (folder / "simple" / "tiny").mkdir(parents=True)
+    link = f'<a href="/files/tiny-1.0-py3-none-any.whl#sha256={digest}">tiny-1.0-py3-none-any.whl</a>'
+    (folder / "simple" / "tiny" / "index.html").write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
+    return digest
+
+
+def write_certificates(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate authority's certificate, and one of 127.0.0.1 with its key; return both files."""
+    now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in ("an authority", "an index")]
+    written = []
+    for which, file in enumerate((folder / "authority.pem", folder / "index.pem")):
+        builder = x509.CertificateBuilder(names[0], names[which], keys[which].public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        builder = builder.add_extension(x509.BasicConstraints(ca=which == 0, path_length=None), critical=True)
+        if which == 1:
+            address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+            builder = builder.add_extension(address, critical=False)
+            key = keys[which].private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        else:
+            key = b""
+        signed = builder.sign(keys[0], hashes.SHA256())
+        file.write_bytes(key + signed.public_bytes(serialization.Encoding.PEM))
+        written.append(file)
+    return written[0], written[1]
+
+
+@pytest.mark.parametrize("place", ["variable", "named file", "file of the user", "old file of the user", "environment"])
+def test_uv_finds_packages_where_pip_is_set_to(tmp_path: Path, place: str, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n"
+    password = base64.b64encode(b"me:it's me").decode()
+    env = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": ""}
+    python = sys.executable
+    with serving(tmp_path, password) as port:
+        url = f"http://me:it%27s%20me@127.0.0.1:{port}/simple"
+        settings = f"[global]\nno-index = yes\ntimeout = 7.5\n[install]\nno-index = no\nindex-url = {url}\n"
+        if place == "variable":
+            env |= {"PIP_INDEX_URL": url, "PIP_CONFIG_FILE": os.devnull}
+        elif place == "environment":
+            venv = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(tmp_path / "venv")]
+            subprocess.run(venv, check=True)
+            python = str(tmp_path / "venv" / "bin" / "python")
+            (tmp_path / "venv" / "pip.conf").write_text(settings)
+        else:
+            files = {"named file": "my.conf", "old file of the user": ".pip/pip.conf"}
+            file = tmp_path / files.get(place, ".config/pip/pip.conf")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(settings)
+            env |= {"PIP_CONFIG_FILE": str(file)} if place == "named file" else {}
+        result = install(tmp_path, lock, python, uv, **env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "out" / "note.txt").read_text() == ""
+    assert (tmp_path / "out" / "site-packages" / "tiny.py").exists()
+
+
+@pytest.mark.parametrize("trust", ["PIP_CERT", "REQUESTS_CA_BUNDLE", "PIP_TRUSTED_HOST", "nobody"])
+def test_uv_trusts_whom_pip_trusts(tmp_path: Path, trust: str, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n"
+    authority, certificate = write_certificates(tmp_path)
+    with serving(tmp_path, certificate=certificate) as port:
+        env = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": f"https://127.0.0.1:{port}/simple"}
+        env[trust] = f"127.0.0.1:{port}" if trust == "PIP_TRUSTED_HOST" else str(authority)
+        if trust == "nobody":
+            assert "the package index cannot be reached" in refusal(tmp_path, lock, words=uv, **env)
+        else:
+            assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
+
+
+def test_uv_goes_through_pips_proxy(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n"
+    env = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": "http://index.invalid/simple"}
+    with serving(tmp_path) as port:
+        env |= {"PIP_PROXY": f"http://127.0.0.1:{port}"}
+        assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
+
+
+def test_an_extra_index_is_asked_too(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n"
+    (tmp_path / "empty").mkdir()
+    env = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": (tmp_path / "empty").as_uri()}
+    with serving(tmp_path) as port:
+        env["PIP_EXTRA_INDEX_URL"] = f"{(tmp_path / 'missing').as_uri()} http://127.0.0.1:{port}/simple"
+        assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
+
+
+def test_a_setting_without_a_word_in_uv_is_named(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    assert installed_by(tmp_path, lock, uv, PIP_IGNORE_REQUIRES_PYTHON="1") == (
+        "pip",
+        "models/requirements.lock: pip installs it, not uv, which takes longer: "
+        "uv has no word for pip's setting ignore-requires-python\n",
+    )
+
+
+def test_a_machine_without_a_wheel_of_uv_says_why_pip_installs(tmp_path: Path) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    assert installed_by(tmp_path, lock, ["--without-uv", "uv==1: no wheel"]) == (
+        "pip",
+        "models/requirements.lock: pip installs it, not uv, which takes longer: uv==1: no wheel\n",
+    )
+
+
+def test_a_uv_that_does_not_start_says_why_pip_installs(tmp_path: Path) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    installer, note = installed_by(tmp_path, lock, ["--uv", str(tmp_path / "uv")])
+    assert (installer, "No such file" in note) == ("pip", True)
+
+
+def of_several_wheels(folder: Path, locked: int, words: Uv) -> None:
+    """Install one of two wheels, for any Python and, better, for this one. locked: how many of them the lock has."""
+    tags = ["py3-none-any", f"{PYTHON_TAG}-none-any"]
+    digests = [write_wheel(folder, tag, answer) for answer, tag in enumerate(tags)]
+    lock = "tiny==1.0 " + " ".join(f"--hash=sha256:{digest}" for digest in digests[:locked]) + "\n"
+    assert installed_by(folder, lock, words) == ("uv" if words else "pip", "")
+    best = locked - 1
+    assert (folder / "out" / "site-packages" / "tiny.py").read_text() == f"ANSWER = {best}\n"
+    (listed,) = json.loads((folder / "out" / "packages.json").read_text())["packages"]
+    assert (listed["filename"], listed["sha256"]) == (f"tiny-1.0-{tags[best]}.whl", digests[best])
+
+
+def test_of_several_wheels_the_best(tmp_path: Path, words: Uv) -> None:
+    of_several_wheels(tmp_path, 2, words)
+
+
+def test_of_several_wheels_the_best_that_is_locked(tmp_path: Path, uv: Uv) -> None:
+    of_several_wheels(tmp_path, 1, uv)  # pip does not know the digests of a folder's files before it has chosen
+
+
+def test_what_is_done_to_installed_files_does_not_reach_the_next_environment(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    assert installed_by(tmp_path, lock, uv) == ("uv", "")
+    first = contents(tmp_path / "out")
+    for path in (tmp_path / "out" / "site-packages").rglob("tiny*"):
+        if path.is_file():
+            with path.open("ab") as file:
+                file.write(b"# edited\n")
+    assert installed_by(tmp_path, lock, uv) == ("uv", "")
+    assert contents(tmp_path / "out") == first
+
+
+def test_a_damaged_cache_is_noticed_and_not_used(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    env = {"UV_CACHE_DIR": str(tmp_path / "cache")}
+    assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
+    first = contents(tmp_path / "out")
+    assert install(tmp_path, lock, words=uv, **env).returncode == 0
+    assert contents(tmp_path / "out") == first
+    (kept,) = (tmp_path / "cache").rglob("tiny.py")
+    kept.write_text("ANSWER = 43\n")
+    (compiled,) = (tmp_path / "cache" / "stagec-byte-code").rglob("*.zip")
+    damaged = bytearray(compiled.read_bytes())
+    damaged[len(damaged) // 3] ^= 1
+    compiled.write_bytes(damaged)
+    installer, note = installed_by(tmp_path, lock, uv, **env)
+    assert (installer, note) == (
+        "uv",
+        f"models/requirements.lock: uv's cache {tmp_path / 'cache'} has another tiny.py than the wheel of tiny: it was "
+        "downloaded again (uv cache clean tiny mends the cache)\n",
+    )
+    assert contents(tmp_path / "out") == first
+
+
+def test_a_wheel_that_is_not_as_its_record_says_is_installed_as_it_is(tmp_path: Path, uv: Uv) -> None:
+    write_wheel(tmp_path)
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in {**files, "tiny.py": b"ANSWER = 7\n"}.items():
+            archive.writestr(name, content)
+    lock = f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    assert installed_by(tmp_path, lock, uv) == ("uv", "")
+    assert (tmp_path / "out" / "site-packages" / "tiny.py").read_text() == "ANSWER = 7\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "kept"),
+    [
+        ({}, ".cache/uv"),
+        ({"XDG_CACHE_HOME": "{}/xdg", "PIP_CACHE_DIR": "{}/pip"}, "pip/uv"),
+        ({"PIP_CACHE_DIR": "{}/pip", "UV_CACHE_DIR": "{}/uv"}, "uv"),
+        ({"PIP_NO_CACHE_DIR": "1", "UV_CACHE_DIR": "{}/uv"}, None),
+        ({"UV_CACHE_DIR": "{}/requirements.lock/uv"}, None),
+    ],
+)
+def test_where_wheels_are_kept(tmp_path: Path, env: dict[str, str], kept: str | None, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    env = {name: value.format(tmp_path) for name, value in env.items()}
+    assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
+    found = {path.parents[2] for path in tmp_path.rglob("stagec-byte-code/*/*.zip")}
+    assert found == ({tmp_path / kept} if kept else set())
+    assert [path for path in tmp_path.rglob("tiny.py") if "archive" in str(path)] != [] if kept else True

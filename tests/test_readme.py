@@ -31,7 +31,8 @@ def files() -> dict[str, str]:
 
 FILES = files()
 ENTRY = ("MODULE.bazel", "WORKSPACE")
-SHELL = [line for language, text in blocks("README.md") if language == "sh" for line in text.splitlines()]
+PAGES = ("README.md", "docs/bazel.md")
+SHELL = [line for page in PAGES for language, text in blocks(page) if language == "sh" for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +59,23 @@ def test_the_example_names_its_files() -> None:
         "models/classifier.py",
         "models/models.toml",
         "models/scale.py",
+        "requirements.in",
         "serve.py",
         "stages.py",
     ]
 
 
 def test_the_example_builds_and_runs(user: NestedBazel) -> None:
+    printed = {}
     for line in SHELL:
         program, command, *arguments = shlex.split(line)
         assert program == "bazel"
         done = user.run(command, *arguments)
         assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == [
+        printed[command] = done.stdout
+    assert "requirements.lock: " in printed["run"]
+    assert "\nflax==" in (user.root / "requirements.lock").read_text()
+    assert sorted(printed["query"].split()) == [
         "//models:models",
         "//models:models.explain",
         "//models:models.predict",

@@ -80,18 +80,7 @@ def _find_python(repository_ctx):
         ["install one, or name one: STAGEC_PYTHON=/path/to/python3"],
     ))
 
-def _python_environment_impl(repository_ctx):
-    installer = watched_path(repository_ctx, repository_ctx.attr._installer)
-    lock = watched_path(repository_ctx, repository_ctx.attr.lock)
-    python = _find_python(repository_ctx)
-    result = repository_ctx.execute(
-        [python.command, "-E", "-P", installer, lock, workspace_path(repository_ctx.attr.lock)],
-        timeout = 3600,
-    )
-    if result.return_code != 0:
-        fail(result.stdout.strip() or result.stderr.strip() or "installing %s did not end" % lock)
-    repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
-    repository_ctx.file("BUILD", """load("@stagec//rules/private:python_environment.bzl", "environment")
+_BUILD = """load("@stagec//rules/private:python_environment.bzl", "environment")
 
 environment(
     name = "environment",
@@ -102,20 +91,109 @@ environment(
     version = %r,
     visibility = ["//visibility:public"],
 )
-""" % (python.interpreter, python.version), executable = False)
+"""
+
+# What the installer ends with where the index has no wheel for this machine.
+_NO_WHEEL = 3
+
+def _install(repository_ctx, lock, display, uv = [], more = ""):
+    """Installs a lock into the repository.
+
+    Args:
+      repository_ctx: the repository rule's context.
+      lock: path of the lock.
+      display: what messages call it.
+      uv: the installer's words about uv; without, pip installs.
+      more: what the BUILD file has besides.
+
+    Returns:
+      struct of problem, a message or "", and whether that is that the index has no wheel for this machine.
+    """
+    installer = watched_path(repository_ctx, repository_ctx.attr._installer)
+    for module in repository_ctx.attr._installer_modules:
+        watched_path(repository_ctx, module)
+    python = _find_python(repository_ctx)
+    doing = "looking for the wheels of %s" % display
+    for step in ["choose", "install", "compile"]:
+        if hasattr(repository_ctx, "report_progress"):
+            repository_ctx.report_progress(doing)
+        result = repository_ctx.execute(
+            [python.command, "-B", "-E", installer, lock, display, "--step", step] + uv,
+            timeout = 3600,
+        )
+        if result.return_code != 0:
+            return struct(
+                problem = result.stdout.strip() or result.stderr.strip() or "installing %s did not end" % display,
+                no_wheel = result.return_code == _NO_WHEEL,
+            )
+        doing = result.stdout.strip()
+    note = repository_ctx.read("note.txt").strip()
+    if note:
+        print(note)
+    repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
+    repository_ctx.file("BUILD", _BUILD % (python.interpreter, python.version) + more, executable = False)
+    return struct(problem = "", no_wheel = False)
+
+def _python_environment_impl(repository_ctx):
+    lock = watched_path(repository_ctx, repository_ctx.attr.lock)
+    problem = repository_ctx.path(repository_ctx.attr._uv)
+    without = repository_ctx.read(problem).strip()
+    uv = ["--without-uv", without] if without else ["--uv", problem.dirname.get_child("uv")]
+    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr.lock), uv)
+    if installed.problem:
+        fail(installed.problem)
+
+_INSTALLER = {
+    "_installer": attr.label(default = Label("//rules/private:python_environment.py")),
+    "_installer_modules": attr.label_list(
+        default = [Label("//rules/private:" + module) for module in [
+            "byte_code.py",
+            "pip_installer.py",
+            "pip_settings.py",
+            "uv_installer.py",
+        ]],
+    ),
+}
 
 python_environment = repository_rule(
     implementation = _python_environment_impl,
     doc = "Installs a locked set of Python packages, byte-compiled, for the first Python 3.11 or newer on PATH " +
           "(python3 before others), or the one that STAGEC_PYTHON names. Rules take `@<name>//:environment`.",
-    attrs = {
-        "lock": attr.label(
+    attrs = dict(
+        _INSTALLER,
+        lock = attr.label(
             doc = "A requirements file in which every package is pinned and hashed.",
             mandatory = True,
             allow_single_file = True,
         ),
-        "_installer": attr.label(default = Label("//rules/private:python_environment.py")),
-    },
+        _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
+    ),
+    environ = ["STAGEC_PYTHON"],
+)
+
+def _uv_environment_impl(repository_ctx):
+    lock = watched_path(repository_ctx, repository_ctx.attr._lock)
+    files = "\nexports_files([\"problem.txt\", \"uv\"])\n"
+    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr._lock), more = files)
+    if installed.problem and not installed.no_wheel:
+        fail(installed.problem)
+    repository_ctx.file("problem.txt", installed.problem.split("\n")[0], executable = False)
+    if installed.no_wheel:
+        # pip installs the packages of other environments.
+        repository_ctx.file("uv", "", executable = False)
+        repository_ctx.file("empty.lock", "", executable = False)
+        _install(repository_ctx, repository_ctx.path("empty.lock"), "empty.lock", more = files)
+    else:
+        repository_ctx.symlink("site-packages/bin/uv", "uv")
+
+uv_environment = repository_rule(
+    implementation = _uv_environment_impl,
+    doc = "Installs uv, which installs the packages of other environments. Where the index has none for this machine, " +
+          "`problem.txt` says so.",
+    attrs = dict(
+        _INSTALLER,
+        _lock = attr.label(default = Label("//compiler:installer.lock"), allow_single_file = True),
+    ),
     environ = ["STAGEC_PYTHON"],
 )
 

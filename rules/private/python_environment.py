@@ -6,30 +6,42 @@ success the folder it ran in holds
     site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock
     fingerprint.txt   one digest of what a package or the interpreter can change in an action's output
     packages.json     the interpreter's version, and of each package name, version, file name and sha256 of its wheel
+    note.txt          a sentence for the user, such as why pip installed the packages; else empty
 
-On a mistake of the user's (a hash that does not match, no network, ...) it prints one message and exits with status 2.
+uv installs, if it can (uv_installer.py), and pip where it cannot (pip_installer.py). The repository rule runs the steps
+one by one: each prints what the next one does, and Bazel shows it meanwhile.
+
+On a mistake of the user's (a hash that does not match, no network, ...) it prints one message and exits with status 2,
+or with 3 where the indexes have no wheel of a package for this interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
-import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
-import urllib.parse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import byte_code
+import pip_installer
+import pip_settings
+import uv_installer
+from pip_settings import NoWord
+from uv_installer import Unusable, Uv, Wheel
 
 SITE_PACKAGES = "site-packages"
 FINGERPRINT = "fingerprint.txt"
 PACKAGES = "packages.json"
-_REPORT = "report.json"
+NOTE = "note.txt"
+_STATE = "state.json"
 
 
 def normalized_pins(lock: str) -> list[str]:
@@ -74,152 +86,127 @@ def fingerprint(lock: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def installed(report: str) -> list[dict[str, str]]:
-    """The wheels of pip's report, without their hosts (pip.pypa.io/en/stable/reference/installation-report).
-
-    Raises ValueError, with the package's name, where the report has no sha256: an index gave pip another kind of hash.
-    """
-    wheels = []
-    for one in json.loads(report)["install"]:
-        download = one["download_info"]
-        path = urllib.parse.urlsplit(download["url"]).path
-        wheels.append(
-            {
-                "name": one["metadata"]["name"],
-                "version": one["metadata"]["version"],
-                "filename": urllib.parse.unquote(path.rpartition("/")[2]),
-                "sha256": _sha256(download["archive_info"], one["metadata"]["name"]),
-            }
-        )
-    return sorted(wheels, key=lambda wheel: wheel["filename"])
-
-
-def _sha256(archive: dict[str, Any], package: str) -> str:
-    """The digest of a wheel.
-
-    Before 23.1, pip writes `hash` ("sha256=...") for every wheel and `hashes` only for some: Debian 12 has pip 23.0.1,
-    which leaves `hashes` out for files of a folder (https://github.com/pypa/pip/issues/11948).
-    """
-    hashes: dict[str, str] = archive.get("hashes") or dict([archive.get("hash", "=").split("=", 1)])
-    if "sha256" not in hashes:
-        raise ValueError(package)
-    return hashes["sha256"]
-
-
-def python_description() -> str:
-    """What this interpreter calls itself in messages."""
-    return f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
-
-
-def pip_message(output: str, lock: str) -> str:
-    """One message for a failed `pip install`: what is wrong with which package, and what to do."""
-    mismatch = re.search(
-        r"^\s*(\S+).*from (?:\S+).*:\s*\n\s*Expected sha256 (?P<expected>[0-9a-f]{64})"
-        r"(?P<more>(?:\n\s*Expected\s+or [0-9a-f]{64})*)\n\s*Got\s+(?P<got>[0-9a-f]{64})",
-        output,
-        re.MULTILINE,
-    )
-    if mismatch:
-        package = mismatch.group(1).split("==")[0]
-        count = mismatch.group("more").count("\n") + 1
-        expected = mismatch.group("expected") if count == 1 else f"one of {count} hashes, {mismatch['expected']} first"
-        return (
-            f"{lock}: {package}: the downloaded file does not have the locked sha256\n"
-            f"  expected {expected}\n"
-            f"  got      {mismatch['got']}\n"
-            "  regenerate the lock if you meant to change this package; if not, do not trust the file you were sent"
-        )
-    unreachable = re.search(
-        r"(NewConnectionError|ConnectTimeoutError|ReadTimeoutError|MaxRetryError|ProxyError|SSLError|"
-        r"Connection (?:broken|reset|refused)|Temporary failure in name resolution)",
-        output,
-    )
-    missing = re.search(r"No matching distribution found for (\S+)", output)
-    if unreachable:
-        what = f" (it needs {missing[1]} first)" if missing else ""
-        return (
-            f"{lock}: the package index cannot be reached{what}: {unreachable[1]}\n"
-            "  check the network and pip's index settings (pip config list), then build again"
-        )
-    if missing:
-        return (
-            f"{lock}: {missing[1]}: no wheel for {python_description()} on {sysconfig.get_platform()}\n"
-            "  lock a version that has one, or name another interpreter in STAGEC_PYTHON"
-        )
-    invalid = re.search(r"^ERROR: (Invalid requirement.*|Could not open requirements file.*)", output, re.MULTILINE)
-    if invalid:
-        return f"{lock}: {invalid[1]}"
-    errors = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines()[-15:]
-    return f"{lock}: pip could not install the locked packages\n" + "\n".join(f"  {line}" for line in errors)
-
-
-def _give_up(message: str) -> NoReturn:
+def _give_up(message: str, status: int = 2) -> NoReturn:
     """Ends with what is wrong, and leaves nothing behind."""
     shutil.rmtree(SITE_PACKAGES, ignore_errors=True)
-    Path(_REPORT).unlink(missing_ok=True)
+    for file in (FINGERPRINT, NOTE, PACKAGES, _STATE):
+        Path(file).unlink(missing_ok=True)
     print(message)
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
-def install(lock: Path, display: str) -> None:
-    """Fills the working directory."""
+@dataclass
+class State:
+    """What the first step found out: pip's settings, and the wheels that uv installs; None: pip installs."""
+
+    settings: dict[str, str]
+    wheels: list[Wheel] | None
+
+    def write(self) -> None:
+        """Keep it for the next step. Addresses of indexes may have passwords."""
+        Path(_STATE).touch(mode=0o600)
+        Path(_STATE).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls) -> State:
+        """Return what `write` kept."""
+        state = json.loads(Path(_STATE).read_text(encoding="utf-8"))
+        wheels = state["wheels"]
+        return cls(state["settings"], None if wheels is None else [Wheel(**wheel) for wheel in wheels])
+
+    def uv(self, program: Path) -> Uv:
+        """A uv that is set as pip is. Raises NoWord."""
+        return Uv(program, pip_settings.to_uv(self.settings), pip_settings.cache_folder(self.settings))
+
+
+class Arguments(argparse.Namespace):
+    """What a step is started with: the lock and its name in messages; the uv, or why there is none."""
+
+    lock: Path
+    display: str
+    uv: Path | None
+    without_uv: str | None
+    step: str | None
+
+
+def choose(arguments: Arguments) -> str:
+    """The first step: looks at the lock, and finds its wheels where uv can. Returns what the second does."""
+    lock, display = arguments.lock, arguments.display
     text = lock.read_text(encoding="utf-8")
     problems = lock_problems(text, display)
     if problems:
         _give_up("\n".join(problems))
-    Path(SITE_PACKAGES).mkdir()
-    wheels: list[dict[str, str]] = []
-    if normalized_pins(text):
-        pip = [sys.executable, "-E", "-P", "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile", "--progress-bar", "off"]
-        # pip reads its settings from the environment too: what would send the files elsewhere is taken out.
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_DRY_RUN")
-        }
-        environment.update(PIP_USER="0", PIP_REQUIRE_VIRTUALENV="0", PIP_ROOT_USER_ACTION="ignore", LC_ALL="C.UTF-8")
-        command = [*pip, "install", *options, "--retries", "2", "--report", _REPORT]
-        command += ["--target", SITE_PACKAGES, "--requirement", str(lock)]
-        result = subprocess.run(
-            command,
-            check=False,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-        )
-        if result.returncode != 0:
-            if "No module named pip" in result.stdout:
-                message = f"{python_description()} has no pip\n  install it (Debian: apt-get install python3-pip)"
-            else:
-                message = pip_message(result.stdout, display)
-            _give_up(message)
-        try:
-            wheels = installed(Path(_REPORT).read_text(encoding="utf-8"))
-        except ValueError as error:
-            _give_up(
-                f"{display}: {error}: pip does not say the sha256 of its wheel, only another digest of the index\n"
-                "  use an index whose links have #sha256=, or a folder of wheels (PIP_FIND_LINKS)"
-            )
-        Path(_REPORT).unlink()
-        # Unchecked: a .pyc that is compared with its source's clock would be stale or not by how files were copied. The
-        # exit status is not looked at: packages ship test data that is not meant to compile.
-        compile_all = [sys.executable, "-E", "-P", "-m", "compileall", "-qq", "-j", "2"]
-        subprocess.run(
-            [*compile_all, "--invalidation-mode", "unchecked-hash", SITE_PACKAGES],
-            check=False,
-            stdout=subprocess.DEVNULL,
-        )
-    packages = {"python": platform.python_version(), "packages": wheels}
-    Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     Path(FINGERPRINT).write_text(fingerprint(text) + "\n", encoding="ascii")
+    Path(NOTE).touch()
+    pins = normalized_pins(text)
+    state = State({}, [])
+    if pins:
+        state.wheels = None
+        try:
+            state.settings = pip_settings.of_pip(pip_installer.PIP, pip_installer.environment())
+            if arguments.without_uv:
+                raise Unusable(arguments.without_uv)
+            if arguments.uv:
+                state.wheels = uv_installer.choose(state.uv(arguments.uv), lock, pins)
+        except (NoWord, Unusable) as error:
+            _note_pip(display, error)
+    state.write()
+    if state.wheels is None:
+        return f"installing {display} with pip"
+    size = sum(wheel.size for wheel in state.wheels)
+    packages = "1 package" if len(state.wheels) == 1 else f"{len(state.wheels)} packages"
+    return f"installing {packages}{f' ({size / 1e6:,.0f} MB)' if size else ''} of {display}"
 
+
+def install(arguments: Arguments) -> str:
+    """The second step: installs the packages. Returns what the third does."""
+    display = arguments.display
+    state, folder = State.read(), Path(SITE_PACKAGES)
+    installed: list[dict[str, str]] | None = None
+    if arguments.uv and state.wheels:
+        try:
+            installed, damage = uv_installer.install(state.uv(arguments.uv), state.wheels, folder)
+            if damage:
+                Path(NOTE).write_text(f"{display}: {damage}\n", encoding="utf-8")
+        except Unusable as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            _note_pip(display, error)
+    if state.wheels == []:
+        folder.mkdir()
+        installed = []
+    if installed is None:
+        folder.mkdir()
+        try:
+            installed = pip_installer.install(arguments.lock, display, folder)
+        except pip_installer.Failed as error:
+            _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
+    packages = {"python": platform.python_version(), "packages": sorted(installed, key=lambda one: one["filename"])}
+    Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
+    return f"compiling the modules of {display}"
+
+
+def compile_modules(arguments: Arguments) -> str:
+    """The third step: compiles the modules, or takes them from the cache."""
+    wheels = {one["name"]: one["sha256"] for one in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]}
+    byte_code.compile_all(Path(SITE_PACKAGES), wheels, pip_settings.cache_folder(State.read().settings))
+    Path(_STATE).unlink()
+    return f"{arguments.display} is installed"
+
+
+def _note_pip(display: str, error: Exception) -> None:
+    Path(NOTE).write_text(f"{display}: pip installs it, not uv, which takes longer: {error}\n", encoding="utf-8")
+
+
+STEPS = {"choose": choose, "install": install, "compile": compile_modules}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("lock", type=Path, help="the lock file")
     parser.add_argument("display", help="what messages call the lock file")
-    arguments = parser.parse_args()
-    install(arguments.lock, arguments.display)
+    parser.add_argument("--uv", type=Path, help="the uv that installs; without one pip does")
+    parser.add_argument("--without-uv", metavar="REASON", help="why there is none")
+    parser.add_argument("--step", choices=STEPS, help="do this step alone; all without")
+    arguments = parser.parse_args(namespace=Arguments())
+    for name, step in STEPS.items():
+        if arguments.step in (None, name):
+            print(step(arguments))

@@ -18,9 +18,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from stagec.core.progress import Progress
     from stagec.reports import autotuning
 
-    files = autotuning.autotune(options.manifest, options.import_root or ["."])
+    with Progress("autotune") as progress:
+        files = autotuning.autotune(options.manifest, options.import_root or ["."], progress)
     for file, text in files.items():
         write_whole(str(Path(options.root, file)), text.encode("ascii"))
     if options.json:

@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from stagec.core.progress import Progress
     from stagec.reports.reproducibility import Executable, Export, reproduce
 
     exports, executables = [], []
@@ -46,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     for name, export, *files in (split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
-    found, count = reproduce(exports, executables, options.import_root, plugins=plugins)
+    with Progress("reproduce", 2 * (len(exports) + len(executables))) as progress:
+        found, count = reproduce(exports, executables, options.import_root, plugins=plugins, progress=progress)
     if options.json:
         print_json({"artifacts": count, "differences": found})
     else:

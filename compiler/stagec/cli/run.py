@@ -31,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int | None:
     import numpy as np
 
+    from stagec.core.progress import Progress
     from stagec.core.refusal import Refusal
     from stagec.loader import trials
     from stagec.loader.serving import load
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> int | None:
         return _compare(options)
     if not options.function:
         raise StagecError(Problem("", "", "no function is given", "name one after the bundle"))
+    progress = Progress("run", 1)
     try:
         bundle = load(options.bundle, options.target)
         function = trials.find(bundle, options.function)
@@ -47,7 +49,9 @@ def run(options: argparse.Namespace) -> int | None:
             values = trials.random_arguments(description, options.seed, function.weights)
         else:
             values = read_arrays(options.inputs)
-        results, seconds = trials.call(function, values)
+        with progress:
+            progress.step(f"calling {options.function}")
+            results, seconds = trials.call(function, values)
     except Refusal as error:
         raise StagecError(Problem("", "", str(error))) from error
     if options.output:
@@ -69,11 +73,16 @@ def run(options: argparse.Namespace) -> int | None:
 def _compare(options: argparse.Namespace) -> int:
     """Compare with golden outputs; the status is 1 where one differs."""
     from stagec.bundle.archive import Archive
+    from stagec.core.progress import Progress
     from stagec.core.refusal import Refusal
     from stagec.loader import golden
 
+    checks = []
     try:
-        checks = list(golden.check(Archive(options.bundle), options.function))
+        with Progress("run --golden") as progress:
+            for check in golden.check(Archive(options.bundle), options.function):
+                checks.append(check)
+                progress.step(f"{check.function} for {check.target}")
     except Refusal as error:
         raise StagecError(Problem("", "", str(error))) from error
     if not checks:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.cuda import local_cuda
 from stagec.core.errors import Problem, StagecError
+from stagec.core.progress import Progress
 from stagec.core.specs import CudaTarget, ExecutableSpec
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.autotuning import Result
@@ -22,11 +23,11 @@ _Files = dict[str, list[tuple[str, ExecutableSpec, CudaTarget]]]
 """Path of a file -> the executables of its targets: name of the exported artifact, spec, target."""
 
 
-def autotune(path: str, roots: Sequence[str]) -> dict[str, str]:
+def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) -> dict[str, str]:
     """Compile all executables whose targets name a file of results, on devices of this machine.
 
     path, roots: as for `inputs.read`. Returns the files' content by their paths, which are relative to what the
-    manifest's path is relative to.
+    manifest's path is relative to. progress: where each executable is a step.
     Raises StagecError when no target names a file, when this machine has not the devices, and when XLA refuses.
     """
     current = inputs.read(path, roots)
@@ -41,13 +42,15 @@ def autotune(path: str, roots: Sequence[str]) -> dict[str, str]:
     if not files:
         write = 'write in a target with platform = "cuda", for example autotuning = "h200.autotune.textproto"'
         raise StagecError(Problem(path, "targets", "no function has a target with a file of results", write))
+    progress = progress or Progress("autotune")
+    progress.total = sum(map(len, files.values()))
     local_cuda.prepare_process()
     try:
         local_cuda.devices()
     except CannotCompile as error:
         raise StagecError(Problem("", "", str(error), error.write)) from error
     return {
-        file: together([_time(current, export, spec) for export, spec, _ in executables], executables[0][2])
+        file: together([_time(current, export, spec, progress) for export, spec, _ in executables], executables[0][2])
         for file, executables in files.items()
     }
 
@@ -61,12 +64,13 @@ def together(results: Sequence[Sequence[Result]], target: CudaTarget) -> str:
     return autotuning.write(autotuning.merge(results, device), comment)
 
 
-def _time(current: Inputs, export: str, spec: ExecutableSpec) -> list[Result]:
+def _time(current: Inputs, export: str, spec: ExecutableSpec, progress: Progress) -> list[Result]:
     from jaxlib.mlir import ir
 
     from stagec.stages import mlir
     from stagec.stages.building import lower, problem
 
+    progress.step(export)
     serialized, _, lowered_for = current.portable(export)
     _, lowered = lower(serialized, spec, lowered_for)
     assert isinstance(spec.target, CudaTarget)

@@ -20,6 +20,7 @@ from pathlib import Path
 from stagec.backends.compilation import backend
 from stagec.core import actions, specs
 from stagec.core.errors import Problem, StagecError
+from stagec.core.progress import Progress
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
 
@@ -102,14 +103,17 @@ def reproduce(
     roots: Sequence[str],
     arguments: Sequence[str] = (),
     plugins: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[list[str], int]:
     """Build every artifact twice; return (what differs, a text for each artifact; how many artifacts were compared).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
     plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
     spec names it. Tracing another one with them would be something else: JAX imports what it finds.
+    progress: where each build is a step.
     Raises StagecError when a build fails.
     """
+    progress = progress or Progress("reproduce")
     command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
@@ -120,6 +124,7 @@ def reproduce(
             outs.append(folder / "out")
             (folder / "out").mkdir()
             for artifact in exports:
+                progress.step(artifact.name)
                 paths = [part for root in copied for part in ("--import-root", root)]
                 out = folder / "out" / f"{artifact.name}.exported"
                 words: list[str | Path] = ["export", "--spec", artifact.spec, "--output", out, *paths]
@@ -128,6 +133,7 @@ def reproduce(
                 packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
                 _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name, packages)
             for one in executables:
+                progress.step(one.name)
                 stem = folder / "out" / one.name
                 # From the built export: a difference there is reported once, and not again for every executable.
                 built = next(artifact for artifact in exports if artifact.name == one.export)

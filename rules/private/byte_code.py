@@ -1,0 +1,106 @@
+"""Compiles the modules of an installed environment, and keeps the byte code of each wheel for the next one.
+
+Python may not write beside the packages when an action imports them, so it would compile them for every action: of JAX
+that takes seconds. The .pyc files are never checked against a clock: one that is compared with its source's would be
+stale or not by how files were copied. Their bytes depend on the wheel, on the path in the environment and on the
+interpreter alone. Packages' own tests are not compiled: nothing that a build runs imports them.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import importlib.util
+import os
+import py_compile
+import shutil
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path, PurePosixPath
+
+_CACHE = f"stagec-byte-code/{sys.implementation.cache_tag}-{sys.hexversion:x}"
+_AT_ONCE = 20  # modules for a process at once
+
+
+def compile_all(folder: Path, wheels: Mapping[str, str], cache: Path | None) -> None:
+    """Write the .pyc files of all modules below a folder, given relative to the working directory.
+
+    wheels: the sha256 of the wheel of each distribution, by the name in its METADATA. cache: where byte code is kept;
+    None: nowhere. Modules that do not compile are passed over: packages ship some that are not meant to.
+    """
+    known = _modules(folder)
+    kept = {name: cache / _CACHE / f"{sha256}.zip" for name, sha256 in wheels.items()} if cache else {}
+    new = [name for name in known if not (name in kept and _restore(folder, kept[name], known[name]))]
+    files = [str(folder / module) for name in new for module in known[name]]
+    workers = min(len(os.sched_getaffinity(0)), len(files) // _AT_ONCE)
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            for _ in pool.map(_compile, files, chunksize=_AT_ONCE):
+                pass
+    else:
+        for file in files:
+            _compile(file)
+    for name in new:
+        if name in kept:
+            _keep(folder, kept[name], known[name])
+
+
+def _modules(folder: Path) -> dict[str, list[str]]:
+    """The modules of each distribution, as RECORD has them, without those of tests."""
+    found = {}
+    for distribution in importlib.metadata.distributions(path=[str(folder)]):
+        paths = [PurePosixPath(path) for path, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines())]
+        modules = [path for path in paths if path.suffix == ".py" and not {"..", "tests"} & {*path.parts}]
+        found[distribution.metadata["Name"]] = sorted(map(str, modules))
+    return found
+
+
+def _compiled(module: str) -> str:
+    return importlib.util.cache_from_source(module, optimization="")
+
+
+def _compile(file: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(file, doraise=True, invalidation_mode=mode, quiet=2)
+        except (OSError, py_compile.PyCompileError):
+            pass
+
+
+def _restore(folder: Path, kept: Path, modules: Sequence[str]) -> bool:
+    """Take byte code out of the cache; whether it was there and is whole (zip files have a checksum of each member)."""
+    wanted = {_compiled(module) for module in modules}
+    try:
+        with zipfile.ZipFile(kept) as archive:
+            files = {name: archive.read(name) for name in archive.namelist() if name in wanted}
+    except (OSError, zipfile.BadZipFile):
+        return False
+    for module in modules:
+        if content := files.get(_compiled(module)):
+            compiled = folder / _compiled(module)
+            compiled.parent.mkdir(exist_ok=True)
+            compiled.write_bytes(content)
+            shutil.copymode(folder / module, compiled)  # as py_compile does
+    return True
+
+
+def _keep(folder: Path, kept: Path, modules: Iterable[str]) -> None:
+    """Put byte code into the cache, whole or not at all: several environments are installed at the same time."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file,
+            zipfile.ZipFile(file, "w", strict_timestamps=False) as archive,
+        ):
+            for name in map(_compiled, modules):
+                if (folder / name).exists():
+                    archive.write(folder / name, name)
+        Path(file.name).replace(kept)
+    except OSError:
+        return  # a full disk or another one's folder: it is only a cache

@@ -1,0 +1,241 @@
+"""Installs the wheels of a lock with uv, which takes seconds where pip takes minutes.
+
+First uv finds the wheels of the lock for this interpreter in the indexes, without downloading one. Of each package the
+one wheel that pip would take goes into a pylock.toml (https://packaging.python.org/en/latest/specifications/pylock-toml),
+and that is what uv installs: so which wheel was installed, with which digest, is known before. Raises Unusable wherever
+uv does not do what pip would: then pip installs, and says what is wrong if it cannot either.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pip_settings
+
+PYLOCK = "pylock.toml"
+
+# Options that a lock may have and that uv reads there as pip does.
+_OPTIONS = (
+    "-f",
+    "-i",
+    "--extra-index-url",
+    "--find-links",
+    "--index-url",
+    "--no-index",
+    "--only-binary",
+    "--require-hashes",
+)
+
+
+class Unusable(Exception):
+    """uv cannot do it: the text says why, in one line. output: all that uv said."""
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of an index or a folder.
+
+    name: normalized. location: its place, as a pylock.toml has it. size: in bytes; 0: the index does not say.
+    """
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+    location: tuple[str, str]
+    size: int
+
+
+@dataclass
+class Uv:
+    """A uv that takes packages from where pip would.
+
+    program: its path. words: pip's settings. cache: where it keeps wheels; None: nowhere.
+    """
+
+    program: Path
+    words: pip_settings.Words
+    cache: Path | None
+
+    def run(self, *arguments: str, cached: bool = True) -> str:
+        """Run uv; return what it prints. Raises Unusable with its first sentences."""
+        cache = ["--cache-dir", str(self.cache)] if cached and self.cache else ["--no-cache"]
+        own = ["--no-config", "--no-python-downloads", "--no-progress", "--quiet", "--preview-features", "pylock"]
+        command = [str(self.program), *arguments, *own, *cache, "--python", sys.executable, *self.words.flags]
+        try:
+            done = subprocess.run(
+                command, check=False, env=self._variables(), capture_output=True, encoding="utf-8", errors="replace"
+            )
+        except OSError as error:
+            raise Unusable(f"uv does not start: {error}") from error
+        if done.returncode != 0:
+            lines = [re.sub(r"^[^\w`]+", "", line) for line in done.stderr.splitlines()]
+            said = " ".join([line for line in lines if line and not line.startswith("warning:")][:4])
+            raise Unusable(f"uv: {said.removeprefix('error: ') or f'exit status {done.returncode}'}", done.stderr)
+        return done.stdout
+
+    def _variables(self) -> dict[str, str]:
+        """The environment without what would configure uv otherwise, or names another Python."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("UV_", "CONDA_")) and name != "VIRTUAL_ENV"
+        }
+        return kept | {"UV_HTTP_RETRIES": "2"} | self.words.variables
+
+
+def normalized(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def choose(uv: Uv, lock: Path, pins: Sequence[str]) -> list[Wheel]:
+    """Find the wheels of a lock for this interpreter. pins: its lines, joined. Raises Unusable."""
+    options = {pin.replace("=", " ").split()[0] for pin in pins if pin.startswith("-")}
+    if strange := sorted(options.difference(_OPTIONS)):
+        raise Unusable(f"uv does not read {strange[0]} in a lock")
+    if options & {"-i", "--index-url"} and "--default-index" in uv.words.flags:
+        at = uv.words.flags.index("--default-index")
+        del uv.words.flags[at : at + 2]
+    words = ["pip", "compile", "--no-deps", "--no-header", "--only-binary", ":all:", "--format", "pylock.toml"]
+    found = tomllib.loads(uv.run(*words, "--index-strategy", "unsafe-best-match", str(lock)))
+    locked: dict[str, set[str]] = {}
+    for pin in pins:
+        if package := re.match(r"[A-Za-z0-9._-]+", pin):
+            hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", pin)
+            locked.setdefault(normalized(package[0]), set()).update(hashes)
+    return [_best(one, locked[normalized(one["name"])]) for one in found.get("packages", [])]
+
+
+def _best(package: Mapping[str, Any], locked: set[str]) -> Wheel:
+    """The wheel of a package that pip would take: of those that are locked, the one with the best tag."""
+    wheels = []
+    for one in package.get("wheels", []):
+        where = "url" if "url" in one else "path"
+        filename = urllib.parse.unquote(urllib.parse.urlsplit(one[where]).path.rpartition("/")[2])
+        sha256 = one.get("hashes", {}).get("sha256", "")
+        if sha256 in locked:
+            location = (where, one[where])
+            wheels.append(Wheel(package["name"], package["version"], filename, sha256, location, one.get("size", 0)))
+    if not wheels:
+        raise Unusable(f"the index has no wheel of {package['name']} {package['version']} with a sha256 of the lock")
+    return min(wheels, key=_rank) if len(wheels) > 1 else wheels[0]
+
+
+def _rank(wheel: Wheel) -> tuple[int, int]:
+    """Order wheels of one version as pip does, the best one first."""
+    try:
+        from pip._internal.utils.compatibility_tags import get_supported
+        from pip._vendor.packaging.utils import parse_wheel_filename
+    except ImportError as error:
+        raise Unusable(f"there are several wheels of {wheel.name}, and this pip ranks them elsewhere") from error
+    _, _, build, tags = parse_wheel_filename(wheel.filename)
+    places = (place for place, tag in enumerate(get_supported()) if tag in tags)
+    return next(places, sys.maxsize), -(build[0] if build else 0)
+
+
+def write_pylock(wheels: Sequence[Wheel], path: Path) -> None:
+    """Write what uv is to install. A JSON string is one of TOML too."""
+    parts = ['lock-version = "1.0"\ncreated-by = "stagec"\n']
+    for wheel in wheels:
+        where, location = wheel.location
+        hashes = f"hashes = {{ sha256 = {json.dumps(wheel.sha256)} }}"
+        parts.append(
+            f"\n[[packages]]\nname = {json.dumps(wheel.name)}\nversion = {json.dumps(wheel.version)}\n"
+            f"wheels = [{{ {where} = {json.dumps(location)}, {hashes} }}]\n"
+        )
+    path.write_text("".join(parts), encoding="utf-8")
+
+
+def install(uv: Uv, wheels: Sequence[Wheel], folder: Path) -> tuple[list[dict[str, str]], str]:
+    """Install wheels into a folder that does not exist, with what pip would install.
+
+    uv looks at a wheel's digest when it downloads it, and keeps it unpacked: what another program, or the file system,
+    did to it since then shows in the digests of its RECORD. Such a package is downloaded again.
+
+    Returns name and version, as the packages write them, file name and sha256 of the wheels; and a sentence about a
+    damaged cache, or "". Raises Unusable.
+    """
+    _install(uv, wheels, folder)
+    damage = ""
+    damaged = _not_as_recorded(folder) if uv.cache else {}
+    if damaged:
+        _install(uv, [wheel for wheel in wheels if wheel.name in damaged], folder, "--reinstall", cached=False)
+        # What is left is so in the wheel, and pip passes over it.
+        if names := sorted(damaged.keys() - _not_as_recorded(folder).keys()):
+            damage = (
+                f"uv's cache {uv.cache} has another {damaged[names[0]]} than the wheel of {names[0]}: it was "
+                f"downloaded again (uv cache clean {' '.join(names)} mends the cache)"
+            )
+    found = {normalized(one.metadata["Name"]): one for one in _distributions(folder)}
+    installed = []
+    for wheel in wheels:
+        if wheel.name not in found:
+            raise Unusable(f"uv did not install {wheel.name}")
+        metadata = found[wheel.name].metadata
+        one = {"name": metadata["Name"], "version": metadata["Version"]}
+        installed.append({**one, "filename": wheel.filename, "sha256": wheel.sha256})
+    return installed, damage
+
+
+def _install(uv: Uv, wheels: Sequence[Wheel], folder: Path, *more: str, cached: bool = True) -> None:
+    pylock = Path(PYLOCK)
+    write_pylock(wheels, pylock)
+    # Copies: who edits an installed file must not edit uv's cache, and all environments to come.
+    words = ["pip", "install", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--link-mode", "copy"]
+    try:
+        uv.run(*words, "--target", str(folder), "--requirements", str(pylock), *more, cached=cached)
+    finally:
+        pylock.unlink()
+        (folder / ".lock").unlink(missing_ok=True)
+    # uv notes the clock of wheels that are files of this machine.
+    for note in folder.glob("*.dist-info/uv_cache.json"):
+        note.unlink()
+        record = note.with_name("RECORD")
+        lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+        record.write_text("".join(line for line in lines if "/uv_cache.json," not in line), encoding="utf-8")
+
+
+def _distributions(folder: Path) -> Iterable[importlib.metadata.Distribution]:
+    return importlib.metadata.distributions(path=[str(folder)])
+
+
+def _not_as_recorded(folder: Path) -> dict[str, str]:
+    """By package, the first file whose digest is not that of RECORD."""
+    damaged = {}
+    for distribution in _distributions(folder):
+        record = distribution.read_text("RECORD") or ""
+        for path, digest, *_ in csv.reader(record.splitlines()):
+            if digest and not _has_digest(folder / path, digest):
+                damaged[normalized(distribution.metadata["Name"])] = path
+                break
+    return damaged
+
+
+def _has_digest(file: Path, digest: str) -> bool:
+    """Whether a file has a digest as in RECORD: "sha256=", and base64 without padding."""
+    algorithm, _, expected = digest.partition("=")
+    try:
+        with file.open("rb") as opened:
+            got = hashlib.file_digest(opened, algorithm).digest()
+    except OSError:
+        return False
+    return base64.urlsafe_b64encode(got).decode("ascii").rstrip("=") == expected

@@ -1,0 +1,78 @@
+"""Progress is shown on a terminal, and nowhere else: commands run with a pseudo-terminal as stderr."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.building import COMPILER, ROOT, action_environment
+
+WORK = """
+import time
+from stagec.core.progress import Progress
+
+with Progress("reproduce", 2) as progress:
+    progress.step("models.scale")
+    time.sleep({0})
+    progress.step("models.scale.cpu")
+    time.sleep({1})
+print("done")
+"""
+
+
+def on_a_terminal(*command: str, env: dict[str, str] | None = None) -> tuple[str, str]:
+    """Run a command whose stderr is a terminal; return what it printed, and what the terminal got."""
+    ours, theirs = pty.openpty()
+    environment = {**action_environment(), "TERM": "xterm", **(env or {})}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True) as process:
+        os.close(theirs)
+        printed = process.communicate()[0]
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # Linux says that all of it was read so
+            break
+    os.close(ours)
+    assert process.returncode == 0
+    return printed, shown.decode()
+
+
+def test_a_step_is_shown_with_its_number_and_seconds_and_the_line_goes_away() -> None:
+    printed, shown = on_a_terminal(sys.executable, "-c", WORK.format(0.7, 1.2))
+    lines = shown.split("\r\x1b[2K")
+    assert printed == "done\n"
+    assert lines[:2] == ["", "reproduce 1 of 2  models.scale  0:00"]
+    assert "reproduce 2 of 2  models.scale.cpu  0:01" in lines
+    assert lines[-1] == ""
+
+
+def test_what_is_over_soon_shows_nothing() -> None:
+    assert on_a_terminal(sys.executable, "-c", WORK.format(0, 0)) == ("done\n", "")
+
+
+def test_a_terminal_that_cannot_move_its_cursor_shows_nothing() -> None:
+    assert on_a_terminal(sys.executable, "-c", WORK.format(0.7, 0), env={"TERM": "dumb"}) == ("done\n", "")
+
+
+def test_a_pipe_gets_nothing() -> None:
+    command = [sys.executable, "-c", WORK.format(0.7, 0)]
+    done = subprocess.run(command, env={**action_environment(), "TERM": "xterm"}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_reproduce_shows_each_build(zoo: Path) -> None:
+    name, folder = "zoo.loop", zoo.parent
+    words = [
+        name,
+        str(folder / f"{name}.spec"),
+        str(folder / f"{name}.exported"),
+        str(folder / f"{name}.exported.json"),
+    ]
+    start = [sys.executable, "-B", str(COMPILER / "stagec" / "__main__.py")]
+    printed, shown = on_a_terminal(*start, "reproduce", "--export", "=".join(words), "--import-root", str(ROOT))
+    assert printed == "1 artifacts built twice again, 0 differences\n"
+    # Importing JAX takes longer than a line needs to appear.
+    assert "reproduce 1 of 2  zoo.loop  0:0" in shown
+    assert "reproduce 2 of 2  zoo.loop  0:0" in shown
