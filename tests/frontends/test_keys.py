@@ -154,6 +154,7 @@ import equinox as eqx
 import flax.core
 import flax.struct
 import jax
+from flax import nnx
 
 
 @flax.struct.dataclass
@@ -165,6 +166,23 @@ class Struct:
 class Module(eqx.Module):
     linear: eqx.nn.Linear
     scale: float = eqx.field(static=True)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs)])
+
+
+def net_avals():
+    return nnx.eval_shape(lambda: Net(nnx.Rngs(0))), jax.ShapeDtypeStruct((4, 4), "float32")
+
+
+def net(net, x):
+    return net.layers[0](x)
+
+
+def mlp_avals():
+    return (eqx.filter_eval_shape(eqx.nn.MLP, 2, 2, 4, 1, key=jax.random.key(0)),)
 
 
 def modules(x):
@@ -316,6 +334,12 @@ NOT_BUILT = {
         "  jax.export.register_pytree_node_serialization(Activated, serialized_name='pkg.keys:Activated',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n",
     ),
+    "a module of equinox with functions": (
+        {"entry": "pkg.libraries:modules", "args": [], "avals": "pkg.libraries:mlp_avals"},
+        "pkg/m.toml: functions.f.avals: pkg.libraries:mlp_avals returned leaves that are no avals: "
+        "[0].activation is a function, [0].final_activation is a function\n"
+        "  return eqx.filter(module, eqx.is_array), and in the function write eqx.combine(module, ...) with the rest\n",
+    ),
     "shardings of another tree": (
         {
             "entry": "pkg.keys:sharded",
@@ -414,6 +438,25 @@ def test_modules_of_flax_and_equinox_are_described(workspace: Path) -> None:
             ("weight", "bias"), {"in_features": 2, "out_features": 3, "use_bias": True}
         ),
         "flax.core.frozen_dict:FrozenDict": Fields(("a", "b")),
+    }
+
+
+def test_shardings_name_no_part_without_arrays(workspace: Path) -> None:
+    """nnx has some in every module."""
+    layer = {"kernel": {"value": "P(None, data)"}, "bias": {"value": "P(data)"}}
+    artifact = exported(
+        workspace,
+        entry="pkg.libraries:net",
+        args=[],
+        avals="pkg.libraries:net_avals",
+        mesh=[["data", 2]],
+        in_shardings=[{"layers": {"0": layer}}, "P()"],
+    )
+    specs = [str(sharding.spec) for sharding in artifact._in_shardings]  # type: ignore[union-attr]
+    assert dict(zip(artifact.in_tree.paths(), specs, strict=True)) == {
+        "[0][0].layers[0].bias.value": "P(data)",
+        "[0][0].layers[0].kernel.value": "P(None, data)",
+        "[0][1]": "P()",
     }
 
 

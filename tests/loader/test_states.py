@@ -265,6 +265,16 @@ def test_bundles_with_such_trees_have_a_later_format(bundle: Path, tmp_path: Pat
         Description.from_json(text)
 
 
+def test_a_stub_has_the_plain_containers(bundle: Path) -> None:
+    done = command("stub", bundle, cwd=bundle.parent)
+    assert done.returncode == 0, done.stderr
+    written = (bundle.parent / "states_types.pyi").read_text() if not done.stdout else done.stdout
+    net = "class DoubledStatesNet(TypedDict):\n    layers: list[DoubledStatesNetLayers0 | Any] | Any"
+    assert net in written
+    assert "    graph: DoubledStatesGraph | Any  # flax.nnx.graphlib:GraphDef" in written
+    assert "tuple[" in written[written.index("    stats: ") :].splitlines()[0]
+
+
 def test_an_export_is_the_same_on_another_machine(bundle: Path, tmp_path: Path) -> None:
     """With another seed for hashes, in another folder."""
     again = tmp_path / "again.exported"

@@ -271,7 +271,7 @@ class Tree(NamedTuple):
 
     def _children_by_entries(self, keyed: Keyed, value: object, path: str) -> Sequence[object]:
         """Return the children that plain containers have for this node; static ones may be left out."""
-        places, kind = self._stand_in(keyed)
+        places, kind = self.stand_in(keyed)
         if not places and (value is None or (isinstance(value, tuple | list | dict) and not value)):
             return [_LEFT_OUT] * len(self.children)
         if isinstance(value, Mapping) and keyed.keys is not None:
@@ -287,7 +287,7 @@ class Tree(NamedTuple):
         given = dict(zip(places, items, strict=True))
         return [given.get(i, _LEFT_OUT) for i in range(len(self.children))]
 
-    def _stand_in(self, keyed: Keyed) -> tuple[Sequence[int], type]:
+    def stand_in(self, keyed: Keyed) -> tuple[Sequence[int], type]:
         """Return which children a plain container for this node has, all that may hold arrays, and its type."""
         places = [i for i, child in enumerate(self.children) if not child.is_static]
         if keyed.keys is None:
@@ -314,7 +314,7 @@ class Tree(NamedTuple):
     def _plain(self, children: tuple[object, ...]) -> object:
         """Return the plain container that stands for this custom node."""
         if (keyed := self.keyed) is not None:
-            places, kind = self._stand_in(keyed)
+            places, kind = self.stand_in(keyed)
             shown = [children[i] for i in places]
             if keyed.keys is None or kind is not dict:
                 return kind(shown)

@@ -208,6 +208,17 @@ class _Types:
                 return self._dict(name, list(zip(tree.keys, children, strict=True))), ""
             case "dict":
                 return "dict[Any, Any]", ""
+        if (keyed := tree.keyed) is not None:
+            places, container = tree.stand_in(keyed)
+            shown = [children[i] for i in places]
+            plain = container.__name__ + f"[{' | '.join(dict.fromkeys(kind for kind, _ in shown)) or 'Any'}]"
+            keys = [keyed.keys[i] for i in places] if keyed.keys is not None else []
+            if container is tuple:
+                plain = f"tuple[{', '.join(kind for kind, _ in shown) or '()'}]"
+            elif container is dict:
+                texts = all(isinstance(key, str) for key in keys)
+                plain = self._dict(name, list(zip(keys, shown, strict=True))) if texts else "dict[Any, Any]"
+            return f"{plain} | Any", _comment(tree.name)
         if tree.fields is None:
             return "Any", _comment(f"{tree.name}, or a tuple of its children")
         rows = list(zip(tree.fields.names, children, strict=True))
