@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stagec.bundle.archive import Archive
+from stagec.core.keyed import Item, Keyed
 from stagec.reports.stubs import stub
 from tests.building import COMPILER, ROOT, checked, stagec, write_specs
 from tests.bundles import edited_index
@@ -164,6 +166,31 @@ def test_names_that_python_does_not_take(zoo: Path, tmp_path: Path, cache: Path)
     (tmp_path / "odd_types.pyi").write_text(text)
     assert "import os" not in text.splitlines()
     assert mypy(cache, tmp_path, "odd_types.pyi") == []
+
+
+def test_types_of_libraries(zoo: Path, tmp_path: Path, cache: Path) -> None:
+    """Nodes that have key entries are dicts of these, and what holds no array may be left out; keys may be numbers."""
+
+    def node(name: str, *entries: object) -> dict[str, str]:
+        return {"custom": name, "auxdata": Keyed(entries, {}).to_bytes().hex()}  # type: ignore[arg-type]
+
+    def edit(index: dict[str, Any]) -> None:
+        index["format"] = 4  # the first that has such trees
+        function = index["functions"]["mlp"]
+        static = {**node("lib:Static"), "children": []}
+        item = {**node("lib:Item", Item("w")), "children": ["*"]}
+        state = {**node("lib:State", "static", "item"), "children": [static, item]}
+        layers = {"dict": [[key, "*"] for key in range(2)]}
+        function["in_tree"] = {"tuple": [{"tuple": [state, layers]}, {"dict": {}}]}
+
+    text = stub(Archive(edited_index(zoo, tmp_path / "lib.aot", edit)), "lib_types")
+    (tmp_path / "lib_types.pyi").write_text(text)
+    assert "class MlpParamsItem(TypedDict):\n    w: NDArray[np.float32]  # f32[4]\n" in text
+    assert "    static: NotRequired[Any]\n    item: MlpParamsItem | Any  # lib:Item\n" in text
+    assert "class MlpParamsObject(Protocol):\n    @property\n    def item(self) -> Any: ...\n\n" in text
+    assert "params: MlpParams | MlpParamsObject," in text
+    assert "x: dict[int, NDArray[np.float32]]," in text
+    assert mypy(cache, tmp_path, "lib_types.pyi") == []
 
 
 @pytest.mark.parametrize(

@@ -207,24 +207,23 @@ class _Types:
             case "dict" if all(isinstance(key, str) for key in tree.keys):
                 return self._dict(name, list(zip(tree.keys, children, strict=True))), ""
             case "dict":
-                return "dict[Any, Any]", ""
-        if (keyed := tree.keyed) is not None:
-            places, container = tree.stand_in(keyed)
-            shown = [children[i] for i in places]
-            plain = container.__name__ + f"[{' | '.join(dict.fromkeys(kind for kind, _ in shown)) or 'Any'}]"
-            keys = [keyed.keys[i] for i in places] if keyed.keys is not None else []
-            if container is tuple:
-                plain = f"tuple[{', '.join(kind for kind, _ in shown) or '()'}]"
-            elif container is dict:
-                texts = all(isinstance(key, str) for key in keys)
-                plain = self._dict(name, list(zip(keys, shown, strict=True))) if texts else "dict[Any, Any]"
-            return f"{plain} | Any", _comment(tree.name)
-        if tree.fields is None:
-            return "Any", _comment(f"{tree.name}, or a tuple of its children")
-        rows = list(zip(tree.fields.names, children, strict=True))
-        rows += [(static, ("NotRequired[Any]", "")) for static in tree.fields.static]
+                of_keys = {type(key).__name__ for key in tree.keys}
+                key = of_keys.pop() if len(of_keys) == 1 and of_keys <= {"int", "float", "bytes"} else "Any"
+                return f"dict[{key}, {' | '.join(dict.fromkeys(kinds))}]", _same(children)
+        keyed = tree.keyed
+        names = tree.fields.names if tree.fields else keyed.keys if keyed else None
+        if names is None or not all(isinstance(one, str) for one in names):
+            return "Any", _comment(f"{tree.name}, or a plain container of its children")
+        # Of a node with key entries, what holds no array may be left out.
+        absent = [keyed is not None and not child.num_leaves for child in tree.children]
+        kinds_of = [("NotRequired[Any]", "") if none else kind for none, kind in zip(absent, children, strict=True)]
+        rows = list(zip(names, kinds_of, strict=True))
+        rows += [(static, ("NotRequired[Any]", "")) for static in (tree.fields.static if tree.fields else ())]
         fields = self._dict(name, rows)
-        return f"{fields} | {self._object(name, tree.fields.names) if argument else 'Any'}", _comment(tree.name)
+        has_fields = keyed is None or all(isinstance(entry, str) for entry in keyed.entries or ())
+        present = [one for one, none in zip(names, absent, strict=True) if not none]
+        others = self._object(name, present) if argument and has_fields else "Any"
+        return f"{fields} | {others}", _comment(tree.name)
 
     def _dict(self, name: str, rows: Sequence[tuple[str, tuple[str, str]]]) -> str:
         """Return the TypedDict of keys with types and comments."""
