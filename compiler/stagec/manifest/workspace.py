@@ -14,11 +14,7 @@ from pathlib import Path
 from stagec.core.errors import Problem, StagecError
 from stagec.manifest.inference import Function
 
-NEEDED = ("jax==0.10.1", "jaxlib==0.10.1", "flatbuffers", "numpy", "pydantic")
-"""What every lock has: compiler/requirements.in."""
-LOCK_COMMAND = (
-    "uv pip compile --universal --python-version 3.11 --generate-hashes requirements.in --output-file requirements.lock"
-)
+_LOCK_COMMAND = "bazel run @stagec//:lock --"
 MODULE, WORKSPACE = "MODULE.bazel", "WORKSPACE"
 _LOCK = 'lock = "//:requirements.lock"'
 _BUILDS = ("BUILD.bazel", "BUILD")
@@ -191,13 +187,12 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
     written = _text(root / source)
     missing = [one for one in function.libraries if not re.search(rf"^{re.escape(one)}\b", locked, re.MULTILINE)]
     if missing:
-        first = "# What stagec needs, and what the models import."
-        wanted = [*(() if written or locked else (first, *NEEDED, "")), *missing]
-        new = [one for one in wanted if not re.search(rf"^{re.escape(one)}\b", written, re.MULTILINE)]
+        new = [one for one in missing if not re.search(rf"^{re.escape(one)}\b", written, re.MULTILINE)]
         if new:
             changes.add(source, "\n".join(new) + "\n")
-        command = LOCK_COMMAND.replace("requirements.in", source).replace("requirements.lock", lock)
-        changes.advice.insert(0, command)
+        # The command writes *.lock beside *.in, if nothing else is said.
+        output = "" if lock.endswith(".lock") else f" --output {lock}"
+        changes.advice.insert(0, f"{_LOCK_COMMAND} {source}{output}")
     changes.needs_lock = named is None
     if named is None and not _build_file(root).is_file() and _build_file(root).name not in changes.added:
         changes.added["BUILD"] = ""
