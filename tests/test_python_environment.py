@@ -246,6 +246,11 @@ def test_no_wheel_for_this_python_says_for_which(tmp_path: Path, uv: Uv) -> None
     assert message.endswith("  lock a version that has one, or name another interpreter in STAGEC_PYTHON")
 
 
+def test_a_folder_of_wheels_that_is_not_there(tmp_path: Path, uv: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    assert installed_by(tmp_path, lock, uv, PIP_FIND_LINKS=f"{tmp_path / 'nowhere'} {tmp_path}") == ("uv", "")
+
+
 def test_an_index_that_cannot_be_reached(tmp_path: Path, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64}\n"
     env: dict[str, str] = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}

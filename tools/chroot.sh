@@ -68,3 +68,29 @@ within() { # within FOLDER COMMAND...: runs it where the folder is all there is
     exec chroot . /bin/bash -c "umount --lazy /host && exec \"\$@\"" bash "$@"
   ' "$@"
 }
+
+bare_machine() { # bare_machine PACKAGE...: makes a Debian 12 with these packages in a new folder, $root, until the tool ends
+  root="${STAGEC_BARE_ROOT:-${TMPDIR:-/tmp}/stagec-bare-machine}"
+  rm -rf --one-file-system "$root"
+  trap leave EXIT
+  debian bookworm "$root" "$@"
+}
+
+leave() { # ends what Bazel was started in $root, and removes the folder
+  within "$root" /bin/bash -c 'for file in /root/*/WORKSPACE; do cd "${file%/*}" && HOME=/root bazel shutdown; done' >/dev/null 2>&1 || true
+  umount --recursive --lazy "$root"/{proc,dev,sys} 2>/dev/null || true
+  rm -rf --one-file-system "$root"
+}
+
+clone() { # clones the last commit of this checkout into $root
+  if [[ -n "$(git -C "$source_root" status --porcelain)" ]]; then
+    echo "tools/$tool: there are changes that are not committed; the last commit is tried without them" >&2
+  fi
+  git clone --quiet --no-local "$source_root" "$root/root/stagec"
+}
+
+as_a_login() { # as_a_login SCRIPT ARGUMENT...: runs it in $root, with a login's variables and those that say whence packages come
+  local variables=(HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+  mapfile -t -O "${#variables[@]}" variables < <(env | grep -iE '^(PIP_[A-Z_]+|SSL_CERT_FILE|[a-z]+_proxy)=' || true)
+  within "$root" env -i "${variables[@]}" /bin/bash -c "$1" bash "${@:2}"
+}

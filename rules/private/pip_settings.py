@@ -69,7 +69,9 @@ def to_uv(settings: Mapping[str, str]) -> Words:
     own_certificates = False
     for option, value in sorted(settings.items()):
         if option in several:
-            words.flags += [word for one in value.split() for word in (several[option], one)]
+            # pip passes over folders that are not there.
+            found = [one for one in value.split() if option != "find-links" or "://" in one or Path(one).exists()]
+            words.flags += [word for one in found for word in (several[option], one)]
         elif option in ("index-url", "pypi-url"):
             words.flags += ["--default-index", value]
         elif option == "no-index":

@@ -60,6 +60,8 @@ REBUILT: dict[str, Any] = {
     "numbers": (2**70, float("inf"), 1 + 2j),
     "containers": {(1, "a"): [{2: frozenset({1, 2})}], None: {"x", "y"}},
     "an enum": Mode.TRAIN,
+    "an ordered dict": OrderedDict(b=1, a=(2,)),
+    "a PyTreeDef": jax.tree.structure(({"a": 1, "b": [None]}, Size(3))),
     "fields": (Size(2), dataclasses.replace(Config(Size(1)))),
     "what is imported": (Config, np.add, jax.nn.relu, jnp.float32, json, len)[:4],
     "dtypes": (np.dtype("float32"), np.dtype(ml_dtypes.bfloat16)),
@@ -109,7 +111,7 @@ PAIRS: dict[str, tuple[Any, Any, str]] = {
         "it is an array of <f8 and shape (3,), it was an array of <f8 and shape (2,)",
     ),
     "a jitted function": (jax.jit(schedule(1.0)), jax.jit(schedule(2.0)), "rate is 2.0, it was 1.0"),
-    "an ordered dict": (OrderedDict(a=1), OrderedDict(a=2), "[0][1] is 2, it was 1"),
+    "an ordered dict": (OrderedDict(a=1), OrderedDict(a=2), "['a'] is 2, it was 1"),
 }
 
 

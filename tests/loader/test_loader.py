@@ -44,6 +44,15 @@ def test_a_bundle_is_a_mapping_from_names_to_functions(bundle: stagec.Bundle) ->
     assert repr(bundle).startswith("Bundle(zoo 0, target cpu: attention, draw, ")
 
 
+def test_a_key_of_jax_is_its_words(bundle: stagec.Bundle) -> None:
+    import jax
+
+    expected = bundle["draw"](np.array([0, 7], np.uint32))
+    jax.tree.map(np.testing.assert_array_equal, bundle["draw"](jax.random.key(7)), expected)
+    with pytest.raises(stagec.CallError, match="draw: key has dtype key<rbg>, uint32 is wanted \\(key<fry>"):
+        bundle["draw"](jax.random.key(7, impl="rbg"))
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "code", "text"),
     [

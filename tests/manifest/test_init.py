@@ -51,6 +51,14 @@ def test_the_files_of_an_empty_workspace(tmp_path: Path) -> None:
     assert f"# models/BUILD\n{(tmp_path / 'models' / 'BUILD').read_text()}" in readme
 
 
+def test_a_workspace_beside_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "checkout").mkdir()
+    net = {"../mine/models/net.py": "def predict(x: Float[Array, 'batch 784']): ..."}
+    done = init(tmp_path / "checkout", "--workspace", "../mine", "models/net.py:predict", files=net)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "mine" / "models" / "models.toml").is_file()
+
+
 @pytest.mark.parametrize(
     ("source", "table"),
     [

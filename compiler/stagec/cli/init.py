@@ -35,7 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.manifest import inference, workspace
 
-    here = Path(options.workspace or ".").absolute()
+    # Without "..", for files are looked for below it.
+    here = Path(os.path.normpath(Path(options.workspace or ".").absolute()))
     if not here.is_dir():
         raise StagecError(Problem(options.workspace, "", "no such folder", "make it, or name another one"))
     root = here if options.workspace else workspace.root_of(here)

@@ -13,17 +13,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stagec.core.nodes import Fields, PyTreeNode, imported, name_of
+from stagec.core.nodes import STATIC, Fields, PyTreeNode, imported, name_of
 from stagec.core.trees import Maker, Makers, Taker, Takers, Tree, TreeMismatch
 
 if TYPE_CHECKING:
-    from stagec.core.one_level import OneLevel
+    from stagec.core.one_level import OneLevel, StaticLeaf
 
 Types = Iterable[object] | Mapping[str, type | PyTreeNode]
 """What a caller gives: classes and objects, of which results have the types and static parts; or what stands for a
 node of a name."""
 
-Seen: TypeAlias = "Mapping[tuple[str, bytes], OneLevel]"
+Seen: TypeAlias = "Mapping[tuple[str, bytes], OneLevel | StaticLeaf]"
 """Objects by the name and the static data of their nodes."""
 
 
@@ -39,7 +39,7 @@ class NodeTypes:
 
     def __init__(self, given: Types | None = None) -> None:
         self._all = given is None
-        self._seen: dict[tuple[str, bytes], OneLevel] = {}
+        self._seen: dict[tuple[str, bytes], OneLevel | StaticLeaf] = {}
         self._used: Seen = {}
         self._made: dict[tuple[str, bytes], OneLevel | None] = {}
         self._given: dict[str, type | PyTreeNode] = {}
@@ -55,7 +55,9 @@ class NodeTypes:
         for node in nodes:
             kind = self._given.get(node.name)
             known = kind if isinstance(kind, PyTreeNode) else registered(node.name)
-            if known is not None:
+            if node.name == STATIC:
+                found[STATIC] = self._of_leaf
+            elif known is not None:
                 found[node.name] = _of_type(known)
             elif node.keyed is not None:
                 found[node.name] = self._of_name(node.name, object)
@@ -80,6 +82,18 @@ class NodeTypes:
             self._seen.update(seen)
             self._used = seen
 
+    def _of_leaf(self, value: Any) -> tuple[Sequence[Any], bytes] | None:
+        if value is None or (isinstance(value, dict) and not value):
+            return None  # what plain containers have there
+        from stagec.core.one_level import StaticLeaf
+
+        try:
+            auxdata = StaticLeaf(value).describe()
+        except ValueError as error:
+            raise TreeMismatch("", str(error)) from error
+        self._seen[STATIC, auxdata], self._used = StaticLeaf(value), {}
+        return (), auxdata
+
     def _of_name(self, name: str, base: type) -> Taker:
         def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
             from stagec.core.one_level import OneLevel
@@ -102,6 +116,9 @@ class NodeTypes:
 
         level = OneLevel.of(example)
         if level is None:
+            if not hasattr(example, "dtype"):
+                with contextlib.suppress(ValueError):
+                    self._of_leaf(example)
             return
         if level.kind not in (dict, list, tuple, type(None)):
             self._seen[name_of(level.kind), level.describe()] = level
@@ -109,7 +126,19 @@ class NodeTypes:
         for child in level.children:
             yield from self._learn(child)
 
+    def _maker_of_leaf(self, node: Tree) -> Maker | None:
+        from stagec.core.one_level import StaticLeaf
+
+        if not self._all and not self._given:
+            return None
+        leaf = self._seen.get((node.name, node.auxdata)) or StaticLeaf.of(node.auxdata)
+        return None if leaf is None else leaf.make
+
     def _maker(self, node: Tree) -> Maker | None:
+        if node.name == STATIC:
+            return self._maker_of_leaf(node)
+        if any(self._maker(leaf) is None for leaf in _static_leaves(node)):
+            return None
         kind, which = self._kind(node.name), (node.name, node.auxdata)
         if isinstance(kind, PyTreeNode):
             return functools.partial(kind.unflatten_func, node.auxdata)
@@ -132,6 +161,15 @@ class NodeTypes:
         if known is not None and any(kind is known.nodetype for kind in self._given.values()):
             return known
         return self._given.get(name)
+
+
+def _static_leaves(node: Tree) -> Iterator[Tree]:
+    """Yield what stands in a node for leaves that are no arrays, down to the next node of a type of the model's."""
+    for child in node.children:
+        if child.name == STATIC:
+            yield child
+        elif child.kind != "custom":
+            yield from _static_leaves(child)
 
 
 def _of_type(node: PyTreeNode) -> Taker:

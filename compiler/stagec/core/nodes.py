@@ -81,6 +81,10 @@ class PyTreeNode(NamedTuple):
     unflatten_func: Callable[[bytes, Sequence[Any]], Any]
 
 
+STATIC = "stagec.static"
+"""The name of a node that stands for a field that is no array (`one_level.StaticLeaf`)."""
+
+
 def name_of(value: Any) -> str:
     """Return the name of a class or function: `module:qualname`."""
     return f"{value.__module__}:{value.__qualname__}"

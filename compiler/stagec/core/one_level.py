@@ -49,6 +49,9 @@ class OneLevel(NamedTuple):
     def make(self, children: Sequence[object]) -> Any:
         """Return an object of this type, with this auxiliary data and other children. Raises what its class raises."""
         jax = _tree_util()
+        if hasattr(self.kind, "_fields") and not self._is_namedtuple():
+            # JAX takes a class with _fields for a namedtuple here, even if it was registered.
+            return jax.tree_structure(self.value, is_leaf=lambda other: other is not self.value).unflatten(children)
         leaves = [jax.tree_structure(0)] * len(children)
         node = jax.PyTreeDef.from_node_data_and_children(jax.default_registry, (self.kind, self.auxdata), leaves)
         return node.unflatten(children)
@@ -58,8 +61,8 @@ class OneLevel(NamedTuple):
 
         Raises ValueError, which says what in it has no stable description.
         """
-        if issubclass(self.kind, tuple) and hasattr(self.kind, "_fields"):
-            return json.dumps(self.kind._fields).encode()
+        if self._is_namedtuple():
+            return json.dumps(self.kind._fields).encode()  # type: ignore[attr-defined]
         fields = self._named_fields()
         try:
             if fields is not None:
@@ -76,6 +79,12 @@ class OneLevel(NamedTuple):
             with contextlib.suppress(ValueError):  # what JAX compares may be less than what a class declares
                 return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
             raise error
+
+    def _is_namedtuple(self) -> bool:
+        """Whether it is a namedtuple to JAX: one that was registered has auxiliary data and children of its own."""
+        fields = getattr(self.kind, "_fields", None) if issubclass(self.kind, tuple) else None
+        own = self.auxdata is not None and self.auxdata is not self.kind
+        return fields is not None and not own and len(fields) == len(self.children)
 
     def _named_fields(self) -> Fields | None:
         """Return the named fields, where they say all that JAX compares."""
@@ -104,6 +113,31 @@ class OneLevel(NamedTuple):
             else:
                 return None
         return None if self.entries is None else tuple(found)
+
+
+class StaticLeaf(NamedTuple):
+    """A field of an object that is no array, as `eqx.filter_jit` has it: a node without children (`nodes.STATIC`).
+
+    value: what the field is.
+    """
+
+    value: Any
+
+    @staticmethod
+    def of(auxdata: bytes) -> StaticLeaf | None:
+        """Return what the static data of such a node describes; None where this process cannot make it."""
+        keyed = Keyed.from_bytes(auxdata)
+        with contextlib.suppress(LookupError, ValueError):
+            return StaticLeaf(statics.rebuild(keyed.static["aux"])) if keyed else None
+        return None
+
+    def make(self, _: Sequence[object]) -> Any:
+        """Return the value."""
+        return self.value
+
+    def describe(self) -> bytes:
+        """Return the static data of the node. Raises ValueError, which says what in it has no stable description."""
+        return Keyed((), {"aux": statics.describe(self.value)}).to_bytes()
 
 
 def _tree_util() -> Any:

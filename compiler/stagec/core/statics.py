@@ -20,6 +20,7 @@ import json
 import math
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -95,6 +96,11 @@ class _Describer:
             return {kind.__name__: sorted((self.value(item, where) for item in value), key=canonical)}
         if kind is dict:
             return {"dict": self._pairs(value, where)}
+        if kind is OrderedDict:
+            items = value.items()
+            return {"ordered": [[self.value(key, where), self.value(one, f"{where}[{key!r}]")] for key, one in items]}
+        if kind.__name__ == "PyTreeDef" and hasattr(value, "node_data"):
+            return {"treedef": self._structure(value, where)}
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return self._object(value, dict(zip(kind._fields, value, strict=True)), where)
         if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "__array__"):
@@ -121,6 +127,13 @@ class _Describer:
 
     def _items(self, values: Any, where: str) -> list[Any]:
         return [self.value(item, f"{where}[{i}]") for i, item in enumerate(values)]
+
+    def _structure(self, tree: Any, where: str) -> Any:
+        data = tree.node_data()
+        if data is None or data[0] is type(None):
+            return None if data else "*"
+        children = [self._structure(child, where) for child in tree.children()]
+        return [*(self.value(part, where) for part in data), children]
 
     def _pairs(self, values: Mapping[Any, Any], where: str) -> list[Any]:
         pairs = [[self.value(key, where), self.value(item, f"{where}[{key!r}]")] for key, item in values.items()]
@@ -215,6 +228,10 @@ def rebuild(described: Any) -> Any:
             return frozenset(map(rebuild, items))
         case {"dict": list(pairs)}:
             return {rebuild(key): rebuild(value) for key, value in _of_pairs(pairs)}
+        case {"ordered": list(pairs)}:
+            return OrderedDict((rebuild(key), rebuild(value)) for key, value in _of_pairs(pairs))
+        case {"treedef": structure, **rest} if not rest:
+            return _treedef(structure)
         case {"int": str(digits)}:
             return int(digits)
         case {"float": str(name)}:
@@ -241,6 +258,20 @@ def rebuild(described: Any) -> Any:
         case dict():
             raise Unknown(text(described))
     raise ValueError(f"not a description: {described!r}")
+
+
+def _treedef(structure: Any) -> Any:
+    jax = sys.modules.get("jax.tree_util")
+    if jax is None:
+        raise Unknown("PyTreeDef")
+    match structure:
+        case "*" | None:
+            return jax.tree_structure(structure)
+        case [kind, auxdata, list(children)]:
+            data = rebuild(kind), rebuild(auxdata)
+            below = list(map(_treedef, children))
+            return jax.PyTreeDef.from_node_data_and_children(jax.default_registry, data, below)
+    raise ValueError(f"not a description: {structure!r}")
 
 
 def _found(name: str) -> Any:
@@ -286,6 +317,10 @@ def text(described: Any) -> str:
             return f"({', '.join(map(text, items))}{',' if len(items) == 1 else ''})"
         case {"dict": list(pairs)}:
             return "{" + ", ".join(f"{text(key)}: {text(value)}" for key, value in _of_pairs(pairs)) + "}"
+        case {"ordered": list(pairs)}:
+            return f"OrderedDict({', '.join(f'{text(key)}: {text(value)}' for key, value in _of_pairs(pairs))})"
+        case {"treedef": _}:
+            return "a PyTreeDef"
         case {"set": list(items)} | {"frozenset": list(items)}:
             return "{" + ", ".join(map(text, items)) + "}"
         case {"int": str(number)} | {"float": str(number)}:
@@ -353,7 +388,7 @@ def _parts(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
             before, after = (one if isinstance(one, list) else one["tuple"] for one in (was, now))
             if len(before) == len(after):
                 yield from ((f"[{i}]", *pair) for i, pair in enumerate(zip(before, after, strict=True)))
-        case ({"dict": list(before)}, {"dict": list(after)}):
+        case ({"dict": list(before)}, {"dict": list(after)}) | ({"ordered": list(before)}, {"ordered": list(after)}):
             yield from _of_tables(_by_text(before), _by_text(after), "[{}]")
         case ({"function": first}, {"function": second}) if first == second:
             yield from _of_tables(was["closure"], now["closure"], ".{}")

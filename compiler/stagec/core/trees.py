@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from stagec.core.nodes import Fields
+from stagec.core.nodes import STATIC, Fields
 
 if TYPE_CHECKING:
     from stagec.core.keyed import Key, Keyed
@@ -256,7 +256,8 @@ class Tree(NamedTuple):
                 raise TreeMismatch(path, what)
             return value
         given = dict(value) if isinstance(value, Mapping) else _attributes(value, (*fields.names, *fields.static))
-        missing = [name for name in fields.names if name not in given]
+        optional = {name for name, child in zip(fields.names, self.children, strict=True) if child.name == STATIC}
+        missing = [name for name in fields.names if name not in given and name not in optional]
         if missing:
             wanted = f"{self.name}, or a dict of its fields, is wanted here"
             raise TreeMismatch(path, f"{wanted}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
@@ -267,7 +268,7 @@ class Tree(NamedTuple):
         for name, wanted in fields.static.items():
             if name in given and given[name] != wanted:
                 raise TreeMismatch(path, f"{name} is {given[name]!r}, it was {wanted!r} when the function was built")
-        return [given[name] for name in fields.names]
+        return [given.get(name, _LEFT_OUT) for name in fields.names]
 
     def _children_by_entries(self, keyed: Keyed, value: object, path: str) -> Sequence[object]:
         """Return the children that plain containers have for this node; static ones may be left out."""
@@ -319,8 +320,10 @@ class Tree(NamedTuple):
             if keyed.keys is None or kind is not dict:
                 return kind(shown)
             return {_live(keyed.keys[i]): child for i, child in zip(places, shown, strict=True)}
-        fields = self.fields
-        return children if fields is None else dict(zip(fields.names, children, strict=True))
+        if (fields := self.fields) is None:
+            return children
+        named = zip(fields.names, self.children, children, strict=True)
+        return {name: child for name, tree, child in named if tree.name != STATIC}
 
 
 LEAF = Tree("leaf")

@@ -30,6 +30,7 @@ from stagec.frontends import (
     checkpoints,
     closures,
     exporting,
+    filtering,
     kernels,
     packages,
     pytrees,
@@ -265,7 +266,7 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
     }
     if spec.in_shardings is not None:
         options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
-    entry = _bind(function, static) if static else function
+    entry = filtering.filtered(_bind(function, static) if static else function, (args, kwargs))
 
     failed = f"staging {spec.entry} raised"
 
@@ -429,6 +430,7 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
     advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct"
     if not isinstance(result, tuple | dict):
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+    result = filtering.closed(result)
     wrong = [
         f"{jax.tree_util.keystr(path)} is a {type(leaf).__name__}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(result)

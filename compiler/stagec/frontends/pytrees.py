@@ -22,8 +22,8 @@ import jax.tree_util
 from stagec.core.errors import Problem, StagecError
 from stagec.core.keyed import key_of, with_keys
 from stagec.core.node_types import serializer
-from stagec.core.nodes import Fields, name_of
-from stagec.core.one_level import PLACEHOLDERS, OneLevel
+from stagec.core.nodes import STATIC, Fields, name_of
+from stagec.core.one_level import PLACEHOLDERS, OneLevel, StaticLeaf
 from stagec.core.trees import LEAF, Tree
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
@@ -45,6 +45,9 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
                 if kind is dict:
                     what = f"{where} a dict with a key that"
                     tuple(map(key_of, auxdata))
+                elif kind is StaticLeaf:
+                    what = f"{where} an object with a field that is no array ({auxdata!r}), which"
+                    describe(node)
                 elif kind not in _NATIVE:
                     what = f"{where} a {kind.__module__}.{kind.__qualname__} ({_owner(kind)}), which"
                     describe(node)
@@ -82,6 +85,8 @@ def describe(node: Any) -> tuple[str, bytes]:
     Raises ValueError, which says what in it has no stable description.
     """
     kind, auxdata = node.node_data()
+    if kind is StaticLeaf:
+        return STATIC, StaticLeaf(auxdata).describe()
     registered = serializer(kind)
     if registered:
         name, serialize = registered
@@ -177,6 +182,8 @@ def _advice(kind: type) -> str:
     """What to write for a type that cannot be described."""
     if kind is dict:
         return "use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+    if kind is StaticLeaf:
+        return "write a function of a module, or keep what it says in the function"
     if serializer(kind):
         return ""
     line = (

@@ -42,8 +42,9 @@ class Function:
     stay on the device as device arrays, and the call consumes the device arrays of donated arguments.
 
     For an argument of one of the model's types, pass an object of that type or a plain container: a dict of its fields
-    or keys, a list, or a tuple of its children (docs/loading.md has a table). A 64-bit array may stand for a 32-bit
-    one, unless JAX's `jax_enable_x64` is set. You can call it from several threads.
+    or keys, a list, or a tuple of its children (docs/loading.md has a table). A PRNG key is its uint32 words, or JAX's
+    key array. A 64-bit array may stand for a 32-bit one, unless JAX's `jax_enable_x64` is set. You can call it from
+    several threads.
 
     Leave out the arguments that the manifest binds to weights; if you pass one, the call uses yours. Pass static
     arguments by keyword, as in JAX; if there is only one combination of them, you may leave them out.

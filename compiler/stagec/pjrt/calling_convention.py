@@ -235,13 +235,16 @@ class Signature:
         aval = self.description.in_avals[i]
         if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
             return self._of_number(leaf, dtype, i)
-        values = np.asarray(leaf)
+        given: Any = getattr(leaf, "dtype", "")
+        if aval.dtype.startswith("key<") and str(given) == aval.dtype:
+            return sys.modules["jax"].random.key_data(leaf)  # whoever has such an array has imported JAX
+        values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
             with np.errstate(over="ignore", invalid="ignore"):
                 return values.astype(dtype)
         if values.dtype != dtype:
-            given = getattr(leaf, "dtype", values.dtype)
-            raise CallError("dtype", f"{self.name}: {self.path(i)} has dtype {given}, {dtype} is wanted ({aval})")
+            has = given or values.dtype
+            raise CallError("dtype", f"{self.name}: {self.path(i)} has dtype {has}, {dtype} is wanted ({aval})")
         return values
 
     def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
