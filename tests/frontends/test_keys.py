@@ -181,10 +181,6 @@ def net(net, x):
     return net.layers[0](x)
 
 
-def mlp_avals():
-    return (eqx.filter_eval_shape(eqx.nn.MLP, 2, 2, 4, 1, key=jax.random.key(0)),)
-
-
 def modules(x):
     linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
     return Struct(x), Module(linear, 0.5), flax.core.freeze({"b": x, "a": x})
@@ -333,12 +329,6 @@ NOT_BUILT = {
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Activated, serialized_name='pkg.keys:Activated',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n",
-    ),
-    "a module of equinox with functions": (
-        {"entry": "pkg.libraries:modules", "args": [], "avals": "pkg.libraries:mlp_avals"},
-        "pkg/m.toml: functions.f.avals: pkg.libraries:mlp_avals returned leaves that are no avals: "
-        "[0].activation is a function, [0].final_activation is a function\n"
-        "  return eqx.filter(module, eqx.is_array), and in the function write eqx.combine(module, ...) with the rest\n",
     ),
     "shardings of another tree": (
         {

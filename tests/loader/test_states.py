@@ -269,7 +269,8 @@ def test_a_stub_has_the_plain_containers(bundle: Path) -> None:
     done = command("stub", bundle, cwd=bundle.parent)
     assert done.returncode == 0, done.stderr
     written = (bundle.parent / "states_types.pyi").read_text() if not done.stdout else done.stdout
-    net = "class DoubledStatesNet(TypedDict):\n    layers: list[DoubledStatesNetLayers0 | Any] | Any"
+    layer = "DoubledStatesNetLayers0 | DoubledStatesNetLayers0Object"
+    net = f"class DoubledStatesNet(TypedDict):\n    _pytree__state: NotRequired[Any]\n    layers: list[{layer}] | Any"
     assert net in written
     assert "    graph: DoubledStatesGraph | Any  # flax.nnx.graphlib:GraphDef" in written
     assert "tuple[" in written[written.index("    stats: ") :].splitlines()[0]

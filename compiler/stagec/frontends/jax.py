@@ -436,10 +436,6 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
         for path, leaf in jax.tree_util.tree_leaves_with_path(result)
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
     ]
-    if wrong and any(type(node).__module__.startswith("equinox.") for node in _inside(result)):
-        advice = (
-            "return eqx.filter(module, eqx.is_array), and in the function write eqx.combine(module, ...) with the rest"
-        )
     if wrong:
         raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
     if spec.in_shardings is None and (sharded := _sharded(result)):
@@ -448,14 +444,6 @@ def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[
     # Arrays are taken for their shape and dtype.
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
     return (result, {}) if isinstance(result, tuple) else ((), result)
-
-
-def _inside(tree: Any) -> Iterator[Any]:
-    """Yield a pytree and every node in it."""
-    yield tree
-    for child in jax.tree.leaves(tree, is_leaf=lambda other: other is not tree):
-        if child is not tree:
-            yield from _inside(child)
 
 
 def _sharded(avals: Any) -> list[str]:

@@ -17,6 +17,8 @@ from stagec.bundle.calls import call_of
 from stagec.core.avals import DTYPES, Aval, physical
 from stagec.core.calls import Argument, Call
 from stagec.core.errors import printable
+from stagec.core.keyed import Keyed
+from stagec.core.nodes import STATIC
 from stagec.core.trees import Tree
 
 _HEADER = '''"""Types of the bundle {name} {version}. `stagec stub` wrote this file.
@@ -42,6 +44,8 @@ from stagec import Bundle, Function
 '''
 _RESERVED = ("Any", "Literal", "NotRequired", "Protocol", "TypedDict", "NDArray", "Bundle", "Function")
 _WIDEST = 120
+_LEFT_OUT = ("NotRequired[Any]", "")
+"""Type and comment of what a caller may leave out: it has no array."""
 _NUMBERS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
 """What Python number stands for a scalar, by the first letter of the dtype."""
 
@@ -207,23 +211,35 @@ class _Types:
             case "dict" if all(isinstance(key, str) for key in tree.keys):
                 return self._dict(name, list(zip(tree.keys, children, strict=True))), ""
             case "dict":
-                of_keys = {type(key).__name__ for key in tree.keys}
-                key = of_keys.pop() if len(of_keys) == 1 and of_keys <= {"int", "float", "bytes"} else "Any"
-                return f"dict[{key}, {' | '.join(dict.fromkeys(kinds))}]", _same(children)
-        keyed = tree.keyed
-        names = tree.fields.names if tree.fields else keyed.keys if keyed else None
-        if names is None or not all(isinstance(one, str) for one in names):
-            return "Any", _comment(f"{tree.name}, or a plain container of its children")
-        # Of a node with key entries, what holds no array may be left out.
-        absent = [keyed is not None and not child.num_leaves for child in tree.children]
-        kinds_of = [("NotRequired[Any]", "") if none else kind for none, kind in zip(absent, children, strict=True)]
-        rows = list(zip(names, kinds_of, strict=True))
-        rows += [(static, ("NotRequired[Any]", "")) for static in (tree.fields.static if tree.fields else ())]
-        fields = self._dict(name, rows)
-        has_fields = keyed is None or all(isinstance(entry, str) for entry in keyed.entries or ())
-        present = [one for one, none in zip(names, absent, strict=True) if not none]
-        others = self._object(name, present) if argument and has_fields else "Any"
-        return f"{fields} | {others}", _comment(tree.name)
+                return _dict_of(tree.keys, kinds), _same(children)
+        if tree.keyed is not None:
+            return self._keyed(name, tree, tree.keyed, children, argument), _comment(tree.name)
+        if tree.fields is None:
+            return "Any", _comment(f"{tree.name}, or a tuple of its children")
+        rows = [
+            (one, _LEFT_OUT if child.name == STATIC else kind)
+            for one, child, kind in zip(tree.fields.names, tree.children, children, strict=True)
+        ]
+        fields = self._dict(name, [*rows, *((static, _LEFT_OUT) for static in tree.fields.static)])
+        return f"{fields} | {self._object(name, tree.fields.names) if argument else 'Any'}", _comment(tree.name)
+
+    def _keyed(self, name: str, tree: Tree, keyed: Keyed, children: Sequence[tuple[str, str]], argument: bool) -> str:
+        """Return the type of a node with key entries: of its plain container, or of an object."""
+        places, container = tree.stand_in(keyed)
+        shown = [children[i] for i in places]
+        kinds = [kind for kind, _ in shown]
+        keys = [keyed.keys[i] for i in places] if keyed.keys is not None else []
+        if container is tuple:
+            plain = f"tuple[{', '.join(kinds) or '()'}]"
+        elif container is list:
+            plain = f"list[{' | '.join(dict.fromkeys(kinds))}]"
+        elif all(isinstance(key, str) for key in keys):
+            rows = [(key, children[i] if i in places else _LEFT_OUT) for i, key in enumerate(keyed.keys or ())]
+            plain = self._dict(name, [(key, kind) for key, kind in rows if isinstance(key, str)])
+        else:
+            plain = _dict_of(keys, kinds)
+        has_fields = argument and keys and all(isinstance(entry, str) for entry in keyed.entries or ())
+        return f"{plain} | {self._object(name, keys) if has_fields else 'Any'}"
 
     def _dict(self, name: str, rows: Sequence[tuple[str, tuple[str, str]]]) -> str:
         """Return the TypedDict of keys with types and comments."""
@@ -250,6 +266,13 @@ class _Types:
             lines = [f"    @property\n    def {one}(self) -> Any: ..." for one in named]
             self.declared.append("\n".join([f"class {kind}(Protocol):", *lines]) + "\n")
         return self._known[key]
+
+
+def _dict_of(keys: Sequence[object], kinds: Sequence[str]) -> str:
+    """Return the type of a dict whose keys are no names."""
+    of_keys = {type(key).__name__ for key in keys}
+    key = of_keys.pop() if len(of_keys) == 1 and of_keys <= {"int", "float", "bytes"} else "Any"
+    return f"dict[{key}, {' | '.join(dict.fromkeys(kinds))}]"
 
 
 def _same(children: Sequence[tuple[str, str]]) -> str:
