@@ -89,9 +89,7 @@ def test_a_result_has_functions_that_no_argument_had(built: Path) -> None:
 
 
 def test_another_value_is_refused(built: Path, model: object) -> None:
-    with pytest.raises(
-        stagec.CallError, match=r"step: model.by: its static part is 3.0, it was 2.0 when the function"
-    ):
+    with pytest.raises(stagec.CallError, match=r"step: model.by: its static part is 3.0, it was 2.0 when the function"):
         stagec.load(built)["step"](model.make(3.0), X)  # type: ignore[attr-defined]
 
 
