@@ -1,9 +1,11 @@
 """Progress is shown on a terminal, and nowhere else: commands run with a pseudo-terminal as stderr."""
 
+import contextlib
 import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from tests.building import COMPILER, ROOT, action_environment, checked
@@ -25,15 +27,20 @@ def on_a_terminal(*command: str, env: dict[str, str] | None = None) -> tuple[str
     """Run a command whose stderr is a terminal; return what it printed, and what the terminal got."""
     ours, theirs = pty.openpty()
     environment = {**action_environment(), "TERM": "xterm", **(env or {})}
+    shown = bytearray()
+
+    def read() -> None:
+        # A terminal that nobody reads takes some kilobytes, and then lets the command wait.
+        with contextlib.suppress(OSError):  # Linux says so that the command has closed it
+            while piece := os.read(ours, 65536):
+                shown.extend(piece)
+
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True) as process:
         os.close(theirs)
+        reader = threading.Thread(target=read)
+        reader.start()
         printed = process.communicate()[0]
-    shown = b""
-    while True:
-        try:
-            shown += os.read(ours, 65536)
-        except OSError:  # Linux says that all of it was read so
-            break
+    reader.join()
     os.close(ours)
     assert process.returncode == 0
     return printed, shown.decode()
