@@ -73,22 +73,30 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path) -> list[
             sources = sources.with_any_jax(folder)
         # First the versions for this Python, which the lock for all of them keeps where it can.
         missing, error = _resolve(uv, sources.words(), found)
-        problems = [_no_wheels(missing, f"Python {here}")] if missing else []
+        problems = []
         if error:
-            problems.append(_said(error, tested) if chosen else _conflict(uv, sources, tested, error, folder))
+            said, more = (_said(error, tested), {}) if chosen else _conflict(uv, sources, tested, error, folder)
+            problems, missing = [said], missing | more
+        if missing:
+            problems.append(_no_wheels(missing, f"Python {here}"))
+        oldest = here
         if not problems:
-            everywhere = ["--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest"]
-            shown = ["--generate-hashes", "--no-annotate", "--no-emit-index-url"]
-            missing, error = _resolve(uv, [*sources.words(), *everywhere, *shown], found)
+            everywhere = ["--universal", "--fork-strategy", "fewest", "--generate-hashes"]
+            everywhere += ["--no-annotate", "--no-emit-index-url"]
+            # Some packages have no version for the older ones.
+            for oldest in sorted({*PYTHONS, here}, key=_minor):
+                missing, error = _resolve(uv, [*sources.words(), *everywhere, "--python-version", oldest], found)
+                if oldest == here or not (missing or error):
+                    break
             problems = [_no_wheels(missing, "one of the systems that the lock is for")] if missing else []
             problems += [_said(error, tested)] if error else []
         if not problems:
             problems = lock_problems(found.read_text(encoding="utf-8"), str(sources.requirements))
         if problems:
             raise Refused(*problems)
-        notes = []
+        notes = [f"the lock is for Python {oldest} and newer"] if oldest != PYTHONS[0] else []
         for python in PYTHONS:
-            if python != here:
+            if python != here and _minor(python) > _minor(oldest):
                 linux = ["--no-deps", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
                 if missing := _resolve(uv, [str(found), *linux], folder / "python.lock")[0]:
                     notes.append(f"no wheel for Python {python} on Linux x86-64: {', '.join(sorted(missing))}")
@@ -105,6 +113,11 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path) -> list[
         new.write_text(text, encoding="utf-8")
         new.replace(lock)
         return notes
+
+
+def _minor(python: str) -> int:
+    """Return 11 for "3.11"."""
+    return int(python.partition(".")[2])
 
 
 def _resolve(uv: Uv, words: Sequence[str], output: Path) -> tuple[dict[str, str], Unusable | None]:
@@ -163,20 +176,19 @@ def _no_wheels(missing: dict[str, str], where: str) -> str:
     return "\n".join([*lines, "in pip's setting find-links"])
 
 
-def _conflict(uv: Uv, sources: Sources, tested: dict[str, str], error: Unusable, folder: Path) -> str:
-    """Say what does not fit together, and whether it does with another JAX."""
-    other = folder / "other.lock"
-    if _resolve(uv, sources.with_any_jax(folder).words(), other)[1]:
-        return _said(error, tested)
-    versions = _versions(other)
-    if [versions[name] for name in _JAX] == [tested[name] for name in _JAX]:
-        return _said(error, tested)
-    pins = " and ".join(f"{name}=={versions[name]}" for name in _JAX)
-    return (
-        f"your packages want another jaxlib than {tested['jaxlib']}, with which stagec is tested:\n"
-        + _said(error, tested)
-        + f"\nwrite other versions of them, or the JAX that they want: {pins}"
-    )
+def _conflict(
+    uv: Uv, sources: Sources, tested: dict[str, str], error: Unusable, folder: Path
+) -> tuple[str, dict[str, str]]:
+    """Say what does not fit together, and whether it does with another JAX; return also what has no wheel then."""
+    said, other = _said(error, tested), folder / "other.lock"
+    missing, failure = _resolve(uv, sources.with_any_jax(folder).words(), other)
+    remedy = "write other versions of them"
+    if not failure and not missing.keys() & set(_JAX):
+        remedy += f", or the JAX that they want: {' and '.join(f'{name}=={_versions(other)[name]}' for name in _JAX)}"
+    elif not any(f"{name}=={tested[name]}" in said for name in _JAX):
+        return said, {}
+    head = f"your packages want another jaxlib than {tested['jaxlib']}, with which stagec is tested:"
+    return "\n".join([head, said, remedy]), missing
 
 
 def _said(error: Unusable, tested: dict[str, str]) -> str:
