@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,22 +21,22 @@ LOCKS = (COMPILER / "requirements.lock", Path(__file__).with_name("libraries.loc
 def measure(options: Options) -> list[Row]:
     """Return two rows for each lock: uv that has kept nothing, and uv after an edit of the lock.
 
-    Both download from the same indexes. pip's cache has the wheels, as it has after an edit: that is its better case.
+    pip stands for what there was before uv: its cache has the wheels, and each installation compiles all modules.
     """
     _install(COMPILER / "installer.lock", options.folder / "uv")
     uv = ["--uv", str(options.folder / "uv" / "site-packages" / "bin" / "uv")]
     rows = []
     for lock in LOCKS:
-        out, cache = options.folder / "out", options.folder / "cache"
+        out, cache, nothing = (options.folder / name for name in ("out", "cache", "nothing"))
         install: Callable[..., float] = partial(_install, lock, out)
         install()
         timed = {
-            "pip": install,
+            "pip": partial(install, empty=nothing, UV_CACHE_DIR=str(nothing)),
             "uv": partial(install, *uv, empty=cache, UV_CACHE_DIR=str(cache)),
             "uv, again": partial(install, *uv, UV_CACHE_DIR=str(cache)),
         }
         seconds = interleaved(options.rounds, timed)
-        packages = lock.read_text("utf-8").count("==")
+        packages = len(json.loads((out / "packages.json").read_text("utf-8"))["packages"])
         for which, what in (("uv", "the first time"), ("uv, again", "after an edit of the lock")):
             of_both = {name: seconds[name] for name in ("pip", which)}
             rows.append(Row(f"install {packages} packages, {what}", "pip", ratio(seconds, which, "pip"), 1.0, of_both))

@@ -505,6 +505,24 @@ def test_a_damaged_cache_is_noticed_and_not_used(tmp_path: Path, uv: Uv) -> None
     assert contents(tmp_path / "out") == first
 
 
+def test_a_file_that_two_packages_have_is_the_one_that_pip_leaves(tmp_path: Path, uv: Uv) -> None:
+    lines = []
+    for name in ("alpha", "tiny", "omega"):
+        files = {"docs/conf.py": f"# {name}\n", f"{name}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n"}
+        files[f"{name}-1.0.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        record = [f"{path},sha256={_digest(text)},{len(text)}\n" for path, text in files.items()]
+        wheel = tmp_path / f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for path, text in {**files, f"{name}-1.0.dist-info/RECORD": "".join(record)}.items():
+                archive.writestr(path, text)
+        lines.append(f"{name}==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    left = []
+    for words in (uv, []):
+        assert installed_by(tmp_path, "".join(lines), words) == ("uv" if words else "pip", "")
+        left.append((tmp_path / "out" / "site-packages" / "docs" / "conf.py").read_text())
+    assert left == ["# alpha\n", "# alpha\n"]
+
+
 def test_a_wheel_that_is_not_as_its_record_says_is_installed_as_it_is(tmp_path: Path, uv: Uv) -> None:
     write_wheel(tmp_path)
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"

@@ -175,12 +175,14 @@ def install(uv: Uv, wheels: Sequence[Wheel], folder: Path) -> tuple[list[dict[st
     damaged cache, or "". Raises Unusable.
     """
     _install(uv, wheels, folder)
+    _put_in_order(uv, wheels, folder)
     damage = ""
-    damaged = _not_as_recorded(folder) if uv.cache else {}
+    damaged = _damaged(folder) if uv.cache else {}
     if damaged:
         _install(uv, [wheel for wheel in wheels if wheel.name in damaged], folder, "--reinstall", cached=False)
+        _put_in_order(uv, wheels, folder)
         # What is left is so in the wheel, and pip passes over it.
-        if names := sorted(damaged.keys() - _not_as_recorded(folder).keys()):
+        if names := sorted(damaged.keys() - _damaged(folder).keys()):
             damage = (
                 f"uv's cache {uv.cache} has another {damaged[names[0]]} than the wheel of {names[0]}: it was "
                 f"downloaded again (uv cache clean {' '.join(names)} mends the cache)"
@@ -218,15 +220,37 @@ def _distributions(folder: Path) -> Iterable[importlib.metadata.Distribution]:
     return importlib.metadata.distributions(path=[str(folder)])
 
 
-def _not_as_recorded(folder: Path) -> dict[str, str]:
-    """By package, the first file whose digest is not that of RECORD."""
-    damaged = {}
+def _recorded(folder: Path) -> dict[str, dict[str, str]]:
+    """By package, the digests of its files: in the order in which pip installs, the last name first."""
+    found = {}
     for distribution in _distributions(folder):
-        record = distribution.read_text("RECORD") or ""
-        for path, digest, *_ in csv.reader(record.splitlines()):
-            if digest and not _has_digest(folder / path, digest):
-                damaged[normalized(distribution.metadata["Name"])] = path
-                break
+        rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+        digests = {path: digest for path, digest, *_ in rows if digest}
+        found[normalized(distribution.metadata["Name"])] = digests
+    return dict(sorted(found.items(), reverse=True))
+
+
+def _put_in_order(uv: Uv, wheels: Sequence[Wheel], folder: Path) -> None:
+    """Install packages again that have another file of one name, such as docs/conf.py: uv installs all at once."""
+    recorded = _recorded(folder)
+    owners: dict[str, set[str]] = {}
+    for digests in recorded.values():
+        for path, digest in digests.items():
+            owners.setdefault(path, set()).add(digest)
+    shared = {path for path, digests in owners.items() if len(digests) > 1}
+    of_name = {wheel.name: wheel for wheel in wheels}
+    for name, digests in recorded.items():
+        if not shared.isdisjoint(digests):
+            _install(uv, [of_name[name]], folder, "--reinstall")
+
+
+def _damaged(folder: Path) -> dict[str, str]:
+    """By package, the first file whose digest is not that of RECORD."""
+    expected = {path: (digest, name) for name, files in _recorded(folder).items() for path, digest in files.items()}
+    damaged: dict[str, str] = {}
+    for path, (digest, name) in sorted(expected.items()):
+        if name not in damaged and not _has_digest(folder / path, digest):
+            damaged[name] = path
     return damaged
 
 
