@@ -428,6 +428,12 @@ def test_an_extra_index_is_asked_too(tmp_path: Path, uv: Uv) -> None:
         assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
 
 
+def test_folders_that_pip_passes_over(tmp_path: Path, uv: Uv) -> None:
+    (tmp_path / "wheels").mkdir()
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path / 'wheels')}\n"
+    assert installed_by(tmp_path, lock, uv, PIP_FIND_LINKS=f"{tmp_path / 'missing'} ~/wheels") == ("uv", "")
+
+
 def test_a_setting_without_a_word_in_uv_is_named(tmp_path: Path, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
     assert installed_by(tmp_path, lock, uv, PIP_IGNORE_REQUIRES_PYTHON="1") == (

@@ -64,14 +64,17 @@ def of_pip(pip: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
 def to_uv(settings: Mapping[str, str]) -> Words:
     """Say pip's settings in uv's words. Raises NoWord."""
     words = Words()
-    several = {"extra-index-url": "--index", "find-links": "--find-links", "trusted-host": "--allow-insecure-host"}
+    several = {"extra-index-url": "--index", "trusted-host": "--allow-insecure-host"}
     certificates = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or ""
     own_certificates = False
     for option, value in sorted(settings.items()):
         if option in several:
-            # pip passes over folders that are not there.
-            found = [one for one in value.split() if option != "find-links" or "://" in one or Path(one).exists()]
-            words.flags += [word for one in found for word in (several[option], one)]
+            words.flags += [word for one in value.split() for word in (several[option], one)]
+        elif option == "find-links":
+            # pip passes over folders that do not exist, where uv ends.
+            places = [one if "://" in one else str(Path(one).expanduser()) for one in value.split()]
+            there = [one for one in places if "://" in one or Path(one).exists()]
+            words.flags += [word for one in there for word in ("--find-links", one)]
         elif option in ("index-url", "pypi-url"):
             words.flags += ["--default-index", value]
         elif option == "no-index":
