@@ -25,8 +25,13 @@ def reproduce(artifacts: Path, root: Path, *more: str) -> subprocess.CompletedPr
     return stagec("reproduce", *words, "--import-root", root, *more)
 
 
-def test_what_was_built_can_be_built_again(small: Path) -> None:
-    done = reproduce(small, small / "source")
+def test_what_was_built_can_be_built_again(small: Path, tmp_path: Path) -> None:
+    """From a checkout with Bazel's links, also to what is gone."""
+    root = tmp_path / "source"
+    shutil.copytree(small / "source", root)
+    (root / "bazel-out").symlink_to("/")
+    (root / "gone").symlink_to("nowhere")
+    done = reproduce(small, root)
     assert (done.stdout, done.stderr) == (f"{ARTIFACTS} artifacts built twice again, 0 differences\n", "")
     assert done.returncode == 0
 

@@ -226,10 +226,16 @@ def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
         # The name may say that packages are installed there.
         copy = folder / f"root{number}" / Path(root).resolve().name
         # Runfiles are links: what they point to is copied.
-        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__", ".git", "site-packages", "*.runfiles"))
+        shutil.copytree(root, copy, ignore=_not_copied, ignore_dangling_symlinks=True)
         copies.append(str(copy))
     folder.mkdir(parents=True, exist_ok=True)
     return copies
+
+
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """Return the names in a folder that are no sources; `bazel-out` and its like lead to all outputs."""
+    of_bazel = {name for name in names if name.startswith("bazel-") and Path(folder, name).is_symlink()}
+    return of_bazel | shutil.ignore_patterns("__pycache__", ".git", "site-packages", "*.runfiles")(folder, names)
 
 
 def run_varied(
