@@ -14,7 +14,7 @@ PythonEnvironmentInfo = provider(
 )
 
 InterpreterInfo = provider(
-    doc = "An interpreter of a toolchain of Python's.",
+    doc = "The interpreter of a Python toolchain.",
     fields = {
         "executable": "File, or string: an absolute path.",
         "files": "depset of File: what it needs; empty if it is installed.",

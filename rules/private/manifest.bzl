@@ -62,10 +62,10 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
 
     Args:
       name: the manifest's name, {name}. The bundle has this name too.
-      deps: what functions import: python_library, py_library of any rule set, filegroup or .py files. An edit is traced
-        again by the functions that import or open the file.
+      deps: what functions import: python_library, py_library of any rule set, filegroup or .py files. After an edit,
+        Bazel traces again only the functions that import or open the file.
       data: files that tracing reads.
-      function_deps: what only some functions may import: `{{"predict": ["predict.py"]}}`. It is seldom needed.
+      function_deps: what only some functions may import: `{{"predict": ["predict.py"]}}`. You seldom need it.
       imports: import roots besides the repositories' folders, relative to the package.
       **common: attributes of every target, such as visibility and tags.
     \"\"\"

@@ -1,4 +1,4 @@
-"""The interpreter of a toolchain of Python's, for the actions of stagec's."""
+"""The interpreter of a Python toolchain, for stagec's actions."""
 
 load("//rules:providers.bzl", "InterpreterInfo")
 
@@ -19,6 +19,6 @@ def _python_interpreter_impl(ctx):
 python_interpreter = rule(
     implementation = _python_interpreter_impl,
     doc = "The interpreter of the toolchain of type `@bazel_tools//tools/python:toolchain_type`: a `py_runtime`, of " +
-          "whatever rule set. Name it in `interpreter` of a `stagec_toolchain` of your own, and actions run it.",
+          "whatever rule set. Name it in `interpreter` of your own `stagec_toolchain`, and actions run it.",
     toolchains = [_PYTHON],
 )

@@ -69,7 +69,8 @@ def jit(
         ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
         `fdo_profile` (a ProfiledInstructionsProto, as bytes).
     host_callbacks: "drop" leaves callbacks into Python out that have no results, such as `jax.debug.print`; "refuse"
-        raises for all. A variable that turns those of a library off is the process's: set it before the import.
+        raises for all. If an environment variable turns those of a library off, set
+        it before you import the library.
     Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, and ValueError for
     another `host_callbacks`.
     """
