@@ -16,6 +16,7 @@ def _stagec_impl(module_ctx):
         "tpu_lock": Label("//compiler:tpu.lock"),
         "cuda_lock": Label("//compiler:cuda.lock"),
     }
+    actions = {"trimmed": True}
     declared = {}
     for module in module_ctx.modules:
         if module.is_root:
@@ -23,6 +24,7 @@ def _stagec_impl(module_ctx):
                 fail("stagec.python is written %d times; the compiler has one environment" % len(module.tags.python))
             for tag in module.tags.python:
                 locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
+                actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "trimmed"]}
         for tag in module.tags.manifest + module.tags.environment:
             if tag.name in declared:
                 fail('the modules %s and %s both declare a repository "%s" through stagec; rename one' %
@@ -33,9 +35,9 @@ def _stagec_impl(module_ctx):
         for tag in module.tags.environment:
             python_environment(name = tag.name, lock = tag.lock)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = locks["lock"])
-    python_environment(name = "stagec_tpu", lock = locks["tpu_lock"])
-    python_environment(name = "stagec_cuda", lock = locks["cuda_lock"])
+    python_environment(name = "stagec_python", lock = locks["lock"], **actions)
+    python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
+    python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")
@@ -60,6 +62,15 @@ _python = tag_class(
     doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs and NVIDIA " +
           "devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = {
+        "interpreter": attr.string(
+            doc = "The absolute path of the Python that actions run, if it is another than the one that installs the " +
+                  "packages, such as that of an execution image. This machine need not have it.",
+        ),
+        "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with their Python's."),
+        "trimmed": attr.bool(
+            doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
+            default = True,
+        ),
         "lock": attr.label(
             doc = "A requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that " +
                   "your models import. Without it, models can import JAX and NumPy.",

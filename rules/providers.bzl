@@ -3,11 +3,14 @@
 PythonEnvironmentInfo = provider(
     doc = "An installed, locked set of Python packages and the interpreter that runs them.",
     fields = {
-        "interpreter": "string: absolute path of the interpreter.",
+        "interpreter": "string: absolute path of the interpreter that installed them, which programs run.",
         "version": "string: its full version, such as 3.11.2.",
+        "execution_interpreter": "string: absolute path of the interpreter that actions run.",
+        "execution_version": "string: its full version.",
+        "abi": "string: the ABI of both, such as cpython-311-x86_64-linux-gnu.",
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
-        "fingerprint": "File: a digest of the packages and the interpreter. It is an input of every action that uses " +
-                       "them, so that the action runs again when they change.",
+        "fingerprint": "File: a digest of the packages' files and the ABI. It is an input of every action that uses them, " +
+                       "so that the action runs again when they change.",
         "packages": "File: the interpreter's version, and name, version, file name and SHA-256 of every package's wheel, " +
                     "as JSON.",
     },
@@ -18,6 +21,7 @@ InterpreterInfo = provider(
     fields = {
         "executable": "File, or string: an absolute path.",
         "files": "depset of File: what it needs; empty if it is installed.",
+        "version": "string: its full version, such as 3.11.2; empty: that of the environment's.",
     },
 )
 

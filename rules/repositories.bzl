@@ -9,7 +9,13 @@ python_environment = _python_environment
 stagec_manifest = _stagec_manifest
 stagec_offline_repositories = _stagec_offline_repositories
 
-def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
+def stagec_repositories(
+        lock = None,
+        tpu_lock = None,
+        cuda_lock = None,
+        interpreter = "",
+        interpreter_version = "",
+        trimmed = True):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
     Bazel downloads the compilers for TPUs and NVIDIA devices when you build the first executable for them, and the
@@ -21,11 +27,16 @@ def stagec_repositories(lock = None, tpu_lock = None, cuda_lock = None):
       tpu_lock: label of one with libtpu alone, if you use another jaxlib.
       cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
         use another jaxlib.
+      interpreter: absolute path of the Python that actions run, if it is another than the one that installs the packages,
+        such as that of an execution image. This machine need not have it.
+      interpreter_version: its version, such as 3.11.9. Actions compare it with their Python's.
+      trimmed: whether to leave out what no module imports: the packages' own tests, C headers and type stubs.
     """
+    actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "trimmed": trimmed}
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"))
-    python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"))
-    python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"))
+    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), **actions)
+    python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
+    python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")

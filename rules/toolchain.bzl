@@ -37,7 +37,7 @@ stagec_toolchain = rule(
         ),
         "interpreter": attr.label(
             doc = "A `python_interpreter` that actions run in the place of the environment's interpreter. It must have " +
-                  "the same version: the packages were installed for that.",
+                  "the same ABI, such as CPython 3.11: the packages were installed for that.",
             providers = [InterpreterInfo],
             cfg = "exec",
         ),
@@ -68,6 +68,12 @@ _WORKER = {
     "supports-workers": "1",
 }
 
+# Starts the interpreter whose path comes first, or says that this machine has none: engines say it each in its own way.
+_START = """[ -x "$0" ] && exec "$0" "$@"
+echo >&2 "stagec: the machine that runs this action has no $0
+  run it where there is one, or name the one that is there: stagec.python(interpreter = ...), docs/remote.md"
+exit 2"""
+
 def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
@@ -82,10 +88,20 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
       plugin: PythonEnvironmentInfo of packages that the command needs besides the toolchain's, or None.
       sources: depset of File that a model may import and read, for commands that run one; or None. If one of them is
         edited that this run did not read, Bazel does not run the action again: what it has not read is one more output.
+        Only what such a command writes depends on the release of Python.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    executable, version = stagec.environment.execution_interpreter, stagec.environment.execution_version
+    if stagec.interpreter:
+        executable, version = stagec.interpreter.executable, stagec.interpreter.version or stagec.environment.version
     start = ctx.actions.args()
+    if type(executable) == type(""):
+        start.add_all(["-c", _START, executable])
+        executable = "/bin/sh"
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    env = {"STAGEC_PYTHON_ABI": stagec.environment.abi}
+    if sources != None:
+        env["STAGEC_PYTHON_VERSION"] = version
     unread = None
     if sources:
         # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
@@ -98,9 +114,6 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
     environments = [stagec.environment] + ([plugin] if plugin else [])
-    executable, env = stagec.environment.interpreter, {}
-    if stagec.interpreter:
-        executable, env = stagec.interpreter.executable, {"STAGEC_PYTHON_VERSION": stagec.environment.version}
     requirements = {"block-network": "1"}
     if stagec.workers:
         requirements.update(_WORKER)

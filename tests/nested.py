@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ _ENVIRONMENT = """load("@stagec//rules/private:python_environment.bzl", "environ
 
 environment(
     name = "environment",
+    abi = {abi!r},
     fingerprint = "fingerprint.txt",
     interpreter = {interpreter!r},
     packages = "packages.json",
@@ -141,7 +143,9 @@ def environment(folder: Path, user: User) -> Path:
     (folder / "packages.json").write_text('{"python": "", "packages": []}\n')
     (folder / "interpreter.txt").write_text(user.python)
     version = ".".join(map(str, sys.version_info[:3]))
-    (folder / "BUILD").write_text(_ENVIRONMENT.format(interpreter=os.path.realpath(user.python), version=version))
+    abi = sysconfig.get_config_var("SOABI")
+    build = _ENVIRONMENT.format(interpreter=os.path.realpath(user.python), version=version, abi=abi)
+    (folder / "BUILD").write_text(build)
     if user.can("test", "-r", packages / "jax" / "__init__.py"):
         (folder / "site-packages").symlink_to(packages)
     else:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,34 +21,48 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
 
+import pip
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.building import INSTALLER
+from tests.building import INSTALLER, ROOT
+from tests.users import as_user
 
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
 
 
 def write_wheel(folder: Path, tag: str = "py3-none-any", answer: int = 42) -> str:
-    """Write the wheel of a package `Tiny` 1.0; return its sha256."""
+    """Write the wheel of a package `Tiny` 1.0, which has all that wheels have; return its sha256."""
     path = folder / f"tiny-1.0-{tag}.whl"
     files = {
         "tiny.py": f"ANSWER = {answer}\n",
+        "tiny.pyi": "ANSWER: int\n",
+        "tiny_tools/__init__.py": "",
+        "tiny_tools/include/tiny.h": "int answer;\n",
         "tiny_tools/tests/test_tiny.py": "import tiny\n",
         "tiny_tools/broken.py": "this is not Python\n",
         "tiny-1.0.data/scripts/tiny": "#!python\nimport tiny\n",
+        "tiny-1.0.data/scripts/tiny-program": "\x7fELF\n",
         "tiny-1.0.data/data/share/tiny.txt": "data\n",
         "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: Tiny\nVersion: 1.0\n",
         "tiny-1.0.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        "tiny-1.0.dist-info/entry_points.txt": "[console_scripts]\ntiny-answer = tiny:ANSWER\n",
     }
-    record = [f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items()]
-    with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in {**files, "tiny-1.0.dist-info/RECORD": "".join(record)}.items():
-            wheel.writestr(zipfile.ZipInfo(name), text)
+    write_archive(path, "tiny", files)
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_archive(path: Path, name: str, files: dict[str, str]) -> None:
+    """Write a wheel of version 1.0: files, and a RECORD of them."""
+    record = [f"{file},sha256={_digest(text)},{len(text)}\n" for file, text in files.items()]
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file, text in {**files, f"{name}-1.0.dist-info/RECORD": "".join(record)}.items():
+            info = zipfile.ZipInfo(file)
+            info.external_attr = (0o775 if "/scripts/" in file else 0o664) << 16
+            wheel.writestr(info, text)
 
 
 def _digest(text: str) -> str:
@@ -71,17 +85,28 @@ def words(request: pytest.FixtureRequest) -> Uv:
 
 
 def install(
-    folder: Path, lock: str, python: str = sys.executable, words: Uv | None = None, **env: str
+    folder: Path,
+    lock: str,
+    python: str = sys.executable,
+    words: Uv | None = None,
+    before: Sequence[str] = (),
+    user: int | None = None,
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Install `lock` into `folder`/out with wheels from `folder`."""
+    """Install `lock` into `folder`/out with wheels from `folder`. before: a command that runs it. user: who does."""
     (folder / "requirements.lock").write_text(lock)
     shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()
-    command = [python, "-B", "-E", str(INSTALLER), str(folder / "requirements.lock"), "models/requirements.lock"]
+    if user is not None:
+        os.chown(folder / "out", user, user)
+    command = [*before, python, "-B", "-E", str(INSTALLER), str(folder / "requirements.lock"), "models/requirements.lock"]
     return subprocess.run(
         [*command, *(words or [])],
         cwd=folder / "out",
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_FIND_LINKS": str(folder), **NO_INDEX, **env},
+        user=user,
+        group=user,
+        extra_groups=None if user is None else (),
         capture_output=True,
         text=True,
     )
@@ -96,19 +121,28 @@ def refusal(folder: Path, lock: str, python: str = sys.executable, words: Uv | N
     return "\n".join(line for line in result.stdout.splitlines() if line not in steps)
 
 
+def give_pip(python: Path) -> None:
+    """Let an interpreter below a folder of a test find the pip of the tests."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = python.parents[1] / "lib" / version / "site-packages"
+    shutil.copytree(Path(pip.__file__).parent, packages / "pip", dirs_exist_ok=True)
+
+
 def installed_by(folder: Path, lock: str, words: Uv, **env: str) -> tuple[str, str]:
     """Install; return the program that installed, and the note for the user."""
     result = install(folder, lock, words=words, **env)
     assert result.returncode == 0, result.stdout + result.stderr
-    installer = folder / "out" / "site-packages" / "tiny-1.0.dist-info" / "INSTALLER"
-    return installer.read_text().strip(), (folder / "out" / "note.txt").read_text()
+    note = (folder / "out" / "note.txt").read_text()
+    return "pip" if " with pip\n" in result.stdout or ": pip installs it, " in note else "uv", note
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder, but those in which each installer says something of itself."""
-    theirs = ("INSTALLER", "RECORD", "note.txt")
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in theirs)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is below a folder, by path: modes and, of files, bytes. Without the note for the user."""
+    found = {path for path in folder.rglob("*") if path.name != "note.txt"}
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mode, b"" if path.is_dir() else path.read_bytes())
+        for path in found
+    }
 
 
 def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words: Uv) -> None:
@@ -125,7 +159,7 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left == {"fingerprint.txt", "note.txt", "packages.json", "site-packages"}
     assert (tmp_path / "out" / "note.txt").read_text() == ""
-    assert (site_packages / "tiny-1.0.dist-info" / "INSTALLER").read_text().strip() == ("uv" if words else "pip")
+    assert result.stdout.startswith("installing 1 package of " if words else "installing models/requirements.lock with pip")
 
 
 def test_steps_one_by_one_say_what_the_next_one_does(tmp_path: Path, words: Uv) -> None:
@@ -163,7 +197,69 @@ def test_uv_installs_what_pip_installs(tmp_path: Path, uv: Uv) -> None:
         assert install(tmp_path, lock, words=words).returncode == 0
         trees.append(contents(tmp_path / "out"))
     assert trees[0] == trees[1]
-    assert {"site-packages/bin/tiny", "site-packages/share/tiny.txt"} <= trees[0].keys()
+    assert {"site-packages/bin/tiny-program", "site-packages/share/tiny.txt"} <= trees[0].keys()
+    assert not {"site-packages/bin/tiny", "site-packages/bin/tiny-answer"} & trees[0].keys()
+    assert {oct(mode & 0o777) for mode, _ in trees[0].values()} == {"0o644", "0o755"}
+
+
+@pytest.mark.parametrize("other", ["a virtual environment", "a link and another umask", "another day"])
+def test_an_environment_is_the_same_wherever_it_is_installed(scratch: Path, other: str, words: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(scratch)}\n"
+    assert install(scratch, lock, words=words).returncode == 0
+    first = contents(scratch / "out")
+    python, before = str(scratch / "python" / "bin" / "python"), list[str]()
+    if "link" in other:
+        (scratch / "python" / "bin").mkdir(parents=True)
+        Path(python).symlink_to(os.path.realpath(sys.executable))
+    else:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", scratch / "python"], check=True)
+    give_pip(Path(python))
+    if "umask" in other:
+        before = ["sh", "-c", 'umask 077; exec "$0" "$@"']
+    elif other == "another day":
+        if not shutil.which("faketime"):
+            pytest.skip("there is no faketime (Debian: faketime)")
+        before = ["faketime", "2031-02-03 04:05:06"]
+    # Nothing comes from the caches of the first.
+    result = install(scratch, lock, python, words, before, HOME=str(scratch / "home"), TZ="Asia/Tokyo")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert contents(scratch / "out") == first
+
+
+def test_an_environment_is_the_same_for_another_user(scratch: Path, words: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(scratch)}\n"
+    assert install(scratch, lock, words=words).returncode == 0
+    first = contents(scratch / "out")
+    with as_user("ordinary user") as user:
+        scratch.chmod(0o755)
+        if not user.can("test", "-r", INSTALLER):
+            pytest.skip("this user cannot read the tests' own files")
+        if words:
+            shutil.copy(words[1], scratch / "uv")
+            words = ["--uv", str(scratch / "uv")]
+        home = scratch / "home"
+        home.mkdir()
+        if user.number is not None:
+            os.chown(home, user.number, user.number)
+        env = {"HOME": str(home)}
+        if user.python != sys.executable:
+            give_pip(Path(user.python))
+            env["LD_LIBRARY_PATH"] = str(Path(user.python).parents[1] / "lib")
+        result = install(scratch, lock, user.python, words, user=user.number, **env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert contents(scratch / "out") == first
+
+
+def test_pip_and_uv_leave_the_same_of_packages_of_others(tmp_path: Path, uv: Uv) -> None:
+    lock = (ROOT / "compiler" / "planning.lock").read_text()
+    trees = []
+    for words in (uv, []):
+        env = {"PIP_NO_INDEX": "", "PIP_CONFIG_FILE": "", "HOME": os.environ.get("HOME", "/")}
+        result = install(tmp_path, lock, words=[*words, "--trimmed"], **env)
+        assert result.returncode == 0, result.stdout + result.stderr
+        trees.append(contents(tmp_path / "out"))
+    assert trees[0] == trees[1]
+    assert any(path.endswith(".so") for path in trees[0])
 
 
 @pytest.fixture(scope="module")
@@ -289,13 +385,10 @@ def installer() -> ModuleType:
         sys.path.pop(0)
 
 
-def test_only_what_is_pinned_counts_in_the_fingerprint(installer: ModuleType) -> None:
+def test_comments_order_and_line_breaks_of_a_lock_do_not_count(installer: ModuleType) -> None:
     lock = "# made today\nb==2 \\\n  --hash=sha256:bb \\\n  --hash=sha256:aa\na==1 ; os_name == 'nt' --hash=sha256:cc\n"
     same = "a==1  ;  os_name == 'nt' --hash=sha256:cc  # needed by b\nb==2 --hash=sha256:aa --hash=sha256:bb\n"
     assert installer.normalized_pins(lock) == installer.normalized_pins(same)
-    assert installer.fingerprint(lock) == installer.fingerprint(same)
-    assert installer.fingerprint(lock) != installer.fingerprint(lock.replace("b==2", "b==3"))
-    assert installer.fingerprint(lock) != installer.fingerprint(lock.replace("cc", "dd"))
 
 
 class Index(SimpleHTTPRequestHandler):
@@ -516,11 +609,8 @@ def test_a_file_that_two_packages_have_is_the_one_that_pip_leaves(tmp_path: Path
     for name in ("alpha", "tiny", "omega"):
         files = {"docs/conf.py": f"# {name}\n", f"{name}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n"}
         files[f"{name}-1.0.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        record = [f"{path},sha256={_digest(text)},{len(text)}\n" for path, text in files.items()]
         wheel = tmp_path / f"{name}-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            for path, text in {**files, f"{name}-1.0.dist-info/RECORD": "".join(record)}.items():
-                archive.writestr(path, text)
+        write_archive(wheel, name, files)
         lines.append(f"{name}==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
     left = []
     for words in (uv, []):

@@ -1,21 +1,36 @@
 """Runs the command line: `python .../stagec/__main__.py COMMAND ...` or `python -m stagec COMMAND ...`."""
 
+import importlib.machinery
 import os
 import sys
 
-_OTHER_VERSION = """the Python toolchain has Python {here} ({path}), stagec's packages are installed for {wanted}
-  register a toolchain with Python {wanted}, or install them with this one: set STAGEC_PYTHON to its path
+_ANOTHER = """stagec: {path} is Python {here}, and this action is for Python {declared}
+  if an image is stale, run the action where that Python is; if the declaration is, change it:
+  stagec.python(interpreter_version = {version!r})
+  if Python was updated on this machine, bazel clean --expunge lets stagec install its packages again
 """
 
+
+def _another_python() -> "str | None":
+    """What is wrong where rules/toolchain.bzl declares another interpreter than this one, which may be an old one."""
+    abi, version = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1], sys.version.split()[0]
+    declared_abi = os.environ.get("STAGEC_PYTHON_ABI") or abi
+    declared = os.environ.get("STAGEC_PYTHON_VERSION") or (version if declared_abi == abi else "")
+    if (declared_abi, declared) == (abi, version):
+        return None
+    wanted = "{} ({})".format(declared, declared_abi).strip()
+    return _ANOTHER.format(path=sys.executable, here="{} ({})".format(version, abi), declared=wanted, version=version)
+
+
 if __name__ == "__main__":
-    wanted, here = os.environ.get("STAGEC_PYTHON_VERSION"), sys.version.split()[0]
-    if wanted not in (None, here):  # rules/toolchain.bzl sets it where the interpreter is a toolchain's
-        sys.stderr.write(_OTHER_VERSION.format(here=here, wanted=wanted, path=sys.executable))
-        sys.exit(2)
+    problem = _another_python()
     if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
         from stagec.worker.server import serve
 
-        sys.exit(serve(sys.argv[1]))
+        sys.exit(serve(sys.argv[1], problem))
+    if problem:
+        sys.stderr.write(problem)
+        sys.exit(2)
     from stagec.cli import main
 
     sys.exit(main())

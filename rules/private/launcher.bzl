@@ -32,7 +32,7 @@ workspace="$runfiles/"{workspace}
 
 unset PYTHONHOME PYTHONSTARTUP
 export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PYTHONPATH={python_path}
-{environment}{body}"""
+{python}{environment}{body}"""
 
 def shell_quote(text):
     """One word of bash.
@@ -62,16 +62,15 @@ def expand_locations(ctx, text, targets):
         word += "\"$workspace\"/" + shell_quote(ctx.expand_location("$(rootpath " + part, targets = targets))
     return word
 
-def python_command(environment):
-    """The words of bash that start the interpreter of an environment.
+# The words of bash that start the interpreter of a launcher's first environment.
+PYTHON_COMMAND = " ".join(["\"$python\""] + INTERPRETER_FLAGS)
 
-    Args:
-      environment: PythonEnvironmentInfo.
-
-    Returns:
-      string.
-    """
-    return " ".join([shell_quote(word) for word in [environment.interpreter] + INTERPRETER_FLAGS])
+def _choice_of_python(environment):
+    """Bash that sets $python. A test may run where actions do, with their interpreter."""
+    lines = "python=%s\n" % shell_quote(environment.execution_interpreter)
+    if environment.execution_interpreter != environment.interpreter:
+        lines += "[[ -x \"$python\" ]] || python=%s\n" % shell_quote(environment.interpreter)
+    return lines
 
 def plugins_of(exports, executables):
     """What compiles for the platforms of executables, and what functions are traced with.
@@ -112,9 +111,10 @@ def write_stagec_launcher(ctx, stagec, body, plugins):
     """
     path = stagec.entry.short_path
     entry = path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path
-    start = "%s \"$runfiles\"/%s" % (python_command(stagec.environment), shell_quote(entry))
+    start = "%s \"$runfiles\"/%s" % (PYTHON_COMMAND, shell_quote(entry))
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
-    return write_launcher(ctx, [import_root], {}, body.format(stagec = start), [stagec.environment] + plugins)
+    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(stagec.environment.abi) + body.format(stagec = start)
+    return write_launcher(ctx, [import_root], {}, body, [stagec.environment] + plugins)
 
 def write_launcher(ctx, import_roots, env, body, environments):
     """Writes the script as the rule's executable.
@@ -139,6 +139,7 @@ def write_launcher(ctx, import_roots, env, body, environments):
             label = shell_quote(str(ctx.label)),
             workspace = shell_quote(ctx.workspace_name),
             python_path = python_path,
+            python = _choice_of_python(environments[0]),
             environment = "".join([
                 "export %s=%s\n" % (name, expand_locations(ctx, value, ctx.attr.data))
                 for name, value in env.items()

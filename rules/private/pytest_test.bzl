@@ -1,7 +1,7 @@
 """Tests that pytest runs."""
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
-load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "python_command", "shell_quote", "write_launcher")
+load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "PYTHON_COMMAND", "environment_files", "shell_quote", "write_launcher")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "python_imports", "sources_of")
 
 _BODY = """cd "$workspace"
@@ -17,7 +17,7 @@ def _pytest_test_impl(ctx):
     roots.update({root: None for root in imports_of(ctx.attr.deps, ctx.workspace_name).to_list()})
     environments = [one[PythonEnvironmentInfo] for one in [ctx.attr.environment] + ctx.attr.plugins]
     body = _BODY.format(
-        python = python_command(environments[0]),
+        python = PYTHON_COMMAND,
         arguments = " ".join([shell_quote(word) for word in ctx.attr.options] + [
             shell_quote(file.short_path)
             for file in ctx.files.srcs

@@ -9,12 +9,13 @@ INTERPRETER_FLAGS = ["-B", "-s", "-S"]
 _MINIMUM = (3, 11)
 _ON_PATH = ["python3", "python3.14", "python3.13", "python3.12", "python3.11"]
 
-# Prints the version, the path of the interpreter itself (neither a link to it nor a virtual environment's) and whether
-# it has pip.
+# Prints the version, the path of the interpreter itself (neither a link to it nor a virtual environment's), its ABI and
+# whether it has pip.
 _PROBE = "; ".join([
-    "import importlib.util, os, platform, sys",
+    "import importlib.machinery, importlib.util, os, platform, sys",
     "print(platform.python_version())",
     "print(os.path.realpath(sys.executable))",
+    "print(importlib.machinery.EXTENSION_SUFFIXES[0].split('.')[1])",
     "print(importlib.util.find_spec('pip') is not None)",
 ])
 
@@ -44,38 +45,64 @@ def watched_path(repository_ctx, label):
         repository_ctx.watch(path)
     return path
 
-def _probe(repository_ctx, path):
+def _declared_interpreter(repository_ctx):
+    """What actions run: a struct of interpreter and version, both "" where that is the interpreter that is found here."""
+    interpreter = getattr(repository_ctx.attr, "interpreter", "")
+    version = getattr(repository_ctx.attr, "interpreter_version", "")
+    if interpreter and not interpreter.startswith("/"):
+        fail("interpreter = %r is no absolute path; write the one where actions run, such as /opt/python/bin/python3.11" %
+             interpreter)
+    if bool(interpreter) != bool(version) or version and len(version.split(".")) != 3:
+        fail(("interpreter = %r, interpreter_version = %r: write both, or none; the version has three numbers, " +
+              "such as 3.11.9, as the interpreter prints it for --version") % (interpreter, version))
+    return struct(interpreter = interpreter, version = version)
+
+def _release_line(version):
+    return ".".join(version.split(".")[:2])
+
+def _probe(repository_ctx, path, declared):
     """Asks one interpreter what it is: a struct, or a string that says why it will not do."""
     result = repository_ctx.execute([path, "-E", "-c", _PROBE])
     lines = result.stdout.splitlines()
-    if result.return_code != 0 or len(lines) != 3:
+    if result.return_code != 0 or len(lines) != 4:
         return "%s: does not run" % path
     version = lines[0]
     major, minor = [int(part) for part in version.split(".")[:2]]
     if (major, minor) < _MINIMUM:
         return "%s: Python %s, too old" % (path, version)
-    if lines[2] != "True":
+    if declared.version and _release_line(declared.version) != _release_line(version):
+        return "%s: Python %s; packages are for the Python %s that actions run" % (path, version, declared.version)
+    if lines[3] != "True":
         return "%s: Python %s has no pip (Debian: apt-get install python3-pip)" % (path, version)
-    return struct(command = path, version = version, interpreter = lines[1])
+    if hasattr(repository_ctx, "watch"):
+        repository_ctx.watch(lines[1])  # another release in its place: the packages are installed anew
+    return struct(command = path, version = version, interpreter = lines[1], abi = lines[2])
 
-def _find_python(repository_ctx):
-    """The interpreter to use: a struct with the command that runs pip, the version and the resolved interpreter."""
+def _find_python(repository_ctx, declared):
+    """The interpreter to install with: a struct with the command that runs pip, version, resolved interpreter and ABI."""
     named = repository_ctx.os.environ.get("STAGEC_PYTHON")
+    minimum = "%d.%d or newer" % _MINIMUM
     if named:
         paths = [repository_ctx.which(named) if "/" not in named else named]
     else:
-        paths = [repository_ctx.which(name) for name in _ON_PATH]
+        names = _ON_PATH
+        paths = []
+        if declared.version:
+            minimum = _release_line(declared.version)
+            names = ["python" + minimum] + names
+            paths = [declared.interpreter] if repository_ctx.path(declared.interpreter).exists else []
+        paths += [repository_ctx.which(name) for name in names]
     rejected = []
     for path in paths:
         if not path:
             continue
-        found = _probe(repository_ctx, str(path))
+        found = _probe(repository_ctx, str(path), declared)
         if type(found) != type(""):
             return found
         if found not in rejected:
             rejected.append(found)
     fail("\n  ".join(
-        ["no Python 3.11 or newer with pip was found"] +
+        ["no Python %s with pip was found" % minimum] +
         (rejected or [named + ": no such program" if named else "there is no python3 on PATH"]) +
         ["install one, or name one: STAGEC_PYTHON=/path/to/python3"],
     ))
@@ -84,11 +111,14 @@ _BUILD = """load("@stagec//rules/private:python_environment.bzl", "environment")
 
 environment(
     name = "environment",
+    abi = {abi},
+    execution_interpreter = {execution_interpreter},
+    execution_version = {execution_version},
     fingerprint = "fingerprint.txt",
-    interpreter = %r,
+    interpreter = {interpreter},
     packages = "packages.json",
     site_packages = "site-packages",
-    version = %r,
+    version = {version},
     visibility = ["//visibility:public"],
 )
 """
@@ -112,13 +142,15 @@ def _install(repository_ctx, lock, display, uv = [], more = ""):
     installer = watched_path(repository_ctx, repository_ctx.attr._installer)
     for module in repository_ctx.attr._installer_modules:
         watched_path(repository_ctx, module)
-    python = _find_python(repository_ctx)
+    declared = _declared_interpreter(repository_ctx)
+    python = _find_python(repository_ctx, declared)
+    options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     doing = "looking for the wheels of %s" % display
     for step in ["choose", "install", "compile"]:
         if hasattr(repository_ctx, "report_progress"):
             repository_ctx.report_progress(doing)
         result = repository_ctx.execute(
-            [python.command, "-B", "-E", installer, lock, display, "--step", step] + uv,
+            [python.command, "-B", "-E", installer, lock, display, "--step", step] + options + uv,
             timeout = 3600,
         )
         if result.return_code != 0:
@@ -131,7 +163,14 @@ def _install(repository_ctx, lock, display, uv = [], more = ""):
     if note:
         print(note)
     repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
-    repository_ctx.file("BUILD", _BUILD % (python.interpreter, python.version) + more, executable = False)
+    build = _BUILD.format(
+        abi = repr(python.abi),
+        execution_interpreter = repr(declared.interpreter or python.interpreter),
+        execution_version = repr(declared.version or python.version),
+        interpreter = repr(python.interpreter),
+        version = repr(python.version),
+    )
+    repository_ctx.file("BUILD", build + more, executable = False)
     return struct(problem = "", no_wheel = False)
 
 def _python_environment_impl(repository_ctx):
@@ -148,6 +187,7 @@ _INSTALLER = {
     "_installer_modules": attr.label_list(
         default = [Label("//rules/private:" + module) for module in [
             "byte_code.py",
+            "installed_files.py",
             "pip_installer.py",
             "pip_settings.py",
             "uv_installer.py",
@@ -165,6 +205,17 @@ python_environment = repository_rule(
             doc = "A requirements file in which every package is pinned and hashed.",
             mandatory = True,
             allow_single_file = True,
+        ),
+        trimmed = attr.bool(
+            doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs. What " +
+                  "actions import is: each of them has all files as inputs.",
+        ),
+        interpreter = attr.string(
+            doc = "The absolute path of the Python that actions run, where that is another than the one which installs " +
+                  "the packages: in the image of a remote engine. The file need not be on this machine.",
+        ),
+        interpreter_version = attr.string(
+            doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
         ),
         _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
     ),
@@ -207,6 +258,9 @@ def _environment_impl(ctx):
         PythonEnvironmentInfo(
             interpreter = ctx.attr.interpreter,
             version = ctx.attr.version,
+            execution_interpreter = ctx.attr.execution_interpreter or ctx.attr.interpreter,
+            execution_version = ctx.attr.execution_version or ctx.attr.version,
+            abi = ctx.attr.abi,
             site_packages = ctx.file.site_packages,
             fingerprint = ctx.file.fingerprint,
             packages = ctx.file.packages,
@@ -217,10 +271,13 @@ environment = rule(
     implementation = _environment_impl,
     doc = "An installed set of Python packages. python_environment declares it in the repositories that it makes.",
     attrs = {
-        "fingerprint": attr.label(doc = "Digest of the packages and the interpreter.", allow_single_file = True),
-        "interpreter": attr.string(doc = "Absolute path of the interpreter."),
+        "abi": attr.string(doc = "The ABI that the packages are for, such as cpython-311-x86_64-linux-gnu."),
+        "execution_interpreter": attr.string(doc = "Absolute path of the one that actions run; \"\": `interpreter`."),
+        "execution_version": attr.string(doc = "Its full version; \"\": `version`."),
+        "fingerprint": attr.label(doc = "Digest of the packages and the ABI.", allow_single_file = True),
+        "interpreter": attr.string(doc = "Absolute path of the interpreter that installed them."),
         "packages": attr.label(doc = "The list of the packages' wheels.", allow_single_file = True),
         "site_packages": attr.label(doc = "The folder of the packages.", allow_single_file = True),
-        "version": attr.string(doc = "The interpreter's full version."),
+        "version": attr.string(doc = "Its full version."),
     },
 )

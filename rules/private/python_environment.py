@@ -3,8 +3,9 @@
 It runs with the interpreter that the environment is for, before anything is installed: standard library only. On
 success the folder it ran in holds
 
-    site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock
-    fingerprint.txt   one digest of what a package or the interpreter can change in an action's output
+    site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock: the same bytes
+                      for all who install the lock with this release of Python
+    fingerprint.txt   one digest of the packages' files and of the ABI of the interpreter that imports them
     packages.json     the interpreter's version, and of each package name, version, file name and sha256 of its wheel
     note.txt          a sentence for the user, such as why pip installed the packages; else empty
 
@@ -20,17 +21,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import importlib.machinery
+import importlib.util
 import json
+import os
 import platform
 import re
 import shutil
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import byte_code
+import installed_files
 import pip_installer
 import pip_settings
 import uv_installer
@@ -75,14 +79,14 @@ def lock_problems(lock: str, display: str) -> list[str]:
     return problems
 
 
-def fingerprint(lock: str) -> str:
-    """Digest of the pins and of the interpreter that imports them."""
-    parts = [
-        f"implementation {sys.implementation.name}",
-        f"version {sys.version.split()[0]}",
-        f"platform {sysconfig.get_platform()}",
-        *normalized_pins(lock),
-    ]
+def fingerprint(folder: Path) -> str:
+    """Digest of the packages and of the interpreters that can import them.
+
+    The ABI is that of PEP 3149, such as cpython-311-x86_64-linux-gnu; the magic number is that of byte code. The release
+    of Python is not in it: actions that depend on that have it in their environment (rules/toolchain.bzl).
+    """
+    abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
+    parts = [f"abi {abi}", f"byte code {importlib.util.MAGIC_NUMBER.hex()}", f"files {installed_files.digest(folder)}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -126,6 +130,7 @@ class Arguments(argparse.Namespace):
     display: str
     uv: Path | None
     without_uv: str | None
+    trimmed: bool
     step: str | None
 
 
@@ -136,7 +141,6 @@ def choose(arguments: Arguments) -> str:
     problems = lock_problems(text, display)
     if problems:
         _give_up("\n".join(problems))
-    Path(FINGERPRINT).write_text(fingerprint(text) + "\n", encoding="ascii")
     Path(NOTE).touch()
     pins = normalized_pins(text)
     state = State({}, [])
@@ -182,6 +186,7 @@ def install(arguments: Arguments) -> str:
             _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
     packages = {"python": platform.python_version(), "packages": sorted(installed, key=lambda one: one["filename"])}
     Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
+    installed_files.normalize(folder, arguments.trimmed)
     return f"compiling the modules of {display}"
 
 
@@ -189,6 +194,7 @@ def compile_modules(arguments: Arguments) -> str:
     """The third step: compiles the modules, or takes them from the cache."""
     wheels = {one["name"]: one["sha256"] for one in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]}
     byte_code.compile_all(Path(SITE_PACKAGES), wheels, pip_settings.cache_folder(State.read().settings))
+    Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES)) + "\n", encoding="ascii")
     Path(_STATE).unlink()
     return f"{arguments.display} is installed"
 
@@ -205,8 +211,10 @@ if __name__ == "__main__":
     parser.add_argument("display", help="what messages call the lock file")
     parser.add_argument("--uv", type=Path, help="the uv that installs; without one pip does")
     parser.add_argument("--without-uv", metavar="REASON", help="why there is none")
+    parser.add_argument("--trimmed", action="store_true", help="leave out packages' own tests, headers and stubs")
     parser.add_argument("--step", choices=STEPS, help="do this step alone; all without")
     arguments = parser.parse_args(namespace=Arguments())
+    os.umask(0o022)  # modes of files are in the keys of some caches
     for name, step in STEPS.items():
         if arguments.step in (None, name):
             print(step(arguments))

@@ -13,12 +13,22 @@ def _python_interpreter_impl(ctx):
         files = depset([runtime.interpreter], transitive = [files])
     return [
         DefaultInfo(files = files),
-        InterpreterInfo(executable = runtime.interpreter or runtime.interpreter_path, files = files),
+        InterpreterInfo(
+            executable = runtime.interpreter or runtime.interpreter_path,
+            files = files,
+            version = ctx.attr.version,
+        ),
     ]
 
 python_interpreter = rule(
     implementation = _python_interpreter_impl,
     doc = "The interpreter of the toolchain of type `@bazel_tools//tools/python:toolchain_type`: a `py_runtime`, of " +
           "whatever rule set. Name it in `interpreter` of your own `stagec_toolchain`, and actions run it.",
+    attrs = {
+        "version": attr.string(
+            doc = "Its full version, such as 3.11.9. Actions compare it. Without it, it must be the version of the " +
+                  "interpreter that installed the packages.",
+        ),
+    },
     toolchains = [_PYTHON],
 )

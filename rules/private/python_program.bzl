@@ -1,7 +1,7 @@
 """A Python program in a locked environment."""
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
-load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "environment_files", "expand_locations", "python_command", "write_launcher")
+load("//rules/private:launcher.bzl", "ENVIRONMENT_ATTRS", "PYTHON_COMMAND", "environment_files", "expand_locations", "write_launcher")
 load("//rules/private:python_library.bzl", "import_roots", "imports_of", "python_imports", "sources_of")
 
 # The sources lie in their own folder in the runfiles: a program may be called as the package is that it runs.
@@ -21,7 +21,7 @@ def _python_program_impl(ctx):
     if ctx.attr.run_in_working_directory:
         change_folder = "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\n"
     command = "exec %s \"$runfiles\"/'%s'" % (
-        python_command(environments[0]),
+        PYTHON_COMMAND,
         _source_path(ctx.file.main, ctx.workspace_name),
     )
     words = [command] + [expand_locations(ctx, word, ctx.attr.data) for word in ctx.attr.arguments] + ["\"$@\"\n"]

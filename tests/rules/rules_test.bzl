@@ -20,12 +20,16 @@ def _repositories(paths, name):
 
 def _command_problems(action, command, environments = ["stagec_python"]):
     """How an action does not run the compiler as all must: flags, variables, and which environments it has as inputs."""
-    flags = action.argv[1:4]
-    environment = {name: value for name, value in action.env.items() if name != "PYTHONPATH"}
+    own = ["PYTHONPATH", "STAGEC_PYTHON_ABI", "STAGEC_PYTHON_VERSION"]
+    environment = {name: value for name, value in action.env.items() if name not in own}
     inputs = [file.short_path for file in action.inputs.to_list()]
     return (
-        difference("flags", flags, ["-B", "-s", "-S"]) +
-        difference("command", action.argv[5], command) +
+        difference("shell", action.argv[:2], ["/bin/sh", "-c"]) +
+        difference("interpreter", action.argv[3].startswith("/"), True) +
+        difference("flags", action.argv[4:7], ["-B", "-s", "-S"]) +
+        difference("command", action.argv[8], command) +
+        difference("ABI", action.env["STAGEC_PYTHON_ABI"].split("-")[0], "cpython") +
+        difference("depends on Python's release", "STAGEC_PYTHON_VERSION" in action.env, command in ["export", "golden"]) +
         difference("environment", environment, _ENVIRONMENT) +
         difference("PYTHONPATH", action.env["PYTHONPATH"].split("/")[-1], "site-packages:compiler") +
         difference("packages", _repositories(action.env["PYTHONPATH"].split(":"), "site-packages"), environments) +

@@ -31,20 +31,24 @@ _CANNOT = """stagec: a worker cannot isolate its actions on this system ({})
 """
 
 
-def serve(command: str) -> int:
-    """Be a worker of a command: answer requests on stdin on stdout until stdin is closed; return the exit status."""
+def serve(command: str, problem: str | None = None) -> int:
+    """Be a worker of a command: answer requests on stdin on stdout until stdin is closed; return the exit status.
+
+    problem: what keeps it from work: it answers with that.
+    """
     requests, responses = Requests(os.dup(0)), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # stdout is for responses alone
     sys.path[:] = [os.path.abspath(entry) for entry in sys.path]  # children have another working directory
+    worker = None
     try:
-        worker: _Worker | None = _Worker(command)
+        worker = None if problem else _Worker(command)
     except OSError as error:
-        worker, problem = None, _CANNOT.format(isolation.said(error))
+        problem = _CANNOT.format(isolation.said(error))
     while request := requests.next():
         if request.cancel:  # it came too late
             continue
-        response = worker.answer(request, requests) if worker else Response(1, problem, request.request_id)
+        response = worker.answer(request, requests) if worker else Response(1, problem or "", request.request_id)
         answer = response.encode()
         while answer:
             answer = answer[os.write(responses, answer) :]
