@@ -99,7 +99,15 @@ def install(
     (folder / "out").mkdir()
     if user is not None:
         os.chown(folder / "out", user, user)
-    command = [*before, python, "-B", "-E", str(INSTALLER), str(folder / "requirements.lock"), "models/requirements.lock"]
+    command = [
+        *before,
+        python,
+        "-B",
+        "-E",
+        str(INSTALLER),
+        str(folder / "requirements.lock"),
+        "models/requirements.lock",
+    ]
     return subprocess.run(
         [*command, *(words or [])],
         cwd=folder / "out",
@@ -159,7 +167,9 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left == {"fingerprint.txt", "note.txt", "packages.json", "site-packages"}
     assert (tmp_path / "out" / "note.txt").read_text() == ""
-    assert result.stdout.startswith("installing 1 package of " if words else "installing models/requirements.lock with pip")
+    assert result.stdout.startswith(
+        "installing 1 package of " if words else "installing models/requirements.lock with pip"
+    )
 
 
 def test_steps_one_by_one_say_what_the_next_one_does(tmp_path: Path, words: Uv) -> None:

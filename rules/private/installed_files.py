@@ -31,7 +31,8 @@ _HEADERS = (".cuh", ".h", ".hh", ".hpp", ".pxd")
 _STUBS = ".pyi"
 # What an import or a string of a source has, and most sentences have not.
 _MENTIONS_TESTS = re.compile(
-    rb"""["'./\\]tests\b|\btests["'/\\]|\bfrom\s+tests\b|\bimport\b.*\btests\b|^\s*tests\s*(?:,|\)|as\b|\#|$)""", re.MULTILINE
+    rb"""["'./\\]tests\b|\btests["'/\\]|\bfrom\s+tests\b|\bimport\b.*\btests\b|^\s*tests\s*(?:,|\)|as\b|\#|$)""",
+    re.MULTILINE,
 )
 
 
@@ -41,7 +42,11 @@ def normalize(folder: Path, trimmed: bool) -> None:
     trimmed: whether to leave out what nothing imports: packages' own tests, headers and stubs.
     """
     for file in _files(folder):
-        if file.parent.name.endswith(".dist-info") and file.name in _OF_INSTALLERS or _starts_an_interpreter(folder, file):
+        if (
+            file.parent.name.endswith(".dist-info")
+            and file.name in _OF_INSTALLERS
+            or _starts_an_interpreter(folder, file)
+        ):
             file.unlink()
     if trimmed:
         _trim(folder)
@@ -64,7 +69,9 @@ def digest(folder: Path) -> str:
     files = [file for file in _files(folder) if file.suffix != ".pyc"]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         rows = zip(files, pool.map(_sha256, files), strict=True)
-        text = "".join(f"{sha256} {file.stat().st_mode & 0o111:o} {file.relative_to(folder)}\n" for file, sha256 in rows)
+        text = "".join(
+            f"{sha256} {file.stat().st_mode & 0o111:o} {file.relative_to(folder)}\n" for file, sha256 in rows
+        )
     return hashlib.sha256(text.encode()).hexdigest()
 
 

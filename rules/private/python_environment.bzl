@@ -45,10 +45,11 @@ def watched_path(repository_ctx, label):
         repository_ctx.watch(path)
     return path
 
-def _declared_interpreter(repository_ctx):
+_NONE_DECLARED = struct(interpreter = "", version = "")
+
+def _declared_interpreter(attr):
     """What actions run: a struct of interpreter and version, both "" where that is the interpreter that is found here."""
-    interpreter = getattr(repository_ctx.attr, "interpreter", "")
-    version = getattr(repository_ctx.attr, "interpreter_version", "")
+    interpreter, version = attr.interpreter, attr.interpreter_version
     if interpreter and not interpreter.startswith("/"):
         fail("interpreter = %r is no absolute path; write the one where actions run, such as /opt/python/bin/python3.11" %
              interpreter)
@@ -126,13 +127,14 @@ environment(
 # What the installer ends with where the index has no wheel for this machine.
 _NO_WHEEL = 3
 
-def _install(repository_ctx, lock, display, uv = [], more = ""):
+def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
     """Installs a lock into the repository.
 
     Args:
       repository_ctx: the repository rule's context.
       lock: path of the lock.
       display: what messages call it.
+      declared: struct of interpreter and version, what actions run; both "": the interpreter that is found here.
       uv: the installer's words about uv; without, pip installs.
       more: what the BUILD file has besides.
 
@@ -142,7 +144,6 @@ def _install(repository_ctx, lock, display, uv = [], more = ""):
     installer = watched_path(repository_ctx, repository_ctx.attr._installer)
     for module in repository_ctx.attr._installer_modules:
         watched_path(repository_ctx, module)
-    declared = _declared_interpreter(repository_ctx)
     python = _find_python(repository_ctx, declared)
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     doing = "looking for the wheels of %s" % display
@@ -174,11 +175,12 @@ def _install(repository_ctx, lock, display, uv = [], more = ""):
     return struct(problem = "", no_wheel = False)
 
 def _python_environment_impl(repository_ctx):
+    declared = _declared_interpreter(repository_ctx.attr)
     lock = watched_path(repository_ctx, repository_ctx.attr.lock)
     problem = repository_ctx.path(repository_ctx.attr._uv)
     without = repository_ctx.read(problem).strip()
     uv = ["--without-uv", without] if without else ["--uv", problem.dirname.get_child("uv")]
-    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr.lock), uv)
+    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr.lock), declared, uv)
     if installed.problem:
         fail(installed.problem)
 
@@ -225,7 +227,7 @@ python_environment = repository_rule(
 def _uv_environment_impl(repository_ctx):
     lock = watched_path(repository_ctx, repository_ctx.attr._lock)
     files = "\nexports_files([\"problem.txt\", \"uv\"])\n"
-    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr._lock), more = files)
+    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr._lock), _NONE_DECLARED, more = files)
     if installed.problem and not installed.no_wheel:
         fail(installed.problem)
     repository_ctx.file("problem.txt", installed.problem.split("\n")[0], executable = False)
@@ -233,7 +235,7 @@ def _uv_environment_impl(repository_ctx):
         # pip installs the packages of other environments.
         repository_ctx.file("uv", "", executable = False)
         repository_ctx.file("empty.lock", "", executable = False)
-        _install(repository_ctx, repository_ctx.path("empty.lock"), "empty.lock", more = files)
+        _install(repository_ctx, repository_ctx.path("empty.lock"), "empty.lock", _NONE_DECLARED, more = files)
     else:
         repository_ctx.symlink("site-packages/bin/uv", "uv")
 

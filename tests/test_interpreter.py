@@ -1,0 +1,200 @@
+"""The interpreter that actions run: which one it is, what depends on it, and what they say where another one is there."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.nested import NestedBazel, environment, spawns, workspace_files
+from tests.users import User
+
+HERE = ".".join(map(str, sys.version_info[:3]))
+MNEMONICS = ("StagecExport", "StagecGolden", "StagecCompile", "StagecBundle")
+SANDBOXED = [f"--strategy={mnemonic}=sandboxed" for mnemonic in MNEMONICS]
+FILES = {
+    ".bazelrc": "build --nosandbox_debug\n",
+    "models/models.toml": """[manifest]
+name = "models"
+version = "1"
+[functions.f]
+entry = "models.f:f"
+args = ["f32[4]"]
+targets = ["cpu-avx2"]
+golden = { seed = 1 }
+""",
+    "models/BUILD": 'load("@models_manifest//:defs.bzl", "aot_manifest")\n\naot_manifest(name = "models", deps = ["f.py"])\n',
+    "models/f.py": "import jax.numpy as jnp\n\ndef f(x):\n    return jnp.sin(x) @ jnp.exp(x)\n",
+}
+
+
+class Workspace(NestedBazel):
+    """A workspace whose actions run the interpreter at a path of an image: what is there, a test says."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder / "workspace")
+        for name, text in {**workspace_files("user"), **FILES}.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+        self.interpreter = folder / "opt" / "python"
+        self.interpreter.parent.mkdir()
+        self.environment = environment(folder / "environment", User(None, sys.executable))
+        self.options = self.with_packages(self.environment)
+        self._build = (self.environment / "BUILD").read_text()
+        self.log = folder / "execution.json"
+        self.outputs = self.root / "bazel-bin" / "models"
+
+    def declare(self, version: str, there: str | None, abi: str = "") -> None:
+        """Declare a version of the interpreter, and put another program in its place, or none."""
+        more = f"execution_interpreter = {str(self.interpreter)!r},\n    execution_version = {version!r},"
+        text = self._build.replace("    abi = ", f"    {more}\n    abi = ")
+        (self.environment / "BUILD").write_text(re.sub("abi = .*", f"abi = {abi!r},", text) if abi else text)
+        self.interpreter.unlink(missing_ok=True)
+        if there:
+            self.interpreter.symlink_to(os.path.realpath(there))
+
+    def build(self, *options: str) -> list[str]:
+        """Build the bundle; return the mnemonics of what ran."""
+        words = [f"--execution_log_json_file={self.log}", *self.options, *options]
+        done = self.run("build", "//models", "//models:models.f.golden", *words)
+        assert done.returncode == 0, done.stderr
+        return sorted({spawn["mnemonic"] for spawn in spawns(self.log, MNEMONICS)})
+
+    def refusal(self, target: str, *options: str) -> str:
+        """What Bazel says of a target that it does not build."""
+        done = self.run("build", target, *self.options, *options)
+        assert done.returncode == 1, done.stderr
+        return done.stderr
+
+    def artifacts(self) -> dict[str, bytes]:
+        """What was built, but the seconds of phases."""
+        files = self.outputs.glob("models*")
+        return {file.name: file.read_bytes() for file in files if not file.name.endswith((".profile.json", ".params"))}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path_factory.mktemp("interpreter"))
+    try:
+        yield workspace
+    finally:
+        workspace.run("shutdown")
+
+
+@pytest.fixture(scope="module")
+def another_release() -> tuple[str, str]:
+    """Another release of the Python of the tests, with the same ABI: its path and version."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = {*map(Path, os.get_exec_path()), Path("/usr/bin"), Path("/usr/local/bin")}
+    ask = "import importlib.machinery, sys; print(importlib.machinery.EXTENSION_SUFFIXES[0], sys.version.split()[0])"
+
+    def answer(python: str) -> list[str]:
+        return subprocess.run([python, "-c", ask], check=False, capture_output=True, text=True).stdout.split()
+
+    for path in sorted(str(folder / name) for folder in folders if (folder / name).exists()):
+        found = answer(path)
+        if found[:1] == answer(sys.executable)[:1] and found[1] != HERE:
+            return path, found[1]
+    pytest.skip(f"there is no other release of {name} on this machine")
+
+
+def test_actions_run_the_declared_interpreter(workspace: Workspace) -> None:
+    workspace.declare(HERE, sys.executable)
+    workspace.build()
+    for spawn in spawns(workspace.log, MNEMONICS):
+        assert str(workspace.interpreter) in spawn["commandArgs"]
+        variables = {one["name"]: one["value"] for one in spawn["environmentVariables"]}
+        depends = spawn["mnemonic"] in ("StagecExport", "StagecGolden")
+        assert variables.get("STAGEC_PYTHON_VERSION") == (HERE if depends else None), spawn["mnemonic"]
+        assert variables["STAGEC_PYTHON_ABI"]
+
+
+def test_only_what_traces_depends_on_the_release(workspace: Workspace, another_release: tuple[str, str]) -> None:
+    path, version = another_release
+    workspace.declare(HERE, sys.executable)
+    workspace.build()
+    before = workspace.artifacts()
+    workspace.declare(version, path)
+    assert workspace.build() == ["StagecBundle", "StagecExport", "StagecGolden"]
+    assert differing(before, workspace.artifacts()) == ["models.f.exported.json"]
+    # What was not built again would have been the same.
+    assert workspace.run("clean").returncode == 0
+    assert workspace.build(*SANDBOXED) == sorted(MNEMONICS)
+    assert differing(before, workspace.artifacts()) == ["models.f.exported.json"]
+
+
+def differing(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    """The names of files that differ, or are in one alone."""
+    return sorted(name for name in before | after if before.get(name) != after.get(name))
+
+
+@pytest.mark.parametrize("strategy", ["worker", "sandboxed"])
+def test_an_image_with_another_release_is_refused(workspace: Workspace, strategy: str) -> None:
+    workspace.declare("3.11.99", sys.executable)
+    said = workspace.refusal("//models:models.f", f"--strategy=StagecExport={strategy}")
+    abi = re.search("abi = '(.*)'", (workspace.environment / "BUILD").read_text())
+    assert abi
+    assert (
+        f"stagec: {workspace.interpreter} is Python {HERE} ({abi[1]}), and this action is for Python 3.11.99 ({abi[1]})\n"
+        "  if an image is stale, run the action where that Python is; if the declaration is, change it:\n"
+        f"  stagec.python(interpreter_version = '{HERE}')\n"
+        "  if Python was updated on this machine, bazel clean --expunge lets stagec install its packages again\n"
+    ) in said
+    assert not (workspace.outputs / "models.f.exported").exists()
+
+
+@pytest.mark.parametrize("strategy", ["worker", "sandboxed"])
+def test_an_image_with_another_abi_is_refused(workspace: Workspace, strategy: str) -> None:
+    workspace.declare(HERE, sys.executable)
+    workspace.build()
+    workspace.declare(HERE, sys.executable, "cpython-399-x86_64-linux-gnu")
+    said = workspace.refusal(
+        "//models:models.f.cpu-avx2", f"--strategy=StagecCompile={strategy}", "--strategy=StagecExport=local"
+    )
+    assert "and this action is for Python" in said
+    assert "cpython-399-x86_64-linux-gnu" in said
+
+
+@pytest.mark.parametrize("strategy", ["worker", "sandboxed"])
+def test_an_image_without_the_interpreter_is_refused(workspace: Workspace, strategy: str) -> None:
+    workspace.declare(HERE, None)
+    if strategy == "worker":
+        workspace.run("shutdown")  # one that it has is as good as ever
+    said = workspace.refusal("//models:models.f", f"--strategy=StagecExport={strategy}")
+    assert (
+        f"stagec: the machine that runs this action has no {workspace.interpreter}\n"
+        "  run it where there is one, or name the one that is there: stagec.python(interpreter = ...), docs/remote.md\n"
+    ) in said
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        (
+            'interpreter = "opt/python", interpreter_version = "3.11.9"',
+            'interpreter = "opt/python" is no absolute path; write the one where actions run, such as '
+            "/opt/python/bin/python3.11",
+        ),
+        (
+            'interpreter = "/opt/python"',
+            'interpreter = "/opt/python", interpreter_version = "": write both, or none; the version has three numbers, '
+            "such as 3.11.9, as the interpreter prints it for --version",
+        ),
+    ],
+)
+def test_a_declaration_that_is_not_whole(workspace: Workspace, attributes: str, said: str) -> None:
+    kept = {name: (workspace.root / name).read_text() for name in ("WORKSPACE", "MODULE.bazel")}
+    declared = kept["WORKSPACE"].replace("stagec_repositories()", f"stagec_repositories({attributes})")
+    (workspace.root / "WORKSPACE").write_text(declared)
+    module = kept["MODULE.bazel"].replace("stagec.manifest(", f"stagec.python({attributes})\nstagec.manifest(")
+    (workspace.root / "MODULE.bazel").write_text(module)
+    try:
+        planning, _ = workspace.options  # and stagec's packages are to be installed
+        done = workspace.run("build", "--nobuild", "//models:models.f", planning)
+    finally:
+        for name, text in kept.items():
+            (workspace.root / name).write_text(text)
+    assert said in done.stderr
