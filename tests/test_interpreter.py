@@ -1,4 +1,4 @@
-"""The interpreter that actions run: which one it is, what depends on it, and what they say where another one is there."""
+"""The interpreter that actions run: what depends on it, and what they say where another one is there, or none."""
 
 import os
 import re
@@ -26,7 +26,13 @@ args = ["f32[4]"]
 targets = ["cpu-avx2"]
 golden = { seed = 1 }
 """,
-    "models/BUILD": 'load("@models_manifest//:defs.bzl", "aot_manifest")\n\naot_manifest(name = "models", deps = ["f.py"])\n',
+    "models/BUILD": """load("@models_manifest//:defs.bzl", "aot_manifest")
+
+aot_manifest(
+    name = "models",
+    deps = ["f.py"],
+)
+""",
     "models/f.py": "import jax.numpy as jnp\n\ndef f(x):\n    return jnp.sin(x) @ jnp.exp(x)\n",
 }
 
@@ -138,7 +144,8 @@ def test_an_image_with_another_release_is_refused(workspace: Workspace, strategy
     abi = re.search("abi = '(.*)'", (workspace.environment / "BUILD").read_text())
     assert abi
     assert (
-        f"stagec: {workspace.interpreter} is Python {HERE} ({abi[1]}), and this action is for Python 3.11.99 ({abi[1]})\n"
+        f"stagec: {workspace.interpreter} is Python {HERE} ({abi[1]}), and this action is for Python 3.11.99 "
+        f"({abi[1]})\n"
         "  if an image is stale, run the action where that Python is; if the declaration is, change it:\n"
         f"  stagec.python(interpreter_version = '{HERE}')\n"
         "  if Python was updated on this machine, bazel clean --expunge lets stagec install its packages again\n"
@@ -180,8 +187,8 @@ def test_an_image_without_the_interpreter_is_refused(workspace: Workspace, strat
         ),
         (
             'interpreter = "/opt/python"',
-            'interpreter = "/opt/python", interpreter_version = "": write both, or none; the version has three numbers, '
-            "such as 3.11.9, as the interpreter prints it for --version",
+            'interpreter = "/opt/python", interpreter_version = "": write both, or none; the version has three '
+            "numbers, such as 3.11.9, as the interpreter prints it for --version",
         ),
     ],
 )

@@ -18,8 +18,8 @@ def _another_python() -> "str | None":
     declared = os.environ.get("STAGEC_PYTHON_VERSION") or (version if declared_abi == abi else "")
     if (declared_abi, declared) == (abi, version):
         return None
-    wanted = "{} ({})".format(declared, declared_abi).strip()
-    return _ANOTHER.format(path=sys.executable, here="{} ({})".format(version, abi), declared=wanted, version=version)
+    wanted = f"{declared} ({declared_abi})".strip()
+    return _ANOTHER.format(path=sys.executable, here=f"{version} ({abi})", declared=wanted, version=version)
 
 
 if __name__ == "__main__":

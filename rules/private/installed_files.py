@@ -1,8 +1,8 @@
 """Makes the files of an installed environment the same wherever it was installed, and says which they are.
 
-pip and uv leave in it who installed it, with which path of Python and under which umask. What differs goes: scripts that
-start an interpreter by its path (nothing starts them: programs are `python -m`), INSTALLER and its like. RECORD has the
-files that are left, in one order: importlib.metadata reads it
+pip and uv leave in it who installed it, with which path of Python and under which umask. What differs goes: scripts
+that start an interpreter by its path (nothing starts them: programs are `python -m`), INSTALLER and its like. RECORD
+has the files that are left, in one order: importlib.metadata reads it
 (https://packaging.python.org/en/latest/specifications/recording-installed-packages).
 
 An environment that actions get is trimmed too: Bazel handles each of its files, for each action of a remote engine.
@@ -42,11 +42,8 @@ def normalize(folder: Path, trimmed: bool) -> None:
     trimmed: whether to leave out what nothing imports: packages' own tests, headers and stubs.
     """
     for file in _files(folder):
-        if (
-            file.parent.name.endswith(".dist-info")
-            and file.name in _OF_INSTALLERS
-            or _starts_an_interpreter(folder, file)
-        ):
+        written_by_installer = file.parent.name.endswith(".dist-info") and file.name in _OF_INSTALLERS
+        if written_by_installer or _starts_an_interpreter(folder, file):
             file.unlink()
     if trimmed:
         _trim(folder)
@@ -111,7 +108,8 @@ def _trim(folder: Path) -> None:
         if not any(tests == one or one in tests.parents for one in kept):
             shutil.rmtree(tests, ignore_errors=True)
     for file in _files(folder):
-        if file.suffix in _HEADERS or file.suffix == _STUBS and not _reads_its_stub(file.with_suffix(".py")):
+        unread = file.suffix == _STUBS and not _reads_its_stub(file.with_suffix(".py"))
+        if file.suffix in _HEADERS or unread:
             file.unlink()
 
 

@@ -28,7 +28,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -82,8 +81,8 @@ def lock_problems(lock: str, display: str) -> list[str]:
 def fingerprint(folder: Path) -> str:
     """Digest of the packages and of the interpreters that can import them.
 
-    The ABI is that of PEP 3149, such as cpython-311-x86_64-linux-gnu; the magic number is that of byte code. The release
-    of Python is not in it: actions that depend on that have it in their environment (rules/toolchain.bzl).
+    The ABI is that of PEP 3149, such as cpython-311-x86_64-linux-gnu; the magic number is that of byte code. Python's
+    release is not in it: actions that depend on that have it in their environment (rules/toolchain.bzl).
     """
     abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
     parts = [f"abi {abi}", f"byte code {importlib.util.MAGIC_NUMBER.hex()}", f"files {installed_files.digest(folder)}"]
