@@ -17,6 +17,7 @@ def _stagec_impl(module_ctx):
         "cuda_lock": Label("//compiler:cuda.lock"),
     }
     actions = {"trimmed": True}
+    packages = ""
     declared = {}
     for module in module_ctx.modules:
         if module.is_root:
@@ -24,6 +25,7 @@ def _stagec_impl(module_ctx):
                 fail("stagec.python is written %d times; the compiler has one environment" % len(module.tags.python))
             for tag in module.tags.python:
                 locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
+                packages = tag.packages
                 actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "trimmed"]}
         for tag in module.tags.manifest + module.tags.environment:
             if tag.name in declared:
@@ -35,7 +37,7 @@ def _stagec_impl(module_ctx):
         for tag in module.tags.environment:
             python_environment(name = tag.name, lock = tag.lock)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = locks["lock"], **actions)
+    python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
@@ -67,6 +69,10 @@ _python = tag_class(
                   "packages, such as that of an execution image. This machine need not have it.",
         ),
         "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with their Python's."),
+        "packages": attr.string(
+            doc = "The absolute path of a folder of that image with what is in `@stagec_python//:layer`. Actions then do " +
+                  "not get the packages as inputs; they compare the fingerprint.",
+        ),
         "trimmed": attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
             default = True,

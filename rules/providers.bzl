@@ -7,6 +7,8 @@ PythonEnvironmentInfo = provider(
         "version": "string: its full version, such as 3.11.2.",
         "execution_interpreter": "string: absolute path of the interpreter that actions run.",
         "execution_version": "string: its full version.",
+        "execution_packages": "string: absolute path of a folder with the fingerprint and the packages, where actions run; " +
+                              "empty: they are inputs.",
         "abi": "string: the ABI of both, such as cpython-311-x86_64-linux-gnu.",
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
         "fingerprint": "File: a digest of the packages' files and the ABI. It is an input of every action that uses them, " +
@@ -55,6 +57,7 @@ StagecToolchainInfo = provider(
         "entry": "File: the compiler's __main__.py.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
+        "action_inputs": "depset of File: the same for one in an action, where packages may be in its image.",
         "tools": "list of FilesToRunProvider: those of them whose change starts a new worker.",
         "workers": "bool: whether Bazel may keep workers.",
     },

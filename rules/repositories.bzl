@@ -15,6 +15,7 @@ def stagec_repositories(
         cuda_lock = None,
         interpreter = "",
         interpreter_version = "",
+        packages = "",
         trimmed = True):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
@@ -30,11 +31,13 @@ def stagec_repositories(
       interpreter: absolute path of the Python that actions run, if it is another than the one that installs the packages,
         such as that of an execution image. This machine need not have it.
       interpreter_version: its version, such as 3.11.9. Actions compare it with their Python's.
+      packages: absolute path of a folder of that image with what is in `@stagec_python//:layer`. Actions then do not get
+        the packages as inputs; they compare the fingerprint.
       trimmed: whether to leave out what no module imports: the packages' own tests, C headers and type stubs.
     """
     actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "trimmed": trimmed}
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), **actions)
+    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), packages = packages, **actions)
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))

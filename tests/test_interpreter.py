@@ -53,9 +53,10 @@ class Workspace(NestedBazel):
         self.log = folder / "execution.json"
         self.outputs = self.root / "bazel-bin" / "models"
 
-    def declare(self, version: str, there: str | None, abi: str = "") -> None:
-        """Declare a version of the interpreter, and put another program in its place, or none."""
+    def declare(self, version: str, there: str | None, abi: str = "", packages: Path | None = None) -> None:
+        """Declare a version of the interpreter and the packages of its image, and put a program in its place, or none."""
         more = f"execution_interpreter = {str(self.interpreter)!r},\n    execution_version = {version!r},"
+        more += f"\n    execution_packages = {str(packages)!r}," if packages else ""
         text = self._build.replace("    abi = ", f"    {more}\n    abi = ")
         (self.environment / "BUILD").write_text(re.sub("abi = .*", f"abi = {abi!r},", text) if abi else text)
         self.interpreter.unlink(missing_ok=True)
@@ -175,6 +176,36 @@ def test_an_image_without_the_interpreter_is_refused(workspace: Workspace, strat
         f"stagec: the machine that runs this action has no {workspace.interpreter}\n"
         "  run it where there is one, or name the one that is there: stagec.python(interpreter = ...), docs/remote.md\n"
     ) in said
+
+
+def test_packages_of_an_image_are_no_inputs(workspace: Workspace) -> None:
+    workspace.declare(HERE, sys.executable)
+    workspace.build()
+    before = workspace.artifacts()
+    image = workspace.interpreter.parent / "stagec"
+    image.mkdir()
+    (image / "site-packages").symlink_to((workspace.environment / "site-packages").resolve())
+    (workspace.environment / "fingerprint.txt").write_text("of the lock\n")
+    workspace.declare(HERE, sys.executable, packages=image)
+
+    def stale() -> str:
+        said = workspace.refusal("//models:models.f", "--strategy=StagecExport=sandboxed")
+        told = "  build that layer of the image again, from @stagec_python//:layer, and run the action where it is\n"
+        assert told in said
+        return said.partition(told)[0].splitlines()[-1]
+
+    assert stale() == (
+        f"stagec: {image} does not have the packages of the lock ([Errno 2] No such file or directory: "
+        f"'{image}/fingerprint.txt')"
+    )
+    (image / "fingerprint.txt").write_text("another\n")
+    told = "(its fingerprint is another..., not of the lock...)"
+    assert stale() == f"stagec: {image} does not have the packages of the lock {told}"
+    (image / "fingerprint.txt").write_text("of the lock\n")
+    assert workspace.build() == sorted(MNEMONICS)
+    for spawn in spawns(workspace.log, MNEMONICS):
+        assert [one["path"] for one in spawn["inputs"] if "site-packages" in one["path"]] == []
+    assert differing(before, workspace.artifacts()) == []
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import base64
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import os
 import platform
 import shutil
 import ssl
+import stat
 import subprocess
 import sys
 import threading
@@ -258,6 +260,51 @@ def test_an_environment_is_the_same_for_another_user(scratch: Path, words: Uv) -
         result = install(scratch, lock, user.python, words, user=user.number, **env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert contents(scratch / "out") == first
+
+
+# What is left of a package in an environment that is trimmed, and what is not.
+KEPT = {
+    "pkg/__init__.py": "from pkg.imported.tests import helper\n",
+    "pkg/imported/tests/helper.py": "import pkg.chained.tests.more as more\n",
+    "pkg/chained/tests/more.py": "",
+    "pkg/relative/__init__.py": "from . import tests\n",
+    "pkg/relative/tests/__init__.py": "",
+    "pkg/relative/module.py": "from .deep.tests.module import (\n    function,\n)\n",
+    "pkg/relative/deep/tests/module.py": "def function(): ...\n",
+    "pkg/named/__init__.py": "import importlib\n\ndef f():\n    importlib.import_module('.tests', __name__)\n",
+    "pkg/named/tests/__init__.py": "",
+    "pkg/opened/__init__.py": "import os\nDATA = os.path.join(os.path.dirname(__file__), 'tests', 'data.txt')\n",
+    "pkg/opened/tests/data.txt": "data\n",
+    "pkg/lazy/__init__.py": "import lazy_loader\nf, g, h = lazy_loader.attach_stub(__name__, __file__)\n",
+    "pkg/lazy/__init__.pyi": "from .module import f\n",
+    "pkg/testing/__init__.py": "",
+    "pkg/unused/__init__.py": '"""Run pkg.unused.tests, or \'tests\'."""\nfor tests in []:  # tests\n    tests.tests\n',
+    "pkg/py.typed": "",
+}
+LEFT_OUT = {
+    "pkg/unused/tests/__init__.py": "import pkg.unused.tests.more\n",
+    "pkg/unused/tests/data.npz": "",
+    "pkg/testing/tests/test_testing.py": "",
+    "pkg/__init__.pyi": "",
+    "pkg/include/pkg.h": "",
+}
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_what_nothing_imports_is_left_out(tmp_path: Path, trimmed: bool) -> None:
+    metadata = {"METADATA": "Name: pkg\nVersion: 1.0\n", "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"}
+    metadata["WHEEL"] += "Tag: py3-none-any\n"
+    wheel = tmp_path / "pkg-1.0-py3-none-any.whl"
+    files = {f"pkg-1.0.dist-info/{name}": text for name, text in metadata.items()}
+    write_archive(wheel, "pkg", {**KEPT, **LEFT_OUT, **files})
+    lock = f"pkg==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    assert install(tmp_path, lock, words=["--trimmed"] if trimmed else []).returncode == 0
+    folder = tmp_path / "out" / "site-packages"
+    there = {path for path, (mode, _) in contents(folder).items() if stat.S_ISREG(mode)}
+    record = {*files, "pkg-1.0.dist-info/RECORD"}
+    assert {path for path in there if not path.endswith(".pyc")} == {*KEPT, *([] if trimmed else LEFT_OUT), *record}
+    (distribution,) = importlib.metadata.distributions(path=[str(folder)])
+    assert {str(file) for file in distribution.files or ()} == there - {path for path in there if path.endswith(".pyc")}
 
 
 def test_pip_and_uv_leave_the_same_of_packages_of_others(tmp_path: Path, uv: Uv) -> None:

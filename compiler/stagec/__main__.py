@@ -11,6 +11,27 @@ _ANOTHER = """stagec: {path} is Python {here}, and this action is for Python {de
 """
 
 
+_STALE = """stagec: {folder} does not have the packages of the lock ({problem})
+  build that layer of the image again, from @stagec_python//:layer, and run the action where it is
+"""
+
+
+def _other_packages() -> "str | None":
+    """What is wrong where the packages of an image are not those of the fingerprint, which is an input of the action."""
+    fingerprint = os.environ.get("STAGEC_FINGERPRINT")
+    if not fingerprint or sys.argv[2:3] == ["--worker_template"]:  # its worker has looked
+        return None
+    folder = os.path.dirname(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+    try:
+        with open(os.path.join(folder, "fingerprint.txt")) as there, open(fingerprint) as wanted:
+            found, expected = there.read().strip(), wanted.read().strip()
+    except OSError as error:
+        return _STALE.format(folder=folder, problem=error)
+    if found == expected:
+        return None
+    return _STALE.format(folder=folder, problem=f"its fingerprint is {found[:16]}..., not {expected[:16]}...")
+
+
 def _another_python() -> "str | None":
     """What is wrong where rules/toolchain.bzl declares another interpreter than this one, which may be an old one."""
     abi, version = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1], sys.version.split()[0]
@@ -23,7 +44,7 @@ def _another_python() -> "str | None":
 
 
 if __name__ == "__main__":
-    problem = _another_python()
+    problem = _another_python() or _other_packages()
     if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
         from stagec.worker.server import serve
 

@@ -45,18 +45,20 @@ def watched_path(repository_ctx, label):
         repository_ctx.watch(path)
     return path
 
-_NONE_DECLARED = struct(interpreter = "", version = "")
+_NONE_DECLARED = struct(interpreter = "", version = "", packages = "")
 
 def _declared_interpreter(attr):
-    """What actions run: a struct of interpreter and version, both "" where that is the interpreter that is found here."""
+    """What is where actions run: a struct of interpreter, version and packages; each is "" where it is what is here."""
     interpreter, version = attr.interpreter, attr.interpreter_version
+    if attr.packages and not attr.packages.startswith("/"):
+        fail("packages = %r is no absolute path; write the folder where actions run, such as /opt/stagec" % attr.packages)
     if interpreter and not interpreter.startswith("/"):
         fail("interpreter = %r is no absolute path; write the one where actions run, such as /opt/python/bin/python3.11" %
              interpreter)
     if bool(interpreter) != bool(version) or version and len(version.split(".")) != 3:
         fail(("interpreter = %r, interpreter_version = %r: write both, or none; the version has three numbers, " +
               "such as 3.11.9, as the interpreter prints it for --version") % (interpreter, version))
-    return struct(interpreter = interpreter, version = version)
+    return struct(interpreter = interpreter, version = version, packages = attr.packages)
 
 def _release_line(version):
     return ".".join(version.split(".")[:2])
@@ -114,6 +116,7 @@ environment(
     name = "environment",
     abi = {abi},
     execution_interpreter = {execution_interpreter},
+    execution_packages = {execution_packages},
     execution_version = {execution_version},
     fingerprint = "fingerprint.txt",
     interpreter = {interpreter},
@@ -121,6 +124,16 @@ environment(
     site_packages = "site-packages",
     version = {version},
     visibility = ["//visibility:public"],
+)
+
+# What an execution image may have.
+genrule(
+    name = "layer",
+    srcs = ["fingerprint.txt", "site-packages"],
+    outs = ["layer.tar"],
+    cmd = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --dereference --format=gnu" +
+          " --directory=$$(dirname $(location fingerprint.txt)) --create --file=$@ fingerprint.txt site-packages",
+    tags = ["manual"],
 )
 """
 
@@ -134,7 +147,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
       repository_ctx: the repository rule's context.
       lock: path of the lock.
       display: what messages call it.
-      declared: struct of interpreter and version, what actions run; both "": the interpreter that is found here.
+      declared: struct of interpreter, version and packages: what is where actions run; "": what is here.
       uv: the installer's words about uv; without, pip installs.
       more: what the BUILD file has besides.
 
@@ -146,6 +159,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
         watched_path(repository_ctx, module)
     python = _find_python(repository_ctx, declared)
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
+    options += ["--release", declared.version] if declared.version else []
     doing = "looking for the wheels of %s" % display
     for step in ["choose", "install", "compile"]:
         if hasattr(repository_ctx, "report_progress"):
@@ -167,6 +181,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
     build = _BUILD.format(
         abi = repr(python.abi),
         execution_interpreter = repr(declared.interpreter or python.interpreter),
+        execution_packages = repr(declared.packages),
         execution_version = repr(declared.version or python.version),
         interpreter = repr(python.interpreter),
         version = repr(python.version),
@@ -219,6 +234,10 @@ python_environment = repository_rule(
         interpreter_version = attr.string(
             doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
         ),
+        packages = attr.string(
+            doc = "The absolute path of a folder, where actions run, with what is in the `layer.tar` that " +
+                  "`@<name>//:layer` makes. Actions compare its fingerprint, and do not get the packages as inputs.",
+        ),
         _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
     ),
     environ = ["STAGEC_PYTHON"],
@@ -262,6 +281,7 @@ def _environment_impl(ctx):
             version = ctx.attr.version,
             execution_interpreter = ctx.attr.execution_interpreter or ctx.attr.interpreter,
             execution_version = ctx.attr.execution_version or ctx.attr.version,
+            execution_packages = ctx.attr.execution_packages,
             abi = ctx.attr.abi,
             site_packages = ctx.file.site_packages,
             fingerprint = ctx.file.fingerprint,
@@ -275,6 +295,7 @@ environment = rule(
     attrs = {
         "abi": attr.string(doc = "The ABI that the packages are for, such as cpython-311-x86_64-linux-gnu."),
         "execution_interpreter": attr.string(doc = "Absolute path of the one that actions run; \"\": `interpreter`."),
+        "execution_packages": attr.string(doc = "Absolute path of the packages' folder there; \"\": they are inputs."),
         "execution_version": attr.string(doc = "Its full version; \"\": `version`."),
         "fingerprint": attr.label(doc = "Digest of the packages and the ABI.", allow_single_file = True),
         "interpreter": attr.string(doc = "Absolute path of the interpreter that installed them."),

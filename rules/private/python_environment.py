@@ -6,7 +6,7 @@ success the folder it ran in holds
     site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock: the same bytes
                       for all who install the lock with this release of Python
     fingerprint.txt   one digest of the packages' files and of the ABI of the interpreter that imports them
-    packages.json     the interpreter's version, and of each package name, version, file name and sha256 of its wheel
+    packages.json     the version of the interpreter that actions run, and of each package name, version, file name and sha256 of its wheel
     note.txt          a sentence for the user, such as why pip installed the packages; else empty
 
 uv installs, if it can (uv_installer.py), and pip where it cannot (pip_installer.py). The repository rule runs the steps
@@ -129,6 +129,7 @@ class Arguments(argparse.Namespace):
     display: str
     uv: Path | None
     without_uv: str | None
+    release: str
     trimmed: bool
     step: str | None
 
@@ -183,7 +184,7 @@ def install(arguments: Arguments) -> str:
             installed = pip_installer.install(arguments.lock, display, folder)
         except pip_installer.Failed as error:
             _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
-    packages = {"python": platform.python_version(), "packages": sorted(installed, key=lambda one: one["filename"])}
+    packages = {"python": arguments.release, "packages": sorted(installed, key=lambda one: one["filename"])}
     Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     installed_files.normalize(folder, arguments.trimmed)
     return f"compiling the modules of {display}"
@@ -210,6 +211,7 @@ if __name__ == "__main__":
     parser.add_argument("display", help="what messages call the lock file")
     parser.add_argument("--uv", type=Path, help="the uv that installs; without one pip does")
     parser.add_argument("--without-uv", metavar="REASON", help="why there is none")
+    parser.add_argument("--release", default=platform.python_version(), help="the Python that actions run: 3.11.9")
     parser.add_argument("--trimmed", action="store_true", help="leave out packages' own tests, headers and stubs")
     parser.add_argument("--step", choices=STEPS, help="do this step alone; all without")
     arguments = parser.parse_args(namespace=Arguments())
