@@ -23,12 +23,12 @@ def measure(options: Options) -> list[Row]:
 
     pip stands for what there was before uv: its cache has the wheels, and each installation compiles all modules.
     """
-    _install(COMPILER / "installer.lock", options.folder / "uv")
+    run_installer(COMPILER / "installer.lock", options.folder / "uv")
     uv = ["--uv", str(options.folder / "uv" / "site-packages" / "bin" / "uv")]
     rows = []
     for lock in LOCKS:
         out, cache, nothing = (options.folder / name for name in ("out", "cache", "nothing"))
-        install: Callable[..., float] = partial(_install, lock, out)
+        install: Callable[..., float] = partial(run_installer, lock, out)
         install()
         timed = {
             "pip": partial(install, empty=nothing, UV_CACHE_DIR=str(nothing)),
@@ -43,7 +43,7 @@ def measure(options: Options) -> list[Row]:
     return rows
 
 
-def _install(lock: Path, out: Path, *words: str, empty: Path | None = None, **env: str) -> float:
+def run_installer(lock: Path, out: Path, *words: str, empty: Path | None = None, **env: str) -> float:
     """Install a lock into an empty folder. empty: a folder that is removed before. Returns the seconds."""
     for folder in (out, empty):
         if folder:

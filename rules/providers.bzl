@@ -57,7 +57,7 @@ StagecToolchainInfo = provider(
         "entry": "File: the compiler's __main__.py.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
-        "action_inputs": "depset of File: the same for one in an action, where packages may be in its image.",
+        "sources": "depset of File: the same without the packages.",
         "tools": "list of FilesToRunProvider: those of them whose change starts a new worker.",
         "workers": "bool: whether Bazel may keep workers.",
     },

@@ -10,19 +10,18 @@ def _stagec_toolchain_impl(ctx):
     entry = ctx.file.entry
     package_folder = entry.dirname
     interpreter = ctx.attr.interpreter[InterpreterInfo] if ctx.attr.interpreter else None
-    carried = depset(
+    sources = depset(
         [entry, environment.fingerprint],
         transitive = [ctx.attr.compiler[PythonSourcesInfo].sources] + ([interpreter.files] if interpreter else []),
     )
-    inputs = depset([environment.site_packages], transitive = [carried])
     return [platform_common.ToolchainInfo(
         stagec = StagecToolchainInfo(
             environment = environment,
             interpreter = interpreter,
             entry = entry,
             import_root = package_folder.rpartition("/")[0] or ".",
-            inputs = inputs,
-            action_inputs = carried if environment.execution_packages else inputs,
+            inputs = depset([environment.site_packages], transitive = [sources]),
+            sources = sources,
             tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment)],
             workers = ctx.attr.isolation[IsolationInfo].works,
         ),
@@ -116,9 +115,12 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
     arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
-    packages = [one.site_packages.path for one in [stagec.environment] + ([plugin] if plugin else [])]
+    environments = [stagec.environment] + ([plugin] if plugin else [])
+    packages = [one.site_packages for one in environments]
+    python_path = [folder.path for folder in packages]
     if stagec.environment.execution_packages:
-        packages[0] = stagec.environment.execution_packages + "/site-packages"
+        packages = packages[1:]
+        python_path[0] = stagec.environment.execution_packages + "/site-packages"
         env["STAGEC_FINGERPRINT"] = stagec.environment.fingerprint.path
     requirements = {"block-network": "1"}
     if stagec.workers:
@@ -129,8 +131,8 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         executable = executable,
         arguments = [start, arguments],
         inputs = depset(
-            [plugin.site_packages, plugin.fingerprint] if plugin else [],
-            transitive = [inputs, stagec.action_inputs],
+            packages + [one.fingerprint for one in environments],
+            transitive = [inputs, stagec.sources],
         ),
         outputs = outputs,
         unused_inputs_list = unread,
@@ -142,7 +144,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": ":".join(packages + [stagec.import_root]),
+            "PYTHONPATH": ":".join(python_path + [stagec.import_root]),
             "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
         }),

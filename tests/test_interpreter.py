@@ -54,7 +54,7 @@ class Workspace(NestedBazel):
         self.outputs = self.root / "bazel-bin" / "models"
 
     def declare(self, version: str, there: str | None, abi: str = "", packages: Path | None = None) -> None:
-        """Declare a version of the interpreter and the packages of its image, and put a program in its place, or none."""
+        """Declare the interpreter's version and the packages of its image; put a program in its place, or none."""
         more = f"execution_interpreter = {str(self.interpreter)!r},\n    execution_version = {version!r},"
         more += f"\n    execution_packages = {str(packages)!r}," if packages else ""
         text = self._build.replace("    abi = ", f"    {more}\n    abi = ")

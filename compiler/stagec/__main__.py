@@ -17,14 +17,15 @@ _STALE = """stagec: {folder} does not have the packages of the lock ({problem})
 
 
 def _other_packages() -> "str | None":
-    """What is wrong where the packages of an image are not those of the fingerprint, which is an input of the action."""
+    """What is wrong where the packages of an image are not those of the fingerprint, which is an action's input."""
     fingerprint = os.environ.get("STAGEC_FINGERPRINT")
     if not fingerprint or sys.argv[2:3] == ["--worker_template"]:  # its worker has looked
         return None
-    folder = os.path.dirname(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+    from pathlib import Path
+
+    folder = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0]).parent
     try:
-        with open(os.path.join(folder, "fingerprint.txt")) as there, open(fingerprint) as wanted:
-            found, expected = there.read().strip(), wanted.read().strip()
+        found, expected = (path.read_text().strip() for path in (folder / "fingerprint.txt", Path(fingerprint)))
     except OSError as error:
         return _STALE.format(folder=folder, problem=error)
     if found == expected:

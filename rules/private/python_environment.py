@@ -6,7 +6,8 @@ success the folder it ran in holds
     site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock: the same bytes
                       for all who install the lock with this release of Python
     fingerprint.txt   one digest of the packages' files and of the ABI of the interpreter that imports them
-    packages.json     the version of the interpreter that actions run, and of each package name, version, file name and sha256 of its wheel
+    packages.json     the version of the interpreter that actions run, and of each package name, version, file name and
+                      sha256 of its wheel
     note.txt          a sentence for the user, such as why pip installed the packages; else empty
 
 uv installs, if it can (uv_installer.py), and pip where it cannot (pip_installer.py). The repository rule runs the steps

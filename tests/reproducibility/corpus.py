@@ -1,9 +1,9 @@
 """Build a corpus of programs many times over, each time in other circumstances; print how many hashes each has.
 
-    python tests/reproducibility/corpus.py [--builds 20] [--platform cpu] [--programs NAME ...]
+    python tests/reproducibility/corpus.py [--builds 20] [--platform cpu] [--programs NAME ...] [--pythons PATH ...]
 
 A build is two fresh processes, of the export and of the compilation of all programs, in a folder of its own, varied as
-`stagec reproduce` varies its builds. Exit status 1 when a program has more than one hash.
+`stagec reproduce` varies its builds. The builds take turns with the interpreters, which import the same packages. Exit status 1 when a program has more than one hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent.parent / "compiler"))
 from stagec.reports.reproducibility import run_varied, variation  # noqa: E402  # found through the line above
 
 
-def build(number: int, scratch: Path, platform: str, only: list[str]) -> dict[str, str]:
+def build(number: int, scratch: Path, platform: str, only: list[str], python: str) -> dict[str, str]:
     """Build all programs in the circumstances `number`; return artifact ("name.exported", "name.xla") -> SHA-256."""
     how = variation(number)
     folder = scratch / how.folder
@@ -42,7 +42,7 @@ def build(number: int, scratch: Path, platform: str, only: list[str]) -> dict[st
             ]
         )
         done = run_varied(
-            [sys.executable, "-B", "-s", "-S", "build_programs.py", platform, *arguments, *only], how, folder
+            [python, "-B", "-s", "-S", "build_programs.py", platform, *arguments, *only], how, folder
         )
         if done.returncode:
             raise SystemExit(f"build {number}: {done.stderr}")
@@ -50,12 +50,13 @@ def build(number: int, scratch: Path, platform: str, only: list[str]) -> dict[st
     return hashes
 
 
-def corpus(builds: int, platform: str, only: list[str]) -> dict[str, set[str]]:
+def corpus(builds: int, platform: str, only: list[str], pythons: list[str]) -> dict[str, set[str]]:
     """Build `builds` times; return artifact -> the hashes that it had."""
     found: dict[str, set[str]] = defaultdict(set)
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(builds):
-            for name, digest in build(number, Path(scratch), platform, only).items():
+            python = pythons[number % len(pythons)]
+            for name, digest in build(number, Path(scratch), platform, only, python).items():
                 found[name].add(digest)
     return found
 
@@ -65,8 +66,9 @@ def main() -> int:
     parser.add_argument("--builds", type=int, default=20)
     parser.add_argument("--platform", default="cpu", choices=("cpu", "cuda", "tpu"))
     parser.add_argument("--programs", nargs="*", default=[])
+    parser.add_argument("--pythons", nargs="*", default=[])
     options = parser.parse_args()
-    found = corpus(options.builds, options.platform, options.programs)
+    found = corpus(options.builds, options.platform, options.programs, [sys.executable, *options.pythons])
     for name in sorted(found):
         print(f"{name:<28} {options.builds:>3} builds  {len(found[name])} hash{'es' if len(found[name]) > 1 else ''}")
     disorderly = [name for name, hashes in found.items() if len(hashes) > 1]
