@@ -1,6 +1,6 @@
 """What an action pays for its packages, by the way in which Bazel is told of them: processor time of Bazel's server.
 
-The actions do nothing else. stagec's packages are a directory; docs/remote.md has the table of which this is the source.
+The actions do nothing else. stagec's packages are a directory; the table in docs/remote.md comes from here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _actions_impl(ctx):
     for number in range(ctx.attr.count):
         out = ctx.actions.declare_file("%s.%d" % (ctx.label.name, number))
         command = "echo %d > %s" % (number, out.path)
-        ctx.actions.run(executable = "/bin/sh", arguments = ["-c", command], outputs = [out], inputs = ctx.files.packages)
+        ctx.actions.run_shell(outputs = [out], inputs = ctx.files.packages, command = command)
         outputs.append(out)
     return [DefaultInfo(files = depset(outputs))]
 

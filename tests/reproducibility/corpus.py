@@ -3,7 +3,8 @@
     python tests/reproducibility/corpus.py [--builds 20] [--platform cpu] [--programs NAME ...] [--pythons PATH ...]
 
 A build is two fresh processes, of the export and of the compilation of all programs, in a folder of its own, varied as
-`stagec reproduce` varies its builds. The builds take turns with the interpreters, which import the same packages. Exit status 1 when a program has more than one hash.
+`stagec reproduce` varies its builds. Builds take turns with the interpreters, of which all import the same packages.
+Exit status 1 when a program has more than one hash.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ def build(number: int, scratch: Path, platform: str, only: list[str], python: st
                 ".",
             ]
         )
-        done = run_varied(
-            [python, "-B", "-s", "-S", "build_programs.py", platform, *arguments, *only], how, folder
-        )
+        done = run_varied([python, "-B", "-s", "-S", "build_programs.py", platform, *arguments, *only], how, folder)
         if done.returncode:
             raise SystemExit(f"build {number}: {done.stderr}")
         hashes |= {f"{name}.{suffix}": digest for name, digest in map(str.split, done.stdout.splitlines())}
