@@ -235,8 +235,8 @@ python_environment = repository_rule(
             doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
         ),
         packages = attr.string(
-            doc = "The absolute path of a folder, where actions run, with what is in the `layer.tar` that " +
-                  "`@<name>//:layer` makes. Actions compare its fingerprint, and do not get the packages as inputs.",
+            doc = "The absolute path of a folder, where actions run, with what is in the `layer.tar` of this " +
+                  "repository's target `layer`. Actions compare its fingerprint, and do not get the packages as inputs.",
         ),
         _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
     ),
