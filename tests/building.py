@@ -28,6 +28,24 @@ def action_environment() -> dict[str, str]:
     }
 
 
+@functools.cache
+def another_release() -> tuple[str, str] | None:
+    """Return the path and the version of another release of this Python with its ABI; None: this machine has none."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = {*map(Path, os.get_exec_path()), Path("/usr/bin"), Path("/usr/local/bin")}
+    ask = "import importlib.machinery, sys; print(importlib.machinery.EXTENSION_SUFFIXES[0], sys.version.split()[0])"
+
+    def answer(python: str) -> list[str]:
+        return subprocess.run([python, "-c", ask], check=False, capture_output=True, text=True).stdout.split()
+
+    abi, here = answer(sys.executable)
+    for path in sorted(str(folder / name) for folder in folders if (folder / name).exists()):
+        found = answer(path)
+        if found[:1] == [abi] and found[1] != here:
+            return path, found[1]
+    return None
+
+
 def stagec(
     *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

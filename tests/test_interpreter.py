@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.building import another_release
 from tests.nested import NestedBazel, environment, spawns, workspace_files
 from tests.users import User
 
@@ -91,23 +91,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
         workspace.run("shutdown")
 
 
-@pytest.fixture(scope="module")
-def another_release() -> tuple[str, str]:
-    """Another release of the Python of the tests, with the same ABI: its path and version."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    folders = {*map(Path, os.get_exec_path()), Path("/usr/bin"), Path("/usr/local/bin")}
-    ask = "import importlib.machinery, sys; print(importlib.machinery.EXTENSION_SUFFIXES[0], sys.version.split()[0])"
-
-    def answer(python: str) -> list[str]:
-        return subprocess.run([python, "-c", ask], check=False, capture_output=True, text=True).stdout.split()
-
-    for path in sorted(str(folder / name) for folder in folders if (folder / name).exists()):
-        found = answer(path)
-        if found[:1] == answer(sys.executable)[:1] and found[1] != HERE:
-            return path, found[1]
-    pytest.skip(f"there is no other release of {name} on this machine")
-
-
 def test_actions_run_the_declared_interpreter(workspace: Workspace) -> None:
     workspace.declare(HERE, sys.executable)
     workspace.build()
@@ -119,8 +102,11 @@ def test_actions_run_the_declared_interpreter(workspace: Workspace) -> None:
         assert variables["STAGEC_PYTHON_ABI"]
 
 
-def test_only_what_traces_depends_on_the_release(workspace: Workspace, another_release: tuple[str, str]) -> None:
-    path, version = another_release
+def test_only_what_traces_depends_on_the_release(workspace: Workspace) -> None:
+    another = another_release()
+    if not another:
+        pytest.skip("there is no other release of this Python on this machine")
+    path, version = another
     workspace.declare(HERE, sys.executable)
     workspace.build()
     before = workspace.artifacts()
