@@ -2,8 +2,9 @@
 """Runs an action for buildbox-worker, in the place of buildbox-run-hosttools, which it becomes.
 
 It lets buildbox 1.4 run actions of Bazel before 6. That names outputs as version 2.0 of the API does (`output_files`,
-`output_directories`), and buildbox reads `output_paths` alone, which later versions have: it would create no folders for
-outputs, and return none. https://github.com/bazelbuild/remote-apis/blob/main/build/bazel/remote/execution/v2/remote_execution.proto
+`output_directories`), and buildbox reads `output_paths` alone, which later versions have: it would create no folders
+for outputs, and return none. The messages are those of build/bazel/remote/execution/v2/remote_execution.proto
+(https://github.com/bazelbuild/remote-apis).
 
 Where the worker's folder has a file `delay`, an action waits for so many seconds first: `tools/cluster slow-worker`.
 """
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> None:
 
 
 def with_paths(action: bytes, remote: str) -> bytes | None:
-    """Return an Action whose Command names its outputs as paths; None where it does. remote: URL of the CAS that has both."""
+    """Return an Action whose Command names its outputs as paths; None where it does. remote: URL of the CAS."""
     ((_, digest, _),) = (field for field in fields(action) if field[0] == COMMAND_DIGEST)
     blob = {number: value for number, value, _ in fields(digest)}
     with tempfile.TemporaryDirectory(prefix="runner") as folder:
@@ -59,13 +60,12 @@ def with_paths(action: bytes, remote: str) -> bytes | None:
         file.write_bytes(data)
         subprocess.run(["casupload", f"--remote={remote}", file], check=True, stdout=subprocess.DEVNULL)
     digest = field(HASH, hashlib.sha256(data).hexdigest().encode()) + varint(SIZE_BYTES << 3) + varint(len(data))
-    return field(COMMAND_DIGEST, digest) + b"".join(
-        raw for number, _, raw in fields(action) if number != COMMAND_DIGEST
-    )
+    rest = [raw for number, _, raw in fields(action) if number != COMMAND_DIGEST]
+    return b"".join([field(COMMAND_DIGEST, digest), *rest])
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield of each field of a message its number, its value and all its bytes. It may be a number, bytes or a message."""
+    """Yield of each field of a message its number, its value (a number, bytes or a message) and all its bytes."""
     at = 0
     while at < len(message):
         key, start = read_varint(message, at)

@@ -1,0 +1,54 @@
+"""A cluster of remote execution, which `tools/cluster` starts on this machine."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.building import ROOT
+
+_PROGRAM = ROOT / "tools" / "cluster"
+
+
+def needs_cluster() -> None:
+    """Skip the test where `tools/cluster` cannot run, and say why."""
+    if os.geteuid() != 0:
+        pytest.skip("tools/cluster installs Debian packages and mounts folders: it needs root")
+    release = Path("/etc/os-release").read_text() if Path("/etc/os-release").exists() else ""
+    if not re.search(r'^VERSION_ID="?12"?$', release, re.MULTILINE) or "debian" not in release:
+        pytest.skip("tools/cluster needs a Debian 12")
+    try_it = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "proc", "proc", "/proc"]
+    done = subprocess.run(try_it, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this system does not let root mount in a namespace: {done.stderr.strip()}")
+
+
+class Cluster:
+    """A cluster in a folder. Call it with the words of a command of `tools/cluster`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, *words: str) -> str:
+        """Run a command; return what it prints."""
+        env = {**os.environ, "STAGEC_CLUSTER": str(self.folder)}
+        done = subprocess.run([_PROGRAM, *words], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def settings(self) -> dict[str, str]:
+        """Return the ports and Pythons of the cluster."""
+        return dict(line.split("=", 1) for line in (self.folder / "settings").read_text().splitlines())
+
+    def options(self, **properties: str) -> list[str]:
+        """Return Bazel's options to build on it. properties: of the workers, where no platform has them."""
+        lines = (self.folder / "bazelrc").read_text().splitlines()
+        found = [line.removeprefix("build:cluster ") for line in lines if line.startswith("build:cluster ")]
+        return found + [f"--remote_default_exec_properties={name}={value}" for name, value in properties.items()]
+
+    def executed(self) -> int:
+        """Return how many actions it has been asked for, and has answered."""
+        calls = (self.folder / "logs" / "clients.calls").read_text()
+        return len(re.findall(r"^POST \S+\.Execution/Execute ", calls, re.MULTILINE))
