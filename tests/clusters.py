@@ -12,17 +12,23 @@ from tests.building import ROOT
 _PROGRAM = ROOT / "tools" / "cluster"
 
 
-def needs_cluster() -> None:
-    """Skip the test where `tools/cluster` cannot run, and say why."""
+def cluster_problem() -> str | None:
+    """Return why `tools/cluster` cannot run here; None where it can."""
     if os.geteuid() != 0:
-        pytest.skip("tools/cluster installs Debian packages and mounts folders: it needs root")
-    release = Path("/etc/os-release").read_text() if Path("/etc/os-release").exists() else ""
-    if not re.search(r'^VERSION_ID="?12"?$', release, re.MULTILINE) or "debian" not in release:
-        pytest.skip("tools/cluster needs a Debian 12")
-    try_it = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "proc", "proc", "/proc"]
-    done = subprocess.run(try_it, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"this system does not let root mount in a namespace: {done.stderr.strip()}")
+        return "tools/cluster installs Debian packages and mounts folders: it needs root"
+    release = Path("/etc/os-release")
+    text = release.read_text() if release.exists() else ""
+    if not ("ID=debian" in text and re.search(r'^VERSION_ID="?12"?$', text, re.MULTILINE)):
+        return "tools/cluster needs a Debian 12"
+    mounting = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "proc", "proc", "/proc"]
+    done = subprocess.run(mounting, capture_output=True, text=True)
+    return f"this system does not let root mount in a namespace: {done.stderr.strip()}" if done.returncode else None
+
+
+def needs_cluster() -> None:
+    """Skip the test where `tools/cluster` cannot run."""
+    if problem := cluster_problem():
+        pytest.skip(problem)
 
 
 class Cluster:
@@ -52,3 +58,7 @@ class Cluster:
         """Return how many actions it has been asked for, and has answered."""
         calls = (self.folder / "logs" / "clients.calls").read_text()
         return len(re.findall(r"^POST \S+\.Execution/Execute ", calls, re.MULTILINE))
+
+    def processes(self) -> list[int]:
+        """Return the numbers of the processes that it has started; what they have started is theirs."""
+        return [int(path.read_text()) for path in (self.folder / "run").glob("*.pid")]

@@ -5,6 +5,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -169,7 +170,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
             local = workspace.artifacts()
             started.result()
         workspace.run("clean")
-        yield Built(workspace, local, cluster)
+        built = Built(workspace, local, cluster)
+        # Actions that start at once upload what they have in common once each.
+        workspace.build("//examples/digits:digits.init", *built.host())
+        yield built
     finally:
         workspace.run("shutdown")
         cluster("remove")
@@ -227,12 +231,24 @@ def test_nothing_is_lost_where_machines_are(built: Built) -> None:
 def test_an_empty_cache_is_filled_again(built: Built) -> None:
     built.cluster("empty-cache")
     built.workspace.run("clean")
-    done = built.workspace.build("//examples/digits", *built.host())
-    assert set(processes(done)) == {"remote"}
-    digits = "examples/digits/digits.aot"
-    assert built.workspace.artifacts()[digits] == built.local[digits]
+    label, file = "//examples/digits:digits.predict.cpu.batch8", "examples/digits/digits.predict.cpu.batch8.xla"
+    assert processes(built.workspace.build(label, *built.host())) == {"remote": 2}
+    assert built.workspace.artifacts()[file] == built.local[file]
     built.workspace.run("clean")
-    assert set(processes(built.workspace.build("//examples/digits", *built.host()))) == {"remote cache hit"}
+    assert processes(built.workspace.build(label, *built.host())) == {"remote cache hit": 2}
+    assert built.workspace.artifacts()[file] == built.local[file]
+
+
+def test_what_ends_first_is_taken(built: Built) -> None:
+    """Dynamic execution: an action runs here, in a worker, and there."""
+    dynamic = ["--internal_spawn_scheduler", "--dynamic_local_strategy=worker,sandboxed", "--noremote_accept_cached"]
+    dynamic += [f"--strategy=Stagec{stage}=dynamic" for stage in ("Export", "Compile")]
+    built.workspace.run("clean")
+    label = "//examples/digits:digits.train_step.cpu"
+    built.workspace.build(label, *built.host(), *dynamic)
+    made = built.workspace.artifacts()
+    assert {"examples/digits/digits.train_step.cpu.xla", "examples/digits/digits.train_step.exported"} <= set(made)
+    assert made == {name: built.local[name] for name in made}
 
 
 def test_no_machine_has_the_property(built: Built) -> None:
@@ -251,6 +267,25 @@ def test_a_full_disk(built: Built) -> None:
     message = built.refused("spare")
     built.cluster("kill-worker", "5")
     assert "RESOURCE_EXHAUSTED" in message, message
+
+
+def test_an_engine_of_another_version(built: Built, tmp_path: Path) -> None:
+    """buildbox-casd speaks versions from 2.1 on, and Bazel before 8 version 2.0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = built.cluster.folder / "bin" / "buildbox-casd"
+    with subprocess.Popen([program, f"--bind=127.0.0.1:{port}", tmp_path], stderr=subprocess.DEVNULL) as engine:
+        try:
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                assert engine.poll() is None
+                time.sleep(0.1)
+            done = built.workspace.run(
+                "build", "//examples/digits:digits.init", f"--remote_executor=grpc://127.0.0.1:{port}"
+            )
+        finally:
+            engine.kill()
+    assert done.returncode != 0
+    assert re.search(r"2\.0.* is not supported by the server", done.stderr), done.stderr
 
 
 def test_nothing_of_that_is_in_the_cache(built: Built) -> None:

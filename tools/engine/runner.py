@@ -53,7 +53,7 @@ def with_paths(action: bytes, remote: str) -> bytes | None:
         (file,) = (path for path in Path(folder).rglob("*") if path.is_file())
         command = list(fields(file.read_bytes()))
         outputs = sorted(value for number, value, _ in command if number in (OUTPUT_FILES, OUTPUT_DIRECTORIES))
-        if not outputs:
+        if not outputs or any(number == OUTPUT_PATHS for number, _, _ in command):  # Bazel 6 and 7 write both
             return None
         rest = [raw for number, _, raw in command if number not in (OUTPUT_FILES, OUTPUT_DIRECTORIES)]
         data = b"".join([*rest, *(field(OUTPUT_PATHS, path) for path in outputs)])
