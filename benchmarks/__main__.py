@@ -18,7 +18,17 @@ from pathlib import Path
 
 from benchmarks import chart, measuring
 
-BENCHMARKS = ("clean_build", "edits", "scale", "cold_start", "call_latency", "bundle_size", "environment", "inputs")
+BENCHMARKS = (
+    "clean_build",
+    "edits",
+    "scale",
+    "cold_start",
+    "call_latency",
+    "bundle_size",
+    "environment",
+    "inputs",
+    "remote",
+)
 """The modules, each with `measure(options) -> list[Row]`, in the order of the table."""
 
 

@@ -17,6 +17,7 @@ TEXTS = {path: (ROOT / path).read_text("utf-8") for path in WRITTEN}
 PROGRAMS = r"    (?:\./bazelw|tools/\w|python3|openssl|\.venv/)"
 RUN_ELSEWHERE = {
     "./bazelw run //docs:serve": "tests/test_site.py",
+    **{f"tools/cluster {command}": "tests/test_remote_execution.py" for command in ("start", "status", "remove")},
     "./bazelw run //:init -- --workspace ../mine models/net.py:predict": "tests/test_readme.py",
 }
 

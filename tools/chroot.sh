@@ -47,7 +47,7 @@ debian() { # debian SUITE FOLDER PACKAGE...: installs that Debian, and mounts wh
   mount -t proc proc "$root/proc"
   mount --rbind /dev "$root/dev"
   mount --rbind /sys "$root/sys" # libtpu counts the CPUs there
-  if [[ ! -e "$root/ready" ]]; then
+  if [[ ! -e "$root/ready" ]] || ! chroot "$root" dpkg --status "$@" >/dev/null 2>&1; then
     # A mirror may be some days behind: its Release file says until when it is valid.
     quietly chroot "$root" apt-get -o Acquire::Check-Valid-Until=false update --quiet
     quietly chroot "$root" apt-get install --yes --quiet --no-install-recommends "$@"

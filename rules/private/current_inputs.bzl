@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonSourcesInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 CURRENT_INPUTS = {
     "bundle": attr.string(doc = "The manifest's name.", mandatory = True),
@@ -50,12 +50,8 @@ def current_inputs_program(ctx, command):
 
     # What is installed of a plugin is a component of its executables.
     plugins = plugins_of(exports, executables)
-    options = [
-        "--plugin %s=\"$workspace\"/%s" % (platform, shell_quote(plugin.site_packages.short_path))
-        for platform, plugin in plugins.items()
-    ]
     named = "\"$workspace\"/" + shell_quote(inputs.short_path)
-    line = command.replace("{inputs}", named).replace("{plugins}", " ".join(options))
+    line = command.replace("{inputs}", named).replace("{plugins}", plugin_words(plugins, ctx.workspace_name))
     body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec " + line + "\n"
     script = write_stagec_launcher(ctx, stagec, body, [] if "{plugins}" in command else plugins.values())
     files = [inputs] + [one.spec for one in executables]

@@ -30,6 +30,13 @@ done
 runfiles="$(cd "$runfiles" && pwd)"
 workspace="$runfiles/"{workspace}
 
+# packages IN_RUNFILES IN_EXECUTION_ROOT: where a folder of packages lies. Bazel before 8.3 gives a remote test the files of a
+# directory where actions have them (bazelbuild/bazel#11495).
+packages() {{
+  local elsewhere="${{runfiles%/bazel-out/*}}/$2"
+  if [[ ! -d "$runfiles/$1" && -d "$elsewhere" ]]; then echo "$elsewhere"; else echo "$runfiles/$1"; fi
+}}
+
 unset PYTHONHOME PYTHONSTARTUP
 export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PYTHONPATH={python_path}
 {python}{environment}{body}"""
@@ -97,6 +104,35 @@ def environment_files(environments):
     """
     return [file for one in environments for file in (one.site_packages, one.fingerprint)]
 
+def packages_word(environment, workspace_name):
+    """A word of bash: the folder of an environment's packages.
+
+    Args:
+      environment: PythonEnvironmentInfo; a launcher's runfiles have it.
+      workspace_name: name of the main repository.
+
+    Returns:
+      string.
+    """
+    path = environment.site_packages.short_path
+    in_runfiles = path[len("../"):] if path.startswith("../") else workspace_name + "/" + path
+    return "\"$(packages %s %s)\"" % (shell_quote(in_runfiles), shell_quote(environment.site_packages.path))
+
+def plugin_words(plugins, workspace_name):
+    """Words of bash that tell a command where plugins are, `--plugin PLATFORM=FOLDER` each.
+
+    Args:
+      plugins: as plugins_of returns them.
+      workspace_name: name of the main repository.
+
+    Returns:
+      string.
+    """
+    return " ".join([
+        "--plugin %s=%s" % (platform, packages_word(plugin, workspace_name))
+        for platform, plugin in plugins.items()
+    ])
+
 def write_stagec_launcher(ctx, stagec, body, plugins):
     """Writes a script that runs a command of the compiler as the rule's executable.
 
@@ -129,9 +165,8 @@ def write_launcher(ctx, import_roots, env, body, environments):
     Returns:
       File.
     """
-    paths = [environment.site_packages.short_path for environment in environments]
-    folders = [path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path for path in paths]
-    python_path = ":".join(["\"$runfiles\"/" + shell_quote(folder) for folder in folders + import_roots])
+    folders = [packages_word(environment, ctx.workspace_name) for environment in environments]
+    python_path = ":".join(folders + ["\"$runfiles\"/" + shell_quote(root) for root in import_roots])
     script = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.write(
         script,

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 def _aot_reproducibility_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -27,12 +27,11 @@ def _aot_reproducibility_test_impl(ctx):
         lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
         files += [one.spec, one.executable, one.description]
     plugins = plugins_of(exports, executables)
-    for platform, plugin in plugins.items():
-        lines += ["--plugin", "%s=%s" % (platform, plugin.site_packages.short_path)]
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
     ctx.actions.write(arguments, "\n".join(lines) + "\n")
 
-    body = "cd \"$workspace\"\nexec {stagec} reproduce @%s \"$@\"\n" % shell_quote(arguments.short_path)
+    words = "@%s %s" % (shell_quote(arguments.short_path), plugin_words(plugins, ctx.workspace_name))
+    body = "cd \"$workspace\"\nexec {stagec} reproduce %s \"$@\"\n" % words
     script = write_stagec_launcher(ctx, stagec, body, [])
     runfiles = ctx.runfiles(
         files = files + [arguments] + environment_files(plugins.values()),

@@ -1,0 +1,294 @@
+"""Builds on a real cluster of remote execution, where machines end, restart and are slow: with the bytes of local ones.
+
+`tools/cluster` installs and starts it: BuildGrid on PostgreSQL, buildbox workers, nginx. Nothing of it is a stand-in.
+"""
+
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.building import ROOT
+from tests.clusters import Cluster, needs_cluster
+from tests.nested import NestedBazel
+
+FUNCTIONS = 200
+EXAMPLES = ("//examples/digits", "//examples/digits:digits.provenance", "//examples/transformer:tiny")
+MANY = "//many"
+
+MODULE = """module @{name} {{
+  func.func public @main(%x: tensor<{size}xf32>) -> tensor<{size}xf32> {{
+    %y = stablehlo.cosine %x : tensor<{size}xf32>
+    return %y : tensor<{size}xf32>
+  }}
+}}
+"""
+MANIFEST = """[manifest]
+name = "many"
+version = "1"
+reproducible = false
+
+[targets.cpu]
+platform = "cpu"
+isa = "SSE4_2"
+"""
+# One in five is compiled: of the others, only what everybody can compile is wanted.
+FUNCTION = """
+[functions.{name}]
+entry = "{name}.mlir"
+platforms = ["cpu"]
+targets = [{targets}]
+"""
+BUILD = """load("@many_manifest//:defs.bzl", "aot_manifest")
+
+# Actions run on machines with the property that the platform names.
+platform(
+    name = "machines",
+    constraint_values = ["@platforms//os:linux", "@platforms//cpu:x86_64", ":python_of_machines"],
+    exec_properties = {{"python": "{python}"}},
+)
+
+constraint_setting(name = "python")
+
+constraint_value(
+    name = "python_of_machines",
+    constraint_setting = ":python",
+)
+
+toolchain(
+    name = "toolchain",
+    exec_compatible_with = [":python_of_machines"],
+    toolchain = "//compiler:staging",
+    toolchain_type = "//rules:toolchain_type",
+)
+
+aot_manifest(
+    name = "many",
+    data = glob(["*.mlir"]),
+)
+"""
+WORKSPACE = """
+stagec_manifest(
+    name = "many_manifest",
+    manifest = "//many:many.toml",
+)
+"""
+MODULE_BAZEL = """
+stagec.manifest(
+    name = "many_manifest",
+    manifest = "//many:many.toml",
+)
+use_repo(stagec, "many_manifest")
+"""
+
+
+class Workspace(NestedBazel):
+    """stagec's own workspace with its examples, and a manifest of many functions."""
+
+    def __init__(self, folder: Path) -> None:
+        root = folder / "stagec"
+        super().__init__(folder, root)
+        for name in ("examples/digits", "examples/transformer"):
+            shutil.copytree(ROOT / name, root / name)
+        (root / "many").mkdir()
+        manifest = [MANIFEST]
+        for number in range(FUNCTIONS):
+            name = f"f{number:03}"
+            (root / "many" / f"{name}.mlir").write_text(MODULE.format(name=name, size=number + 1))
+            manifest.append(FUNCTION.format(name=name, targets='"cpu"' if number % 5 == 0 else ""))
+        (root / "many" / "many.toml").write_text("".join(manifest))
+        for file, text in (("WORKSPACE", WORKSPACE), ("MODULE.bazel", MODULE_BAZEL)):
+            with (root / file).open("a") as lines:
+                lines.write(text)
+
+    def python_of_machines(self, python: str) -> None:
+        """Write the platform of the machines. python: the value of the property by which the engine chooses them."""
+        (self.root / "many" / "BUILD").write_text(BUILD.format(python=python))
+
+    def build(self, *words: str) -> subprocess.CompletedProcess[str]:
+        done = self.run("build", *words)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return all files that stagec's actions wrote, except the seconds that they took."""
+        found = [path for folder in ("examples", "many") for path in (self.root / "bazel-bin" / folder).rglob("*")]
+        own = re.compile(r"\.(aot|exported|exported\.json|xla|mlirbc|json|safetensors)$")
+        return {
+            str(path.relative_to(self.root / "bazel-bin")): path.read_bytes()
+            for path in found
+            if path.is_file() and own.search(path.name) and not path.name.endswith(".profile.json")
+        }
+
+
+@dataclass(frozen=True)
+class Built:
+    """A workspace with what a local build made of it, and a cluster with the workers 1 and 2."""
+
+    workspace: Workspace
+    local: dict[str, bytes]
+    cluster: Cluster
+
+    def options(self, python: str) -> list[str]:
+        """Options of a build on the machines that have a property, and nowhere else."""
+        self.workspace.python_of_machines(python)
+        on_them = ["--extra_execution_platforms=//many:machines", "--extra_toolchains=//many:toolchain"]
+        return [*self.cluster.options(), *on_them, "--spawn_strategy=remote", "--noremote_local_fallback"]
+
+    def host(self) -> list[str]:
+        """Options of a build on the machines with this one's Python."""
+        return self.options(self.cluster.settings()["PYTHON_HOST"])
+
+    def refused(self, python: str) -> str:
+        """Build one function on machines with a property; return what Bazel says of why it does not work."""
+        done = self.workspace.run("build", "//examples/digits:digits.init", *self.options(python))
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    needs_cluster()
+    # Sockets have short paths, and PostgreSQL runs as a user of its own.
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="stagec-cluster-", dir="/tmp")))
+    cluster.folder.chmod(0o755)
+    workspace = Workspace(tmp_path_factory.mktemp("remote"))
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(cluster, "start")
+            workspace.python_of_machines("")
+            workspace.build(*EXAMPLES, MANY)
+            local = workspace.artifacts()
+            started.result()
+        workspace.run("clean")
+        built = Built(workspace, local, cluster)
+        # Actions that start at once upload what they have in common once each.
+        workspace.build("//examples/digits:digits.init", *built.host())
+        yield built
+    finally:
+        workspace.run("shutdown")
+        cluster("remove")
+
+
+def processes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Return how many actions ran where, as Bazel counts them at the end."""
+    (line,) = re.findall(r"INFO: \d+ process(?:es)?: (.*)\.$", done.stderr, re.MULTILINE)
+    return {what: int(number) for number, what in re.findall(r"(\d+) ([a-z -]+)", line) if what != "internal"}
+
+
+def test_the_examples_are_those_of_a_local_build(built: Built) -> None:
+    done = built.workspace.build(*EXAMPLES, *built.host())
+    assert set(processes(done)) == {"remote"}
+    made = built.workspace.artifacts()
+    assert made == {name: data for name, data in built.local.items() if not name.startswith("many/")}
+    assert len(made) > 50
+
+
+def test_tests_run_there(built: Built) -> None:
+    done = built.workspace.run("test", "//examples/digits:digits.golden_test", *built.host())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert processes(done)["remote"] >= 1
+
+
+def test_nothing_is_lost_where_machines_are(built: Built) -> None:
+    """A machine is slow, one loses its power, the scheduler ends at once: the build ends, with the same bytes."""
+    cluster = built.cluster
+    cluster("add-worker", "3")
+    cluster("slow-worker", "3", "2")
+    before = cluster.executed()
+    started = built.workspace.start("build", MANY, *built.host())
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(started.communicate)
+
+        def after(actions: int, *command: str) -> None:
+            while cluster.executed() < before + actions and not ended.done():
+                time.sleep(0.2)
+            assert not ended.done(), ended.result()[1]
+            cluster(*command)
+
+        after(20, "kill-worker", "1")
+        after(60, "restart-scheduler")
+        after(100, "add-worker", "1")
+        output, errors = ended.result()
+    assert started.returncode == 0, errors
+    done = subprocess.CompletedProcess(started.args, started.returncode, output, errors)
+    assert processes(done) == {"remote": FUNCTIONS + FUNCTIONS // 5 + 1}
+    made = built.workspace.artifacts()
+    many = {name for name in built.local if name.startswith("many/")}
+    assert {name: made.get(name) for name in many} == {name: built.local[name] for name in many}
+    cluster("kill-worker", "3")
+
+
+def test_an_empty_cache_is_filled_again(built: Built) -> None:
+    built.cluster("empty-cache")
+    built.workspace.run("clean")
+    label, file = "//examples/digits:digits.predict.cpu.batch8", "examples/digits/digits.predict.cpu.batch8.xla"
+    assert processes(built.workspace.build(label, *built.host())) == {"remote": 2}
+    assert built.workspace.artifacts()[file] == built.local[file]
+    built.workspace.run("clean")
+    assert processes(built.workspace.build(label, *built.host())) == {"remote cache hit": 2}
+    assert built.workspace.artifacts()[file] == built.local[file]
+
+
+def test_what_ends_first_is_taken(built: Built) -> None:
+    """Dynamic execution: an action runs here, in a worker, and there."""
+    dynamic = ["--internal_spawn_scheduler", "--dynamic_local_strategy=worker,sandboxed", "--noremote_accept_cached"]
+    dynamic += [f"--strategy=Stagec{stage}=dynamic" for stage in ("Export", "Compile")]
+    built.workspace.run("clean")
+    label = "//examples/digits:digits.train_step.cpu"
+    built.workspace.build(label, *built.host(), *dynamic)
+    made = built.workspace.artifacts()
+    assert {"examples/digits/digits.train_step.cpu.xla", "examples/digits/digits.train_step.exported"} <= set(made)
+    assert made == {name: built.local[name] for name in made}
+
+
+def test_no_machine_has_the_property(built: Built) -> None:
+    assert "FAILED_PRECONDITION: Could not find property set for {('python', '2.7')}" in built.refused("2.7")
+
+
+def test_an_image_without_the_interpreter(built: Built) -> None:
+    built.cluster("add-worker", "4", "image=unstable", "python=spare")
+    message = built.refused("spare")
+    built.cluster("kill-worker", "4")
+    assert re.search(r"Unable to execute \[/.*python3.*\]: No such file or directory", message), message
+
+
+def test_a_full_disk(built: Built) -> None:
+    built.cluster("add-worker", "5", "python=spare", "disk=64m")
+    message = built.refused("spare")
+    built.cluster("kill-worker", "5")
+    assert "RESOURCE_EXHAUSTED" in message, message
+
+
+def test_an_engine_of_another_version(built: Built, tmp_path: Path) -> None:
+    """buildbox-casd speaks versions from 2.1 on, and Bazel before 8 version 2.0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = built.cluster.folder / "bin" / "buildbox-casd"
+    with subprocess.Popen([program, f"--bind=127.0.0.1:{port}", tmp_path], stderr=subprocess.DEVNULL) as engine:
+        try:
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                assert engine.poll() is None
+                time.sleep(0.1)
+            done = built.workspace.run(
+                "build", "//examples/digits:digits.init", f"--remote_executor=grpc://127.0.0.1:{port}"
+            )
+        finally:
+            engine.kill()
+    assert done.returncode != 0
+    assert re.search(r"2\.0.* is not supported by the server", done.stderr), done.stderr
+
+
+def test_nothing_of_that_is_in_the_cache(built: Built) -> None:
+    done = built.workspace.build("//examples/digits:digits.init", *built.host())
+    made = built.workspace.artifacts()["examples/digits/digits.init.exported"]
+    assert made == built.local["examples/digits/digits.init.exported"], done.stderr
