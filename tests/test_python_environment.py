@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -453,10 +454,12 @@ class Index(SimpleHTTPRequestHandler):
     """An index with one package, and a proxy for every other: it has the same for all hosts."""
 
     password = ""
+    wheels: Counter[str]
 
     def do_GET(self) -> None:
         """Serve /HOST/PATH for a proxy's http://HOST/PATH, to whom the password is known."""
         self.path = self.path.removeprefix("http://index.invalid")
+        self.wheels[self.path] += self.path.endswith(".whl")
         if self.password and self.headers["Authorization"] != f"Basic {self.password}":
             self.send_response(401)
             self.send_header("WWW-Authenticate", "Basic")
@@ -464,14 +467,21 @@ class Index(SimpleHTTPRequestHandler):
         else:
             super().do_GET()
 
+    def send_header(self, keyword: str, value: str) -> None:
+        """Send no validators: who asks again gets the whole file again."""
+        if keyword != "Last-Modified":
+            super().send_header(keyword, value)
+
     def log_message(self, *_arguments: object) -> None:
         """Be quiet."""
 
 
 @contextmanager
-def serving(folder: Path, password: str = "", certificate: Path | None = None) -> Iterator[int]:
-    """Serve a folder on 127.0.0.1; give its port."""
-    handler = type("Handler", (Index,), {"password": password})
+def serving(
+    folder: Path, password: str = "", certificate: Path | None = None, wheels: Counter[str] | None = None
+) -> Iterator[int]:
+    """Serve a folder on 127.0.0.1; give its port. wheels: counts how often somebody asks for each wheel."""
+    handler = type("Handler", (Index,), {"password": password, "wheels": Counter() if wheels is None else wheels})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -638,6 +648,22 @@ def test_what_is_done_to_installed_files_does_not_reach_the_next_environment(tmp
                 file.write(b"# edited\n")
     assert installed_by(tmp_path, lock, uv) == ("uv", "")
     assert contents(tmp_path / "out") == first
+
+
+@pytest.mark.parametrize("setting", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "the lock"])
+def test_a_wheel_is_downloaded_once(tmp_path: Path, uv: Uv, setting: str) -> None:
+    lock, wheels = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n", Counter[str]()
+    with serving(tmp_path, wheels=wheels) as port:
+        index = f"http://127.0.0.1:{port}/simple"
+        env = {"UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_INDEX": "0", "PIP_FIND_LINKS": ""}
+        if setting == "the lock":
+            lock = f"--index-url {index}\n{lock}"
+        else:
+            env |= {"PIP_INDEX_URL": f"http://127.0.0.1:{port}/none"} | {setting: index}
+        for _ in range(2):
+            assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
+    assert wheels.total() == 1
+    assert len(list((tmp_path / "cache" / "archive-v0").iterdir())) == 1
 
 
 def test_a_damaged_cache_is_noticed_and_not_used(tmp_path: Path, uv: Uv) -> None:

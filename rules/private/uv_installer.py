@@ -4,6 +4,9 @@ First uv finds the wheels of the lock for this interpreter in the indexes, witho
 one wheel that pip would take goes into a pylock.toml (https://packaging.python.org/en/latest/specifications/pylock-toml),
 and that is what uv installs: so which wheel was installed, with which digest, is known before. Raises Unusable wherever
 uv does not do what pip would: then pip installs, and says what is wrong if it cannot either.
+
+Each package in it has the index that it is from, for uv keeps wheels by index. Without it, uv asks again for each wheel
+that it has. An index without validators, as many proxies are, then sends the whole wheel, and uv keeps another copy.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class Unusable(Exception):
 class Wheel:
     """A wheel of an index or a folder.
 
-    name: normalized. location: its place, as a pylock.toml has it. size: in bytes; 0: the index does not say.
+    name: normalized. location: its place, as a pylock.toml has it. index: the one that it is from; "": uv does not say.
+    size: in bytes; 0: the index does not say.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Wheel:
     filename: str
     sha256: str
     location: tuple[str, str]
+    index: str
     size: int
 
 
@@ -115,17 +120,21 @@ def choose(uv: Uv, lock: Path, pins: Sequence[str]) -> list[Wheel]:
     if options & {"-i", "--index-url"} and "--default-index" in uv.words.flags:
         at = uv.words.flags.index("--default-index")
         del uv.words.flags[at : at + 2]
-    words = ["pip", "compile", "--no-deps", "--no-header", "--only-binary", ":all:", "--format", "pylock.toml"]
-    found = tomllib.loads(uv.run(*words, "--index-strategy", "unsafe-best-match", str(lock)))
+    words = ["pip", "compile", "--no-deps", "--no-header", "--only-binary", ":all:"]
+    words += ["--index-strategy", "unsafe-best-match", str(lock)]
+    found = tomllib.loads(uv.run(*words, "--format", "pylock.toml"))
+    annotated = uv.run(*words, "--no-annotate", "--emit-index-annotation")
+    indexes = dict(re.findall(r"^([^\s=]+)==.*\n\s+# from (\S+)$", annotated, re.MULTILINE))
     locked: dict[str, set[str]] = {}
     for pin in pins:
         if package := re.match(r"[A-Za-z0-9._-]+", pin):
             hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", pin)
             locked.setdefault(normalized(package[0]), set()).update(hashes)
-    return [_best(one, locked[normalized(one["name"])]) for one in found.get("packages", [])]
+    packages = found.get("packages", [])
+    return [_best(one, locked[normalized(one["name"])], indexes.get(one["name"], "")) for one in packages]
 
 
-def _best(package: Mapping[str, Any], locked: set[str]) -> Wheel:
+def _best(package: Mapping[str, Any], locked: set[str], index: str) -> Wheel:
     """The wheel of a package that pip would take: of those that are locked, the one with the best tag."""
     wheels = []
     for one in package.get("wheels", []):
@@ -133,8 +142,8 @@ def _best(package: Mapping[str, Any], locked: set[str]) -> Wheel:
         filename = urllib.parse.unquote(urllib.parse.urlsplit(one[where]).path.rpartition("/")[2])
         sha256 = one.get("hashes", {}).get("sha256", "")
         if sha256 in locked:
-            location = (where, one[where])
-            wheels.append(Wheel(package["name"], package["version"], filename, sha256, location, one.get("size", 0)))
+            found = (where, one[where]), index if where == "url" else "", one.get("size", 0)
+            wheels.append(Wheel(package["name"], package["version"], filename, sha256, *found))
     if not wheels:
         raise Unusable(f"the index has no wheel of {package['name']} {package['version']} with a sha256 of the lock")
     return min(wheels, key=_rank) if len(wheels) > 1 else wheels[0]
@@ -160,6 +169,7 @@ def write_pylock(wheels: Sequence[Wheel], path: Path) -> None:
         hashes = f"hashes = {{ sha256 = {json.dumps(wheel.sha256)} }}"
         parts.append(
             f"\n[[packages]]\nname = {json.dumps(wheel.name)}\nversion = {json.dumps(wheel.version)}\n"
+            f"{f'index = {json.dumps(wheel.index)}' if wheel.index else ''}\n"
             f"wheels = [{{ {where} = {json.dumps(location)}, {hashes} }}]\n"
         )
     path.write_text("".join(parts), encoding="utf-8")
@@ -203,6 +213,9 @@ def _install(uv: Uv, wheels: Sequence[Wheel], folder: Path, *more: str, cached: 
     write_pylock(wheels, pylock)
     # Copies: who edits an installed file must not edit uv's cache, and all environments to come.
     words = ["pip", "install", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--link-mode", "copy"]
+    # Those that the lock names: uv looks for wheels of the indexes that it knows.
+    indexes = sorted({wheel.index for wheel in wheels}.difference(["", *uv.words.flags]))
+    words += [word for index in indexes for word in ("--index", index)]
     try:
         uv.run(*words, "--target", str(folder), "--requirements", str(pylock), *more, cached=cached)
     finally:
