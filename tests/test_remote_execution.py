@@ -262,13 +262,6 @@ def test_an_image_without_the_interpreter(built: Built) -> None:
     assert re.search(r"Unable to execute \[/.*python3.*\]: No such file or directory", message), message
 
 
-def test_a_full_disk(built: Built) -> None:
-    built.cluster("add-worker", "5", "python=spare", "disk=64m")
-    message = built.refused("spare")
-    built.cluster("kill-worker", "5")
-    assert "RESOURCE_EXHAUSTED" in message, message
-
-
 def test_an_engine_of_another_version(built: Built, tmp_path: Path) -> None:
     """buildbox-casd speaks versions from 2.1 on, and Bazel before 8 version 2.0."""
     with socket.create_server(("127.0.0.1", 0)) as free:
