@@ -20,8 +20,10 @@ from benchmarks import chart, measuring
 
 BENCHMARKS = (
     "clean_build",
+    "small_functions",
     "edits",
     "scale",
+    "caches",
     "cold_start",
     "call_latency",
     "bundle_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import models
-from stagec.hardware.x86 import ISA
+from stagec.hardware.x86 import ISA, Isa
 from stagec.pjrt import host
 from tests.nested import NestedBazel, workspace_files
 
@@ -48,17 +49,35 @@ class Workspace(NestedBazel):
         self.run("clean")
         return self.build(*arguments)
 
-    def plain_script(self, cache: Path | None = None) -> float:
-        """Build the same with the plain script, in a new process; return the seconds."""
+    def plain_script(self, cache: Path | None = None, isa: str = "") -> float:
+        """Build the same with the plain script, in a new process; return the seconds.
+
+        isa: the instruction set that XLA may use, by its name; "" for all that this machine has.
+        """
         output = self.folder / "plain"
         shutil.rmtree(output, ignore_errors=True)
         script = Path(__file__).with_name("plain.py")
         words = [script, self.root, output, *([cache] if cache else [])]
         command = [sys.executable, "-s", "-P", *map(str, words)]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": isa and f"--xla_cpu_max_isa={isa}"}
         started = time.monotonic()
         subprocess.run(command, check=True, env=environment, capture_output=True)
         return time.monotonic() - started
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds so far of Bazel's server, and of all processes that it started."""
+        server = int(self.run("info", "server_pid").stdout)
+        parents, ticks = dict[int, int](), dict[int, int]()
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = stat.read_text().rpartition(")")[2].split()
+                parents[int(stat.parent.name)] = int(fields[1])
+                ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))  # its own, and of children that ended
+
+        def is_ours(process: int) -> bool:
+            return process == server or (process in parents and is_ours(parents[process]))
+
+        return sum(used for process, used in ticks.items() if is_ours(process)) / os.sysconf("SC_CLK_TCK")
 
     def server_memory(self) -> int:
         """Return the bytes of memory that Bazel's server has had at the most."""
@@ -77,8 +96,15 @@ class Workspace(NestedBazel):
 
 
 def host_target() -> dict[str, str]:
-    """Return a target that is this machine, as near as stagec knows it: the plain script compiles for it too."""
-    return {"host": [name for name, isa in ISA.items() if set(isa.requires) <= host.cpu_flags()][-1]}
+    """Return a target that is this machine, as near as stagec knows it: the plain script compiles for it too.
+
+    Only what XLA makes vectors with counts: a machine may lack rdseed, which code of XLA's has no use for.
+    """
+
+    def vectors(isa: Isa) -> set[str]:
+        return {flag for flag in isa.requires if flag.startswith(("sse", "avx", "amx"))}
+
+    return {"host": [name for name, isa in ISA.items() if vectors(isa) <= host.cpu_flags()][-1]}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from stagec.core.avals import parse_aval
 from stagec.core.refusal import CallError
 from stagec.loader.serving import compile_exported
 from stagec.pjrt.clients import devices
+from stagec.stages import mlir
 from stagec.stages.errors import CannotLower, SizesDoNotFit
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import CALLING_CONVENTIONS, lower_exported
@@ -21,6 +22,28 @@ from stagec.stages.lowering import CALLING_CONVENTIONS, lower_exported
 
 def exported(zoo: Path, function: str) -> Exported:
     return Exported.deserialize((zoo.parent / f"zoo.{function}.exported").read_bytes())
+
+
+def test_the_steps_of_a_compilation_share_a_context(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [], mlir.make_context
+
+    def counted() -> Any:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(mlir, "make_context", counted)
+    artifact = exported(zoo, "attention")
+    with mlir.context():
+        lowered = lower_exported(artifact, "cpu", {"batch": 2, "seq": 3})
+        mlir.to_portable(lowered.module)
+        assert mlir.argument_names(artifact.mlir_module_serialized, len(lowered.kept_var_idx))
+    assert len(made) == 1
+    assert lowered == lower_exported(artifact, "cpu", {"batch": 2, "seq": 3})
+    assert len(made) == 2
+    sine = jax.export.export(jax.jit(lax.sin))(np.float32(1))
+    assert mlir.inventory(sine.mlir_module_serialized) == {}
+    assert len(made) == 2  # there is no custom call to look for
+    assert mlir.inventory(artifact.mlir_module_serialized) == {"shape_assertion": "guaranteed"}
 
 
 def test_a_bucket_makes_every_shape_static(zoo: Path) -> None:

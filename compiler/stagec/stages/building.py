@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import shlex
 from typing import Any
@@ -34,20 +35,22 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled, or is over a limit.
     """
-    exported, lowered = lower(serialized, spec, lowered_for)
-    compiled = _compile(exported, lowered, spec)
-    stablehlo = mlir.to_portable(lowered.module)
-    description = compiled.description._replace(
-        manifest=spec.manifest,
-        function=spec.function,
-        variant=spec.variant,
-        bucket=dict(sorted(spec.bucket.items())),
-        exported_sha256=hashlib.sha256(serialized).hexdigest(),
-        stablehlo_sha256=hashlib.sha256(stablehlo).hexdigest(),
-        components=_made_from(exported, lowered, spec),
-    )
-    hardware = compilation.backend(spec.target.platform).hardware(spec.target)
-    problems = list(limits.exceeded(description, compiled.as_text(), hardware, _names(exported, lowered), spec))
+    with mlir.context():
+        exported, lowered = lower(serialized, spec, lowered_for)
+        compiled = _compile(exported, lowered, spec)
+        stablehlo = mlir.to_portable(lowered.module)
+        description = compiled.description._replace(
+            manifest=spec.manifest,
+            function=spec.function,
+            variant=spec.variant,
+            bucket=dict(sorted(spec.bucket.items())),
+            exported_sha256=hashlib.sha256(serialized).hexdigest(),
+            stablehlo_sha256=hashlib.sha256(stablehlo).hexdigest(),
+            components=_made_from(exported, lowered, spec),
+        )
+        hardware = compilation.backend(spec.target.platform).hardware(spec.target)
+        names = functools.partial(_names, exported, lowered)
+        problems = list(limits.exceeded(description, compiled.as_text(), hardware, names, spec))
     if problems:
         raise StagecError(*problems)
     return dataclasses.replace(compiled, description=description, stablehlo=stablehlo)

@@ -49,7 +49,7 @@ def compile_program(program: Program, options: Mapping[str, CompilerOption], tar
     named = dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
     hardware, mesh = backend.hardware(named), mesh_of(program)
     sizes = mesh.axis_sizes if mesh else (program.nr_devices,) if program.nr_devices > 1 else ()
-    with phases.phase("compile"), mlir.make_context():
+    with phases.phase("compile"), mlir.context():
         module = backend.compile_module(ir.Module.parse(program.module), named, sizes)
     description = describe(
         program,

@@ -66,7 +66,7 @@ def mesh_of(program: Program) -> Mesh | None:
     if program.nr_devices == 1:
         return None
     named = [s.mesh for s in (*program.in_shardings, *program.out_shardings) if isinstance(s, NamedSharding)]
-    with mlir.make_context():
+    with mlir.context():
         axes = mlir.mesh(ir.Module.parse(program.module)) or {}
     declared = Mesh(tuple(axes.values()), tuple(axes))
     return next((mesh for mesh in (*named, declared) if mesh.size == program.nr_devices), None)

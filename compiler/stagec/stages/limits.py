@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stagec.backends.analysis import UNKNOWN, buffers
@@ -26,11 +26,11 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def exceeded(
-    description: Description, program: str, hardware: Hardware, names: Sequence[str], spec: ExecutableSpec
+    description: Description, program: str, hardware: Hardware, names: Callable[[], Sequence[str]], spec: ExecutableSpec
 ) -> Iterator[Problem]:
     """Yield what is over a limit of `spec`, or over the memory of the device.
 
-    program: the optimized HLO as text. names: of the arguments that it takes.
+    program: the optimized HLO as text. names: returns those of the arguments that it takes.
     A metric that is not known is over its limit, unless that is allowed, and within the memory of the device.
     """
     limits, analysis = spec.limits, description.analysis
@@ -38,7 +38,7 @@ def exceeded(
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
         most = in_bytes(hardware.memory)
         what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"
-        yield Problem(spec.manifest, spec.key, what, _table(description, program, names), _about(spec))
+        yield Problem(spec.manifest, spec.key, what, _table(description, program, names()), _about(spec))
     counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
     metrics: dict[str, tuple[Any, float | None]] = {
         "peak_memory": (peak, limits.peak_memory),
@@ -63,7 +63,7 @@ def exceeded(
             write = "leave the limit out, or write allow_unknown = true beside it"
         elif metric > limit:
             what = f"{name} {' is over the limit of '.join(_pair(key, metric, limit))}"
-            write = _table(description, program, names) if key == "peak_memory" else ""
+            write = _table(description, program, names()) if key == "peak_memory" else ""
             write = _moved(description) if key.startswith("collectives") else write
         else:
             continue

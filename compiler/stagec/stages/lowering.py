@@ -43,9 +43,9 @@ def lower_exported(exported: Artifact, platform: str, bucket: Mapping[str, int])
     if platform not in exported.platforms and "platform" not in exported.disabled_safety_checks:
         raise CannotLower(f"{exported.fun_name} was exported for {', '.join(exported.platforms)}, not for {platform}")
     in_avals = tuple(_static(aval, bucket, exported.fun_name) for aval in exported.in_avals)
-    with mlir.make_context(), ir.Location.unknown():
+    with mlir.context() as context, ir.Location.unknown():
         try:
-            module = mlir.read_artifact(ir.Context.current, exported.mlir_module_serialized)
+            module = mlir.read_artifact(context, exported.mlir_module_serialized)
             main = mlir.main_function(module)
         except ValueError as error:
             raise CannotLower(f"{exported.fun_name}: {error}") from error

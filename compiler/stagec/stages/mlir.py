@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
+from collections.abc import Iterator
 
 from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
@@ -17,6 +19,19 @@ from stagec.pjrt import dialects
 from stagec.pjrt.custom_calls import provider
 
 make_context = dialects.make_context
+
+
+@contextlib.contextmanager
+def context() -> Iterator[ir.Context]:
+    """Be in the context of the `with` statement around this one, or else in a new one.
+
+    To make one takes 5 ms, as long as to read a small module.
+    """
+    if ir.Context.current:
+        yield ir.Context.current
+    else:
+        with make_context() as made:
+            yield made
 
 
 def read_artifact(context: ir.Context, artifact: bytes) -> ir.Module:
@@ -40,7 +55,7 @@ def to_portable(bytecode: bytes) -> bytes:
     Its version is the newest that a StableHLO of twelve weeks before this jaxlib's reads, as `jax.export` chooses it
     (https://openxla.org/stablehlo/compatibility). What is no StableHLO, Shardy's shardings, stays as it is.
     """
-    with make_context():
+    with context():
         module = ir.Module.parse(bytecode)
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
         requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_12
@@ -83,14 +98,16 @@ def custom_calls(module: ir.Module) -> set[str]:
 
 def inventory(artifact: bytes) -> dict[str, str]:
     """Return each custom call of a portable artifact with its class (stagec/pjrt/custom_calls.py), sorted."""
-    with make_context() as context:
-        return {name: provider(name) for name in sorted(custom_calls(read_artifact(context, artifact)))}
+    if b"custom_call" not in artifact:  # MLIR's bytecode has the name of each operation as it is
+        return {}
+    with context() as current:
+        return {name: provider(name) for name in sorted(custom_calls(read_artifact(current, artifact)))}
 
 
 def argument_names(serialized: bytes, count: int) -> list[str]:
     """Return the names of a module's last `count` arguments: JAX's, such as "params['w']"; "" where it has none."""
-    with make_context() as context:
-        module = read_artifact(context, serialized)
+    with context() as current:
+        module = read_artifact(current, serialized)
         found = [""] * count
         for function in module.body.operations:
             # Of a module with symbolic dimensions, main calls the function that JAX made.
