@@ -16,7 +16,25 @@ ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
 INSTALLER = ROOT / "rules" / "private" / "python_environment.py"
 PYTHON = (sys.executable, "-B", "-s", "-S")
-FORKING = ("bundle", "compile", "export", "golden", "plan")
+_READERS = [
+    "diff",
+    "explain",
+    "explain-load",
+    "extract",
+    "inspect",
+    "locate",
+    "reproduce",
+    "run",
+    "strip",
+    "stub",
+    "verify",
+]
+# Commands that are forks, and the name of the template of each.
+FORKING = {
+    **{command: command for command in ("bundle", "compile", "export", "golden")},
+    **dict.fromkeys(("init", "plan", "targets"), "plan"),
+    **dict.fromkeys(_READERS, "readers"),
+}
 
 
 def action_environment() -> dict[str, str]:
@@ -29,24 +47,24 @@ def action_environment() -> dict[str, str]:
 
 
 def stagec(
-    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None, path: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of stagec with the environment that the rules give it.
 
     Commands that most tests run are forks (`Template`). env: more variables, for a new process; also where there are
-    none, for a test that is about processes.
+    none, for a test that is about processes. path: where a fork looks for programs.
     """
     words = [str(argument) for argument in arguments]
     # Locations have whole call stacks: those of a fork begin in the template.
     if env is None and words and words[0] in FORKING and "--debug-output" not in words:
-        return _template(words[0]).run(words, cwd)
+        return _template(FORKING[words[0]]).run(words, cwd, path)
     command = [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), *words]
     return subprocess.run(command, cwd=cwd, env={**action_environment(), **(env or {})}, capture_output=True, text=True)
 
 
 @functools.cache
-def _template(command: str) -> Template:
-    return Template(command, PYTHON, action_environment())
+def _template(name: str) -> Template:
+    return Template(name, PYTHON, action_environment())
 
 
 def checked(*arguments: str | Path, cwd: Path = ROOT) -> str:

@@ -17,22 +17,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+# What templates import that are not of one command of Bazel's workers.
+SHARED = {
+    "plan": ("stagec.manifest.planning",),  # it has no worker, but all tests of manifests run it
+    "readers": ("stagec.loader", "stagec.reports.explanation", "stagec.reports.inspection", "stagec.stages.building"),
+}
+
 
 class Template:
-    """A process that has imported what `stagec COMMAND` needs, and forks for each call of the command."""
+    """A process that has imported what `stagec COMMAND` needs, or one of SHARED, and forks for each call."""
 
     def __init__(self, command: str, python: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [*python, __file__, command], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run the command with these arguments (its name is the first) in a folder; return what it printed."""
+    def run(self, arguments: Sequence[str], cwd: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command with these arguments (its name is the first) in a folder; return what it printed.
+
+        path: where it looks for programs.
+        """
         assert self._process.stdin
         assert self._process.stdout
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
             files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (printed, said)]
-            self._process.stdin.write(json.dumps([arguments, str(cwd), files]) + "\n")
+            self._process.stdin.write(json.dumps([arguments, str(cwd), files, path]) + "\n")
             self._process.stdin.flush()
             status = os.waitstatus_to_exitcode(int(self._process.stdout.readline()))
             return subprocess.CompletedProcess(arguments, status, _text(printed), _text(said))
@@ -50,9 +59,9 @@ def _serve(command: str) -> None:
     answers, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     gc.disable()
-    if command == "plan":  # it has no worker, but all tests of manifests run it
-        importlib.import_module("stagec.manifest.planning")
-    else:
+    for module in SHARED.get(command, ()):
+        importlib.import_module(module)
+    if command not in SHARED:
         importlib.import_module(f"stagec.cli.{command}").preload()
     gc.freeze()
     for line in requests:
@@ -63,13 +72,15 @@ def _serve(command: str) -> None:
         answers.flush()
 
 
-def _work(arguments: list[str], cwd: str, files: list[str], main: Any) -> None:
+def _work(arguments: list[str], cwd: str, files: list[str], path: str, main: Any) -> None:
     status = 1
     try:
         gc.enable()
         for descriptor, file in enumerate(files, 1):
             os.dup2(os.open(file, os.O_WRONLY), descriptor)
         os.chdir(cwd)
+        if path:
+            os.environ["PATH"] = path
         status = main(arguments)
     except SystemExit as error:  # argparse
         status = error.code if isinstance(error.code, int) else 1

@@ -43,10 +43,9 @@ class Written:
         (folder / "f.spec").write_text(to_json(described))
         out = folder / "f.exported"
         words = ["--output", out, "--lowered", f"{out}.lowered", "--description", f"{out}.json"]
-        path = os.pathsep.join(filter(None, [packages, action_environment()["PYTHONPATH"]]))
-        done = run_stagec(
-            "export", "--spec", folder / "f.spec", *words, "--import-root", ROOT, cwd=folder, env={"PYTHONPATH": path}
-        )
+        path = os.pathsep.join([packages, action_environment()["PYTHONPATH"]])
+        env = {"PYTHONPATH": path} if packages else None
+        done = run_stagec("export", "--spec", folder / "f.spec", *words, "--import-root", ROOT, cwd=folder, env=env)
         self.said = done.stderr
         self.portable = out.read_bytes() if done.returncode == 0 else b""
         self.lowered = Path(f"{out}.lowered").read_bytes() if done.returncode == 0 else b""

@@ -17,7 +17,7 @@ def init(root: Path, *words: str, files: Mapping[str, str] | None = None) -> sub
     for name, text in (files or {}).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(dedent(text))
-    return stagec("init", *words, cwd=root, env={"PATH": "/nowhere"})
+    return stagec("init", *words, cwd=root, path="/nowhere")
 
 
 def written(root: Path, source: str, *words: str, function: str = "predict") -> str:
@@ -244,7 +244,7 @@ def test_a_workspace_of_an_older_bazel(tmp_path: Path) -> None:
     (root / "models").mkdir(parents=True)
     (root / "models" / "net.py").write_text("def predict(n: int): ...")
     words = ("init", "models/net.py:predict", "--stagec", "../stagec")
-    assert stagec(*words, cwd=root, env={"PATH": f"{bazel.parent}:/bin"}).stdout.endswith(
+    assert stagec(*words, cwd=root, path=f"{bazel.parent}:/bin").stdout.endswith(
         "Next:\n  bazel build //models\n"
     )
     assert not (root / "MODULE.bazel").exists()
@@ -260,7 +260,7 @@ def test_a_workspace_of_an_older_bazel(tmp_path: Path) -> None:
     (root / "WORKSPACE").unlink()
     (root / "models" / "models.toml").unlink()
     (root / "models" / "BUILD").unlink()
-    assert stagec(*words, cwd=root, env={"PATH": f"{bazel.parent}:/bin"}).returncode == 0
+    assert stagec(*words, cwd=root, path=f"{bazel.parent}:/bin").returncode == 0
     assert (root / "MODULE.bazel").exists()
 
 

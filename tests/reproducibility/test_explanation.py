@@ -128,31 +128,28 @@ def test_a_comment_is_no_difference(small: Path, tmp_path: Path) -> None:
 
 
 def test_the_other_versions_that_made_it(small: Path, tmp_path: Path) -> None:
-    def made_with(file: Path, name: str, version: str) -> Path:
-        description = json.loads(file.read_text())
-        assert name in description["components"]
-        description["components"] |= components.table({name: version})
-        other = tmp_path / f"{name.replace(' ', '-')}-{file.name}"
-        other.write_text(json.dumps(description))
-        return other
-
     portable, executable = small / "m.f.exported.json", small / "m.f.cpu.batch3.json"
     for file, names in (
         (portable, ("jax", "jaxlib", "stagec", "environment numpy", "environment python")),
         (executable, ("jaxlib", "stagec")),
     ):
-        for name in names:
-            here = json.loads(file.read_text())["components"][name]["value"]
-            other = made_with(file, name, "0.1.2")
-            assert explain(other, file) == (1, f"{name}: 0.1.2 -> {here}\n")
-            assert explain(other, Path("m.toml"), cwd=small / "source") == (1, f"{name}: 0.1.2 -> {here}\n")
+        description = json.loads(file.read_text())
+        here = {name: description["components"][name]["value"] for name in names}
+        description["components"] |= components.table(dict.fromkeys(names, "0.1.2"))
+        other = tmp_path / file.name
+        other.write_text(json.dumps(description))
+        lines = sorted(f"{name}: 0.1.2 -> {version}" for name, version in here.items())
+        for second in (file, Path("m.toml")):
+            status, text = explain(other, second, cwd=small / "source")
+            assert (status, sorted(text.splitlines())) == (1, lines)
 
 
 @pytest.mark.parametrize("file", ["m.aot", *NAMES.values(), "m.f.exported.json", "m.f.cpu.batch3.json"])
 def test_an_artifact_of_the_current_inputs(small: Path, file: str) -> None:
     said = f"{small / file} and m.toml are made from the same components\n"
     assert explain(small / file, Path("m.toml"), cwd=small / "source") == (0, said)
-    assert explain(Path("m.toml"), small / file, cwd=small / "source")[0] == 0
+    if file in ("m.aot", NAMES["exported"]):  # the other way round, of a bundle and of one artifact
+        assert explain(Path("m.toml"), small / file, cwd=small / "source")[0] == 0
 
 
 def test_an_artifact_and_a_comment_more(small: Path, tmp_path: Path) -> None:
