@@ -327,8 +327,9 @@ def _export(
 
 
 def _ours(exported: jax.export.Exported, host_callbacks: str, parameters: tuple[str, ...] = ()) -> Exported:
-    """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for."""
+    """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for, once."""
 
+    @functools.cache
     def vjp() -> Exported:
         with callbacks.handling(host_callbacks):
             return _ours(exported.vjp(), host_callbacks)
