@@ -244,9 +244,7 @@ def test_a_workspace_of_an_older_bazel(tmp_path: Path) -> None:
     (root / "models").mkdir(parents=True)
     (root / "models" / "net.py").write_text("def predict(n: int): ...")
     words = ("init", "models/net.py:predict", "--stagec", "../stagec")
-    assert stagec(*words, cwd=root, path=f"{bazel.parent}:/bin").stdout.endswith(
-        "Next:\n  bazel build //models\n"
-    )
+    assert stagec(*words, cwd=root, path=f"{bazel.parent}:/bin").stdout.endswith("Next:\n  bazel build //models\n")
     assert not (root / "MODULE.bazel").exists()
     assert (root / "WORKSPACE").read_text() == dedent("""\
         workspace(name = "mine")
