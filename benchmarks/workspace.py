@@ -26,7 +26,7 @@ class Workspace(NestedBazel):
     """A workspace, and the Bazel that builds it. actions: how many of stagec's ran in the last build."""
 
     def __init__(self, folder: Path, functions: list[models.Function], targets: Mapping[str, str]) -> None:
-        super().__init__(folder, folder / "workspace")
+        super().__init__(folder, folder / "workspace", startup=())  # as users start it
         self.folder = folder
         models.write(functions, targets, self.root)
         for file, text in workspace_files("benchmark").items():

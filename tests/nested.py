@@ -63,6 +63,10 @@ environment(
 """
 
 
+_SHORT_LIVED = [f"--host_jvm_args={option}" for option in ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")]
+"""Options of a server that lives for a minute: it would spend most of it on optimizing its code."""
+
+
 def workspace_files(name: str) -> dict[str, str]:
     """Return WORKSPACE and MODULE.bazel of a workspace with a manifest //models:models.toml, and stagec beside it."""
     texts = {"WORKSPACE": _WORKSPACE, "MODULE.bazel": _MODULE}
@@ -75,16 +79,20 @@ class NestedBazel:
     folder: where stagec's sources are copied to, as `stagec`, and where Bazel keeps its files.
     root: the workspace.
     user: who runs it, by number; None: the user of the tests. The folder is that user's.
+    startup: options of its server.
     """
 
-    def __init__(self, folder: Path, root: Path, user: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, root: Path, user: int | None = None, startup: Sequence[str] = _SHORT_LIVED
+    ) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "bazel-*")
         for name in ("compiler", "rules"):
             shutil.copytree(ROOT / name, folder / "stagec" / name, ignore=ignored)
         for name in ("BUILD", "MODULE.bazel", "WORKSPACE", "bazelw"):
             shutil.copy(ROOT / name, folder / "stagec" / name)
         self.root, self.user = root, user
-        start = [f"--output_user_root={folder / 'bazel'}", "--max_idle_secs=300"]
+        # What Bazel unpacks of itself is the user's, and there already.
+        start = [f"--output_base={folder / 'bazel'}", "--max_idle_secs=300", *startup]
         self._command = [str(folder / "stagec" / "bazelw"), *start]
         # Of the variables that a test of Bazel's has, those that describe that test are not the nested Bazel's.
         mine = re.compile(r"TEST|RUNFILES|PYTHON|BAZEL_|BUILD_|XML_|JAVA_RUNFILES|RUN_UNDER|GTEST|JAX_")
@@ -149,8 +157,30 @@ def environment(folder: Path, user: User) -> Path:
     return folder
 
 
+def telling(file: Path) -> list[str]:
+    """Options of a build that tells in a file which actions it runs: `actions` reads it."""
+    return [f"--build_event_json_file={file}", "--build_event_publish_all_actions"]
+
+
+def actions(file: Path, mnemonics: Collection[str]) -> list[tuple[str, str]]:
+    """Return (mnemonic, target's name) of the actions that ran, of these mnemonics, sorted."""
+    events = [json.loads(line) for line in file.read_text().splitlines() if '"actionCompleted"' in line]
+    found = [(event["action"]["type"], event["id"]["actionCompleted"]) for event in events if "action" in event]
+    return sorted((kind, of["label"].rpartition(":")[2]) for kind, of in found if kind in mnemonics)
+
+
+def runners(said: str) -> set[str]:
+    """Return what ran the actions of a build that says `INFO: 3 processes: 1 internal, 2 worker.`"""
+    summary = re.search(r"^INFO: \d+ process(?:es)?: (.*)\.$", said, re.MULTILINE)
+    counts = summary[1].split(", ") if summary else []
+    return {count.partition(" ")[2] for count in counts} - {"internal", "action cache hit"}
+
+
 def spawns(log: Path, mnemonics: Collection[str]) -> list[dict[str, Any]]:
-    """Return what a file of `--execution_log_json_file` says of the actions that ran, of these mnemonics."""
+    """Return what a file of `--execution_log_json_file` says of the actions that ran, of these mnemonics.
+
+    It lists each file of all packages for each of them, which takes half a second.
+    """
     decoder, text, found = json.JSONDecoder(), log.read_text(), []
     while text := text.lstrip():
         spawn, end = decoder.raw_decode(text)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pip
 import pytest
 
-from tests.nested import NestedBazel, environment, spawns, workspace_files
+from tests.nested import NestedBazel, actions, environment, telling, workspace_files
 from tests.users import User
 
 # A package that the environment does not have.
@@ -197,14 +197,13 @@ class Workspace(NestedBazel):
         subprocess.run([*install, "--target", packages, "-r", folder / "pip.lock"], check=True, env=environ)
         self.environment = environment(folder / "environment", User(None, sys.executable))
         self.options = self.with_packages(self.environment)
-        self.log = folder / "execution.json"
+        self.events = folder / "events.json"
 
     def build(self, *options: str) -> list[str]:
         """Build the bundle; return the functions that were exported."""
-        done = self.run("build", "//models", f"--execution_log_json_file={self.log}", *self.options, *options)
+        done = self.run("build", "//models", *telling(self.events), *self.options, *options)
         assert done.returncode == 0, done.stderr
-        exported = [spawn["listedOutputs"][0] for spawn in spawns(self.log, ["StagecExport"])]
-        return sorted(Path(path).name.split(".")[1] for path in exported)
+        return [name.removeprefix("models.") for _, name in actions(self.events, ["StagecExport"])]
 
     def refusal(self, *options: str) -> str:
         """What Bazel says of a function that it does not export."""

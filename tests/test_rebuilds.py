@@ -1,6 +1,6 @@
 """What an edit of a file builds again, in a package of forty modules that names all of them as `deps` of all functions.
 
-Which actions ran is what Bazel's execution log says.
+Which actions ran is what Bazel's build events say.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nested import NestedBazel, environment, spawns, workspace_files
+from tests.nested import NestedBazel, actions, environment, spawns, telling, workspace_files
 from tests.users import User
 
 MODULES = [f"f{number}" for number in range(40)]
@@ -59,19 +59,24 @@ class Workspace(NestedBazel):
         }.items():
             path.write_text(text)
         self.options = self.with_packages(environment(folder / "environment", User(None, sys.executable)))
-        self.log = folder / "execution.json"
+        self.events, self.log = folder / "events.json", folder / "execution.json"
 
     def build(self, *options: str, functions: Sequence[str] = ()) -> list[str]:
         """Build functions, or else the bundle; return the functions that were exported."""
         targets = [f"//models:models.{name}" for name in functions] or ["//models"]
-        done = self.run("build", *targets, f"--execution_log_json_file={self.log}", *self.options, *options)
+        done = self.run("build", *targets, *telling(self.events), *self.options, *options)
         assert done.returncode == 0, done.stderr
+        return [name.removeprefix("models.") for _, name in actions(self.events, ["StagecExport"])]
+
+    def build_with_cache(self, cache: Path, functions: Sequence[str]) -> list[str]:
+        """Build functions with a cache that machines share; return those that were exported, and not in the cache."""
+        self.build(f"--disk_cache={cache}", f"--execution_log_json_file={self.log}", functions=functions)
         exported = [spawn for spawn in spawns(self.log, ["StagecExport"]) if "cache" not in spawn["runner"]]
         return sorted(Path(spawn["listedOutputs"][0]).name.split(".")[1] for spawn in exported)
 
     def calculated(self) -> int:
         """How many golden outputs the last build calculated."""
-        return len(spawns(self.log, ["StagecGolden"]))
+        return len(actions(self.events, ["StagecGolden"]))
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Replace the only occurrence of `old`."""
@@ -182,15 +187,15 @@ def test_a_sandbox_says_the_same(built: Workspace) -> None:
 
 
 def test_caches_that_machines_share_have_all_inputs_in_their_keys(built: Workspace, tmp_path: Path) -> None:
-    functions, cache = ("f13", "f14"), f"--disk_cache={tmp_path}"
+    functions = ("f13", "f14")
 
     def on_another_machine() -> list[str]:
         built.run("clean")
-        return built.build(cache, functions=functions)
+        return built.build_with_cache(tmp_path, functions)
 
     assert on_another_machine() == ["f13", "f14"]
     built.edit("f13.py", "x + 13", "x + 130")
-    assert built.build(cache, functions=functions) == ["f13"]  # what was built here before says so
+    assert built.build_with_cache(tmp_path, functions) == ["f13"]  # what was built here before says so
     assert on_another_machine() == ["f14"]  # f13 is in the cache, and f14 with the other f13.py
     built.edit("f13.py", "x + 130", "x + 13")
     assert on_another_machine() == []
