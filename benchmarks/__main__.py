@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import chart, measuring
 
-BENCHMARKS = ("clean_build", "edits", "scale", "cold_start", "call_latency", "bundle_size", "environment")
+BENCHMARKS = ("clean_build", "edits", "scale", "caches", "cold_start", "call_latency", "bundle_size", "environment")
 """The modules, each with `measure(options) -> list[Row]`, in the order of the table."""
 
 
