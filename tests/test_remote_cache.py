@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import itertools
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.building import COMPILER
-from tests.caches import HttpCache, free_port, http_cache
+from tests.caches import HttpCache, block, free_port, grpc_cache, http_cache
 from tests.nested import NestedBazel, environment, workspace_files
 from tests.users import User, as_user, link_tree
 
@@ -213,8 +212,15 @@ def test_minimal_downloads(clone: Clone, cache: HttpCache) -> None:
     if done.returncode:  # Bazel before 6
         assert "//models:show: shared/models/models.aot is not on this machine" in done.stderr
         assert "bazel run --remote_download_toplevel //models:show" in done.stderr
-        done = clone.call("run", HERE, TOPLEVEL, "//models:show")
+    settings = clone.root / ".bazelrc"
+    before = settings.read_text()
+    settings.write_text(before + block("build --remote_cache=").replace("http://cache.example.com:8080", cache.url))
+    clone.run("clean")
+    assert clone.run("build", *clone.options, "//models").returncode == 0
+    assert clone.artifacts() == {}
+    done = clone.run("run", *clone.options, "//models:show")
     assert (done.returncode, done.stdout) == (0, f"{len(wanted)} bytes\n"), done.stderr
+    settings.write_text(before)
     clone.clean_build(HERE, TOPLEVEL)
     assert clone.artifacts() == {"models.aot": wanted}
 
@@ -247,9 +253,9 @@ def test_contents_that_are_evicted_after_a_minimal_build(clone: Clone, cache: Ht
 def test_damaged_contents_are_built_again(clone: Clone, cache: HttpCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
-    damages = itertools.cycle([lambda data: data[:-1], lambda data: b"", lambda data: bytes(len(data))])
-    for file, damage in zip(cache.blobs, damages, strict=False):
-        file.write_bytes(damage(file.read_bytes()))
+    for number, file in enumerate(cache.blobs):  # cut off, empty, of other bytes
+        data = file.read_bytes()
+        file.write_bytes((data[:-1], b"", bytes(len(data)))[number % 3])
     said = clone.clean_build(HERE)
     assert "Reading from Remote Cache" in said
     assert clone.artifacts() == wanted
@@ -304,4 +310,21 @@ def test_an_unreachable_cache(clone: Clone) -> None:
     assert clone.artifacts() == wanted
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
         clone.clean_build(HERE, f"--remote_cache=http://127.0.0.1:{silent.getsockname()[1]}", "--remote_timeout=1")
+    assert clone.artifacts() == wanted
+
+
+def test_a_cache_that_speaks_grpc(clone: Clone, tmp_path: Path) -> None:
+    clone.build(HERE)
+    wanted = clone.artifacts()
+    with grpc_cache(tmp_path / "grpc") as url:
+        option = f"--remote_cache={url}"
+        clone.clean_build(HERE, option)
+        said = clone.clean_build(HERE, option)
+        assert re.search(rf"\b{ACTIONS} remote cache hit", said), said
+        assert clone.artifacts() == wanted
+        clone.clean_build(HERE, option, MINIMAL)
+        assert clone.artifacts() == {}
+    done = clone.call("build", HERE, option, "//models")
+    assert done.returncode == 0 or "Failed to query remote execution capabilities" in done.stderr
+    clone.clean_build(HERE, option, "--remote_local_fallback")
     assert clone.artifacts() == wanted
