@@ -160,8 +160,9 @@ def clones(cache: HttpCache) -> Iterator[tuple[Clone, Clone]]:
                 one.run("shutdown")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def clone(clones: tuple[Clone, Clone]) -> Clone:
+    clones[0].clean_build(HERE)  # what was built with the other toolchain is as good for Bazel, and is not stored again
     return clones[0]
 
 
