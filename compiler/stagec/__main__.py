@@ -3,18 +3,18 @@
 import os
 import sys
 
-from stagec.worker.installed import find_packages
-
 _OTHER_VERSION = """the Python toolchain has Python {here} ({path}), stagec's packages are installed for {wanted}
   register a toolchain with Python {wanted}, or install them with this one: set STAGEC_PYTHON to its path
 """
 
 if __name__ == "__main__":
-    find_packages()
     wanted, here = os.environ.get("STAGEC_PYTHON_VERSION"), sys.version.split()[0]
     if wanted not in (None, here):  # rules/toolchain.bzl sets it where the interpreter is a toolchain's
         sys.stderr.write(_OTHER_VERSION.format(here=here, wanted=wanted, path=sys.executable))
         sys.exit(2)
+    from stagec.worker.installed import find_packages
+
+    find_packages()
     if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
         from stagec.worker.server import serve
 
