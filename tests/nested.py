@@ -140,9 +140,9 @@ def environment(folder: Path, user: User) -> Path:
         (folder / name).touch()
     (folder / "packages.json").write_text('{"python": "", "packages": []}\n')
     (folder / "interpreter.txt").write_text(user.python)
-    # Not that of the tests: a copy of an interpreter may find another release of Python's library.
+    # Not that of the tests: with a copy of an interpreter, another user may get another release of Python's library.
     ask = [user.python, "-E", "-c", "import platform; print(platform.python_version())"]
-    version = subprocess.run(ask, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
+    version = subprocess.run(ask, check=True, capture_output=True, text=True, cwd="/", user=user.number).stdout.strip()
     (folder / "BUILD").write_text(_ENVIRONMENT.format(interpreter=os.path.realpath(user.python), version=version))
     if user.can("test", "-r", packages / "jax" / "__init__.py"):
         (folder / "site-packages").symlink_to(packages)

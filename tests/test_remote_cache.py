@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,8 @@ def clones(cache: HttpCache) -> Iterator[tuple[Clone, Clone]]:
         tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name,
     ):
         Path(name).chmod(0o755)
-        first, second = made = (
-            Clone(Path(name, "first"), User(None, user.python), cache),
-            Clone(Path(name, "second"), user, cache),
-        )
+        other = replace(user, number=user.number + 1) if user.number else user
+        first, second = made = (Clone(Path(name, "first"), user, cache), Clone(Path(name, "second"), other, cache))
         try:
             builds = [one.start("build", *one.options, one.cache, ALL, "//models") for one in made]
             said = [build.communicate()[1] for build in builds]
