@@ -30,7 +30,8 @@ class Row:
     ratio: the median over all rounds of one by the other; with another unit than "x" the median of the number itself.
     target: what it should be at the most; None where it is reported only.
     seconds: what each round took, by name, in the order of rounds.
-    unit: of ratio and target: "x", "s", "MiB". note: what a reader must know besides, such as the number of rounds.
+    unit: of ratio and target: "x", "s", "MB", "MiB".
+    note: what a reader must know besides, such as the number of rounds.
     """
 
     name: str

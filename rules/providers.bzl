@@ -58,6 +58,7 @@ StagecToolchainInfo = provider(
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
         "sources": "depset of File: the same without the packages.",
+        "packages_are_inputs": "bool: whether actions have the packages as inputs.",
         "tools": "list of FilesToRunProvider: those of them whose change starts a new worker.",
         "workers": "bool: whether Bazel may keep workers.",
     },

@@ -22,6 +22,7 @@ def _stagec_toolchain_impl(ctx):
             import_root = package_folder.rpartition("/")[0] or ".",
             inputs = depset([environment.site_packages], transitive = [sources]),
             sources = sources,
+            packages_are_inputs = ctx.attr.packages_are_inputs,
             tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment)],
             workers = ctx.attr.isolation[IsolationInfo].works,
         ),
@@ -54,6 +55,12 @@ stagec_toolchain = rule(
             default = Label("@stagec_isolation//:isolation"),
             providers = [IsolationInfo],
             cfg = "exec",
+        ),
+        "packages_are_inputs": attr.bool(
+            doc = "Whether the installed packages are inputs of the actions. If not, an action finds them where they are " +
+                  "installed on this machine, and their fingerprint stands for them in its key: builds with a cache are " +
+                  "faster, but actions cannot run on other machines.",
+            default = True,
         ),
         "entry": attr.label(
             doc = "The compiler's __main__.py, in the folder of its package.",
@@ -131,7 +138,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         executable = executable,
         arguments = [start, arguments],
         inputs = depset(
-            packages + [one.fingerprint for one in environments],
+            (packages if stagec.packages_are_inputs else []) + [one.fingerprint for one in environments],
             transitive = [inputs, stagec.sources],
         ),
         outputs = outputs,

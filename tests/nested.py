@@ -150,7 +150,9 @@ def environment(folder: Path, user: User) -> Path:
         (folder / name).touch()
     (folder / "packages.json").write_text('{"python": "", "packages": []}\n')
     (folder / "interpreter.txt").write_text(user.python)
-    version = ".".join(map(str, sys.version_info[:3]))
+    # Not that of the tests: with a copy of an interpreter, another user may get another release of Python's library.
+    ask = [user.python, "-E", "-c", "import platform; print(platform.python_version())"]
+    version = subprocess.run(ask, check=True, capture_output=True, text=True, cwd="/", user=user.number).stdout.strip()
     abi = sysconfig.get_config_var("SOABI")
     build = _ENVIRONMENT.format(interpreter=os.path.realpath(user.python), version=version, abi=abi)
     (folder / "BUILD").write_text(build)

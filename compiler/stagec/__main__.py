@@ -45,6 +45,9 @@ def _another_python() -> "str | None":
 
 
 if __name__ == "__main__":
+    from stagec.worker.installed import find_packages
+
+    find_packages()
     problem = _another_python() or _other_packages()
     if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
         from stagec.worker.server import serve

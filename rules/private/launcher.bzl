@@ -28,6 +28,14 @@ while :; do
   fi
 done
 runfiles="$(cd "$runfiles" && pwd)"
+
+# After a build that left its outputs in a cache, links of the runfiles lead nowhere.
+missing="$(find "$runfiles" -xtype l -print -quit 2>/dev/null || true)"
+if [[ -n "$missing" ]]; then
+  echo >&2 {label}": ${{missing#"$runfiles"/}} is not on this machine: the build left it in the cache (--remote_download_minimal)"
+  echo >&2 "  bazel run --remote_download_toplevel "{label}" downloads it; the line \"run --remote_download_toplevel\" in .bazelrc does so each time"
+  exit 1
+fi
 workspace="$runfiles/"{workspace}
 
 # packages IN_RUNFILES IN_EXECUTION_ROOT: where a folder of packages lies. Bazel before 8.3 gives a remote test the files of a
