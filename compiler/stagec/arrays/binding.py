@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stagec.arrays import dims, execution, tracing
+from stagec.arrays import execution, tracing
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray
 
@@ -34,18 +34,14 @@ def aval(value: Any) -> ShapedArray:
     return ShapedArray(tuple(value.shape), value.dtype)
 
 
-def is_known(value: Any) -> bool:
-    """Whether an array has elements, so that Python can read them."""
-    return not isinstance(value, tracing.Tracer)
-
-
 def constant(array: np.ndarray[Any, Any]) -> Any:
     """Return NumPy's array as one of ours: a constant of the current trace, or an array on the device."""
-    if tracing.current() is None:
-        return execution.array(array)
-    return array
+    trace = tracing.current()
+    return execution.array(array) if trace is None else trace.constant(array)
 
 
-def is_static(value: Any) -> bool:
-    """Whether the shape of an array has no symbolic sizes."""
-    return dims.is_static(value.shape)
+def known(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return the elements of an array: of one of a trace if it is a constant there; None where nobody knows them."""
+    if not isinstance(value, tracing.Tracer):
+        return np.asarray(value.value if isinstance(value, Literal) else value)
+    return value.known()

@@ -34,6 +34,15 @@ class Array(arrays.Array, Value):
 
     __slots__ = ()
 
+    @staticmethod
+    def of(found: arrays.Array) -> Array:
+        """Return an array of the loader's as one with operators."""
+        return Array(found._buffer, found.aval)
+
+    def copy_of(self) -> Array:
+        """Return a copy."""
+        return Array.of(self.copy())
+
     def __repr__(self) -> str:
         if self.is_deleted():
             return f"Array(deleted, shape={self.shape}, dtype={self.dtype})"

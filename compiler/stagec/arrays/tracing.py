@@ -32,34 +32,46 @@ class LeakedTracer(ValueError):
 class Tracer(Value):
     """An array of a trace: what is known of it, and no elements."""
 
-    __slots__ = ("_trace", "_variable")
+    __slots__ = ("_operand", "_trace")
 
-    def __init__(self, trace: Trace, variable: Variable) -> None:
+    def __init__(self, trace: Trace, operand: Operand) -> None:
         self._trace = trace
-        self._variable = variable
+        self._operand = operand
 
     @property
     def aval(self) -> ShapedArray:
         """What is known of it."""
-        return self._variable.aval
+        return self._operand.aval
 
     @property
     def shape(self) -> Shape:
         """Sizes of its dimensions."""
-        return self._variable.aval.shape
+        return self._operand.aval.shape
 
     @property
     def dtype(self) -> DType:
         """Of its elements."""
-        return self._variable.aval.dtype
+        return self._operand.aval.dtype
 
     @property
     def weak_type(self) -> bool:
         """Whether its dtype gives way to another array's."""
-        return self._variable.aval.weak_type
+        return self._operand.aval.weak_type
+
+    def known(self) -> np.ndarray[Any, Any] | None:
+        """Return its elements if it is a constant of its trace; None otherwise."""
+        if isinstance(self._operand, Literal):
+            return self._operand.value
+        return self._trace.constants().get(self._operand)
 
     def __repr__(self) -> str:
         return f"Tracer({self.aval})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        known = self.known()
+        if known is None:
+            raise refuse(self, "NumPy", "write the function of stagec.numpy in its place")
+        return np.array(known, dtype=dtype, copy=copy)
 
 
 class Trace:
@@ -78,9 +90,9 @@ class Trace:
         self._captured: dict[Variable, tuple[Tracer, Variable]] = {}
         self._constants: dict[int, tuple[Any, np.ndarray[Any, Any], Variable]] = {}
 
-    def input(self, aval: ShapedArray) -> Tracer:
-        """Return a value that the function is given."""
-        return Tracer(self, Variable(aval))
+    def constant(self, array: np.ndarray[Any, Any]) -> Tracer:
+        """Return a known array as a value of this trace."""
+        return Tracer(self, self.operand(array))
 
     def operand(self, value: Any) -> Operand:
         """Return what stands for a value in this trace: its own, one of the traces around it, or a known array.
@@ -89,8 +101,8 @@ class Trace:
         """
         if isinstance(value, Tracer):
             if value._trace is self:
-                return value._variable
-            return self._capture(value)
+                return value._operand
+            return value._operand if isinstance(value._operand, Literal) else self._capture(value, value._operand)
         if isinstance(value, Literal):
             return value
         array = np.asarray(value)
@@ -119,8 +131,8 @@ class Trace:
         """Return the known arrays that it uses, by the variables that stand for them."""
         return {variable: array for _, array, variable in self._constants.values()}
 
-    def _capture(self, value: Tracer) -> Variable:
-        found = self._captured.get(value._variable)
+    def _capture(self, value: Tracer, variable: Variable) -> Variable:
+        found = self._captured.get(variable)
         if found is not None:
             return found[1]
         home = value._trace
@@ -133,10 +145,10 @@ class Trace:
         if trace is None:
             what = f"a value of the traced function {home.name} ({value.aval}) is used in {self.name}, at {here()}"
             raise LeakedTracer(f"{what}, which is traced apart from it; pass it as an argument")
-        variable = Variable(value.aval)
+        inner = Variable(value.aval)
         # Of its own: an assignment to an element gives the user's object another variable.
-        self._captured[value._variable] = Tracer(home, value._variable), variable
-        return variable
+        self._captured[variable] = Tracer(home, variable), inner
+        return inner
 
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("stagec_trace", default=None)
@@ -170,13 +182,14 @@ def trace(
     run = Trace(None if apart else _CURRENT.get(), name or getattr(function, "__name__", "a function"))
     token = _CURRENT.set(run)
     try:
-        inputs = [run.input(aval) for aval in avals]
+        given = [Variable(aval) for aval in avals]
+        inputs = [Tracer(run, variable) for variable in given]
         outputs = [run.operand(one) for one in function(*inputs)]
     finally:
         _CURRENT.reset(token)
         run.is_open = False
     captured = run.captured()
-    variables = [*captured, *(one._variable for one in inputs)]
+    variables = [*captured, *given]
     program = Program(variables, run.equations, outputs, run.constants())
     return Traced(program, list(captured.values()))
 
