@@ -147,7 +147,7 @@ def _lines(program: Program) -> Iterator[str]:
     yield f"{{ lambda {constants} ; {bound(program.inputs)} . let".replace("  ", " ")
     for equation in program.equations:
         inner = list(subprograms(equation))
-        shown = {name: value for name, value in equation.params.items() if not _has_programs(value)}
+        shown = {name: value for name, value in equation.params.items() if not has_programs(value)}
         params = " ".join(f"{name}={_param(value)}" for name, value in sorted(shown.items()))
         operands = " ".join(str(one) if isinstance(one, Literal) else names[one] for one in equation.inputs)
         name = f"{equation.primitive.name}{f'[{params}]' if params else ''}"
@@ -158,7 +158,8 @@ def _lines(program: Program) -> Iterator[str]:
     yield f"  in ({results}{',' * (len(program.outputs) == 1)}) }}"
 
 
-def _has_programs(value: Any) -> bool:
+def has_programs(value: Any) -> bool:
+    """Whether a parameter of an equation is a program, or has some."""
     return isinstance(value, Program) or (isinstance(value, tuple) and any(isinstance(one, Program) for one in value))
 
 

@@ -83,14 +83,17 @@ class Value:
         return dims.product(self.shape)
 
 
-class Literal(NamedTuple):
+class Literal:
     """A scalar in a program, written where it is used.
 
-    value: of no dimensions.
+    value: of no dimensions. weak_type: whether it was a Python scalar, and its dtype gives way to an array's.
     """
 
-    value: np.ndarray[Any, Any]
-    weak_type: bool = False
+    __slots__ = ("value", "weak_type")
+
+    def __init__(self, value: np.ndarray[Any, Any], weak_type: bool = False) -> None:
+        self.value = value
+        self.weak_type = weak_type
 
     @property
     def aval(self) -> ShapedArray:

@@ -132,7 +132,8 @@ def _dlpack(
     known = binding.known(self)
     if known is None:
         raise tracing.refuse(self, "DLPack", "return it from the function")
-    values = np.array(known) if copy or max_version is None else known  # older consumers take no read-only memory
+    older = max_version is None or max_version < (1, 0)  # takes no read-only memory
+    values = np.array(known) if copy or older else known
     if max_version is None:
         return values.__dlpack__()
     return values.__dlpack__(max_version=max_version, copy=copy)

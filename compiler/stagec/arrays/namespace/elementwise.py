@@ -10,6 +10,7 @@ import numpy as np
 
 from stagec.arrays import dtypes
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, UNSIGNED
+from stagec.arrays.namespace.complexes import at_limits
 from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, promoted
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.structural import broadcast, convert, full
@@ -20,7 +21,8 @@ from stagec.arrays.values import Literal, Value, broadcast_shapes
 
 def _floating(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
     def function(x: Any, /) -> Any:
-        return operation(inexact(x, name))
+        x = inexact(x, name)
+        return operation(x) if KINDS[x.dtype] != COMPLEX else at_limits(name, x, operation(x))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"Return {what} of each element."
@@ -140,7 +142,8 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
     quotient = p.select(_other_sign(rest, second), p.subtract(quotient, 1.0), quotient)
     whole, plain = p.round_even(quotient), p.divide(first, second)
     whole = p.select(p.equal(whole, 0.0), p.multiply(plain, 0.0), whole)  # a zero has the quotient's sign
-    return p.select(p.is_finite(plain), whole, plain)
+    exact = p.bitwise_or(p.bitwise_not(p.is_finite(plain)), p.bitwise_not(p.is_finite(second)))
+    return p.select(exact, plain, whole)
 
 
 def _other_sign(rest: Any, divisor: Any) -> Any:

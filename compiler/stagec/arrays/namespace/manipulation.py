@@ -62,7 +62,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Any:
+def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     """Return an array with new axes of size 1, at these places in the result."""
     x = array_of(x, "expand_dims")
     places = axis if isinstance(axis, tuple | list) else (axis,)
