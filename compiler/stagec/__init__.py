@@ -7,8 +7,9 @@ Running what was built needs numpy and jaxlib:
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
-Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
-others. `Mesh`, `NamedSharding` and `PartitionSpec` say how arrays are split over devices. The classes are those of
+Tracing needs JAX, or a function of `stagec.numpy`: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose
+`lower` and `export` give the others; `jit(fun, frontend="arrays")` does it without JAX. `Mesh`, `NamedSharding`
+and `PartitionSpec` say how arrays are split over devices. The classes are those of
 https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.
 
 Arrays are numpy's, whole, in pytrees (https://docs.jax.dev/en/latest/pytrees.html) of plain containers or of the
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from stagec.core.errors import StagecError
     from stagec.core.nodes import PyTreeNode
     from stagec.core.refusal import CallError, LoadError
-    from stagec.frontends.wrapped import Traced, Wrapped, jit
+    from stagec.frontends.staging import jit
+    from stagec.frontends.wrapped import Traced, Wrapped
     from stagec.loader.bundle import Bundle
     from stagec.loader.function import Function
     from stagec.loader.serving import load
@@ -73,7 +75,8 @@ __all__ = [
 _MODULES = {
     "backends.compilation": ("CannotCompile",),
     "core.errors": ("StagecError",),
-    "frontends.wrapped": ("Traced", "Wrapped", "jit"),
+    "frontends.staging": ("jit",),
+    "frontends.wrapped": ("Traced", "Wrapped"),
     "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
     "loader.function": ("Function",),

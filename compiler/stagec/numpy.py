@@ -17,13 +17,12 @@ elements (`nonzero`, `unique_*`, masks as indices) work outside alone. Dtypes ar
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from stagec.arrays import dtypes as _dtypes
 from stagec.arrays.dims import symbolic_shape
 from stagec.arrays.dtypes import enable_x64
 from stagec.arrays.execution import Array
-from stagec.arrays.namespace import array_object as _array_object
+from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.creation import (
     arange,
     asarray,
@@ -166,12 +165,211 @@ from stagec.arrays.namespace.statistical import (
     sum,  # noqa: A004
     var,
 )
-from stagec.arrays.staging import ShapeDtypeStruct
+from stagec.arrays.values import ShapeDtypeStruct
 
 __array_api_version__ = "2024.12"
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
-bool = _dtypes.bool_  # noqa: A001
-globals().update({name: dtype for name, dtype in _dtypes.NAMED.items() if name != "bool"})
 
-__all__ = sorted(name for name in [*globals(), "annotations"] if not name.startswith("_") and name not in ("annotations", "math", "Any"))
-_: Any = _array_object
+bool = _dtypes.bool_  # noqa: A001
+int2 = _dtypes.NAMED["int2"]
+int4 = _dtypes.NAMED["int4"]
+int8 = _dtypes.NAMED["int8"]
+int16 = _dtypes.NAMED["int16"]
+int32 = _dtypes.NAMED["int32"]
+int64 = _dtypes.NAMED["int64"]
+uint2 = _dtypes.NAMED["uint2"]
+uint4 = _dtypes.NAMED["uint4"]
+uint8 = _dtypes.NAMED["uint8"]
+uint16 = _dtypes.NAMED["uint16"]
+uint32 = _dtypes.NAMED["uint32"]
+uint64 = _dtypes.NAMED["uint64"]
+float16 = _dtypes.NAMED["float16"]
+float32 = _dtypes.NAMED["float32"]
+float64 = _dtypes.NAMED["float64"]
+bfloat16 = _dtypes.NAMED["bfloat16"]
+complex64 = _dtypes.NAMED["complex64"]
+complex128 = _dtypes.NAMED["complex128"]
+float4_e2m1fn = _dtypes.NAMED["float4_e2m1fn"]
+float8_e3m4 = _dtypes.NAMED["float8_e3m4"]
+float8_e4m3 = _dtypes.NAMED["float8_e4m3"]
+float8_e4m3b11fnuz = _dtypes.NAMED["float8_e4m3b11fnuz"]
+float8_e4m3fn = _dtypes.NAMED["float8_e4m3fn"]
+float8_e4m3fnuz = _dtypes.NAMED["float8_e4m3fnuz"]
+float8_e5m2 = _dtypes.NAMED["float8_e5m2"]
+float8_e5m2fnuz = _dtypes.NAMED["float8_e5m2fnuz"]
+float8_e8m0fnu = _dtypes.NAMED["float8_e8m0fnu"]
+
+__all__ = [
+    "Array",
+    "ShapeDtypeStruct",
+    "__array_api_version__",
+    "__array_namespace_info__",
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "all",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "argsort",
+    "asarray",
+    "asin",
+    "asinh",
+    "astype",
+    "atan",
+    "atan2",
+    "atanh",
+    "bfloat16",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "bool",
+    "broadcast_arrays",
+    "broadcast_to",
+    "can_cast",
+    "ceil",
+    "clip",
+    "complex64",
+    "complex128",
+    "concat",
+    "conj",
+    "copysign",
+    "cos",
+    "cosh",
+    "count_nonzero",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "divide",
+    "e",
+    "empty",
+    "empty_like",
+    "enable_x64",
+    "equal",
+    "exp",
+    "expand_dims",
+    "expm1",
+    "eye",
+    "finfo",
+    "flip",
+    "float4_e2m1fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float16",
+    "float32",
+    "float64",
+    "floor",
+    "floor_divide",
+    "from_dlpack",
+    "full",
+    "full_like",
+    "greater",
+    "greater_equal",
+    "hypot",
+    "iinfo",
+    "imag",
+    "inf",
+    "int2",
+    "int4",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "isdtype",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "linspace",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "matmul",
+    "matrix_transpose",
+    "max",
+    "maximum",
+    "mean",
+    "meshgrid",
+    "min",
+    "minimum",
+    "moveaxis",
+    "multiply",
+    "nan",
+    "negative",
+    "newaxis",
+    "nextafter",
+    "nonzero",
+    "not_equal",
+    "ones",
+    "ones_like",
+    "permute_dims",
+    "pi",
+    "positive",
+    "pow",
+    "prod",
+    "real",
+    "reciprocal",
+    "remainder",
+    "repeat",
+    "reshape",
+    "result_type",
+    "roll",
+    "round",
+    "searchsorted",
+    "sign",
+    "signbit",
+    "sin",
+    "sinh",
+    "sort",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "std",
+    "subtract",
+    "sum",
+    "symbolic_shape",
+    "take",
+    "take_along_axis",
+    "tan",
+    "tanh",
+    "tensordot",
+    "tile",
+    "tril",
+    "triu",
+    "trunc",
+    "uint2",
+    "uint4",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
+    "unstack",
+    "var",
+    "vecdot",
+    "where",
+    "zeros",
+    "zeros_like",
+]

@@ -115,7 +115,7 @@ class Dim:
     def max(self, other: Any) -> Any:
         """Return the larger of the two."""
         with contextlib.suppress(InconclusiveDimension):
-            return self if self >= other else other
+            return max(self, other)
         return self._with("max({},{})", self, other)
 
     def _divided(self, other: Any) -> Any:

@@ -2,8 +2,8 @@
 
 A dtype is NumPy's (`numpy.dtype`), with those of ml_dtypes. Promotion is the standard's
 (https://data-apis.org/array-api/2024.12/API_specification/type_promotion.html), and where the standard leaves it open,
-JAX's (https://docs.jax.dev/en/latest/type_promotion.html). As in JAX, there are no dtypes of 64 bits unless `enable_x64`
-is on: arrays of them become 32-bit ones, and the default dtypes are int32, float32 and complex64.
+JAX's (https://docs.jax.dev/en/latest/type_promotion.html). As in JAX, there are no dtypes of 64 bits unless
+`enable_x64` is on: arrays of them become 32-bit ones, and the default dtypes are int32, float32 and complex64.
 """
 
 from __future__ import annotations

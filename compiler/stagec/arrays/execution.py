@@ -105,7 +105,7 @@ def load(program: Program, context: ir.Context) -> Executable:
     with context, ir.Location.unknown(context):
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            main = main_function("main", *([tensor_type(a) for a in avals] for avals in (program.in_avals, program.out_avals)))
+            main = main_function(*([tensor_type(a) for a in avals] for avals in (program.in_avals, program.out_avals)))
             with ir.InsertionPoint(main.entry_block):
                 func.return_(Lowering(("cpu",)).program(program, list(main.entry_block.arguments)))
         custom_calls.register_custom_calls(_custom_calls(program))

@@ -7,7 +7,7 @@ that it runs on. Symbolic sizes are read from the shapes of its arguments, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims, lowering
 from stagec.arrays.dims import Dim
+from stagec.arrays.lowering import IRValue
 from stagec.arrays.program import Program, Variable
 from stagec.core import dimensions
 from stagec.stages import mlir
@@ -45,8 +46,8 @@ def module(
 ) -> ir.Module:
     """Return a program as a module of the current context.
 
-    taken: the numbers of the inputs that it takes. names: of all inputs. donated: for each, whether the caller gives its
-    buffer away. located: whether operations have their places in the user's sources.
+    taken: the numbers of the inputs that it takes. names: of all inputs. donated: for each, whether the caller gives
+    its buffer away. located: whether operations have their places in the user's sources.
     """
     avals = [program.in_avals[i] for i in taken]
     several = len(platforms) > 1
@@ -54,10 +55,11 @@ def module(
     with ir.Location.unknown(), ir.InsertionPoint(found.body):
         index = [ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))] if several else []
         inputs = [*index, *map(lowering.tensor_type, avals)]
-        main = func.FuncOp("main", (inputs, list(map(lowering.tensor_type, program.out_avals))), visibility="public")
         places = [ir.Location.name(names[i]) if names else ir.Location.unknown() for i in taken]
-        main.add_entry_block([*[ir.Location.unknown()] * len(index), *places])
+        places = [*[ir.Location.unknown()] * len(index), *places]
+        main = lowering.main_function(inputs, list(map(lowering.tensor_type, program.out_avals)), places)
         arguments = list(main.entry_block.arguments)
+        attributes: list[dict[str, ir.Attribute]]
         attributes = [{"jax.global_constant": ir.StringAttr.get("_platform_index")}] if several else []
         given_away = [bool(donated) and donated[i] for i in taken]
         attributes += _donations(program, taken, given_away)
@@ -87,11 +89,12 @@ def bytecode(found: ir.Module) -> bytes:
 
 
 def _donations(program: Program, taken: Sequence[int], donated: Sequence[bool]) -> list[dict[str, ir.Attribute]]:
-    """Return the attributes of the inputs: a donated one says which result, of its shape and dtype, takes its buffer."""
+    """Return the attributes of the inputs: a donated one says which result, of its own aval, takes its buffer."""
     free = list(range(len(program.outputs)))
     found: list[dict[str, ir.Attribute]] = []
     for number, given_away in zip(taken, donated, strict=True):
-        aval, attributes = program.in_avals[number], {}
+        aval = program.in_avals[number]
+        attributes: dict[str, ir.Attribute] = {}
         if given_away:
             fits = [i for i in free if program.out_avals[i][:2] == aval[:2]]
             if fits:
@@ -104,7 +107,7 @@ def _donations(program: Program, taken: Sequence[int], donated: Sequence[bool]) 
 
 
 def _read_sizes(
-    rules: lowering.Lowering, avals: Sequence[Any], arrays: Sequence[ir.Value], names: Sequence[str]
+    rules: lowering.Lowering, avals: Sequence[Any], arrays: Sequence[IRValue], names: Sequence[str]
 ) -> None:
     """Compute the named sizes from the shapes of the arguments, and check what the symbolic sizes promise."""
     equations = [
@@ -114,7 +117,7 @@ def _read_sizes(
         if isinstance(size, Dim)
     ]
     waiting, solved = list(equations), True
-    origins: list[tuple[str, Dim, str, ir.Value]] = []
+    origins: list[tuple[str, Dim, str, IRValue]] = []
     while waiting and solved:
         solved = False
         for equation in list(waiting):
@@ -145,7 +148,9 @@ def _read_sizes(
     constraints = dict.fromkeys(text for size, *_ in equations for text in size.constraints)
     for constraint in constraints:
         left, sign, right = constraint.split(" ")
-        sides = [rules.size(dims.parse(side)) if not side.isdigit() else rules.size(int(side)) for side in (left, right)]
+        sides = [
+            rules.size(dims.parse(side)) if not side.isdigit() else rules.size(int(side)) for side in (left, right)
+        ]
         direction = {"==": "EQ", ">=": "GE", "<=": "LE"}[sign]
         what = f"Input shapes do not match the symbolic shape constraint {constraint}."
         _assert(rules, sides[0], direction, sides[1], what, origins)
@@ -160,25 +165,28 @@ def _slope(size: Dim, name: str) -> int | None:
     return None
 
 
-def _dimension(array: ir.Value, axis: int) -> ir.Value:
+def _dimension(array: IRValue, axis: int) -> IRValue:
     return hlo.get_dimension_size(array, lowering.integer(axis))
 
 
 def _assert(
     rules: lowering.Lowering,
-    left: ir.Value,
+    left: IRValue,
     direction: str,
-    right: ir.Value | int,
+    right: IRValue | int,
     message: str,
-    origins: Sequence[tuple[str, Dim, str, ir.Value]],
-    inputs: Sequence[ir.Value] = (),
+    origins: Sequence[tuple[str, Dim, str, IRValue]],
+    inputs: Sequence[IRValue] = (),
 ) -> None:
     """Add a check that ends shape refinement with a message; its sentences are those of `jax.export`."""
     second = rules.size(right) if isinstance(right, int) else right
     holds = lowering.compare(left, second, direction, np.dtype(np.int32))
     values, parts = list(inputs), []
     for name, size, place, value in origins:
-        parts.append(f"'{name}' = {{{len(values)}}} from specification '{size}' for dimension {place} (= {{{len(values) + 1}}}), ")
+        number = len(values)
+        parts.append(
+            f"'{name}' = {{{number}}} from specification '{size}' for dimension {place} (= {{{number + 1}}}), "
+        )
         values += [rules.sizes[name], value]
     if not message.startswith("Input"):
         message = f"Input shapes do not match the polymorphic shapes specification. {message}"
@@ -190,11 +198,6 @@ def _assert(
         has_side_effect=ir.BoolAttr.get(True),
         api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
     ).attributes["error_message"] = ir.StringAttr.get(text)
-
-
-def constants_of(program: Program) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the arrays that a program has with it."""
-    yield from program.constants.values()
 
 
 def named_sizes(avals: Sequence[Any]) -> Mapping[str, None]:

@@ -1,17 +1,15 @@
 """Lowering: a program becomes a function of a StableHLO module, in one pass over its equations.
 
 A primitive's rule is given a `Rule`: what is known of operands and results, and the operations whose form depends on
-whether sizes are known (`broadcast`, `reshape`, `slice`). The module has JAX's form, so that JAX calls what is exported:
-with symbolic sizes, `main` reads them from its arguments and checks the constraints on them
-(https://docs.jax.dev/en/latest/export/export.html#module-calling-convention).
+whether sizes are known: `broadcast`, `reshape`, `iota`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxlib import _jax
@@ -25,6 +23,9 @@ from stagec.arrays.dtypes import BITS, KINDS, SIGNED, DType
 from stagec.arrays.program import Equation, Program, Variable
 from stagec.arrays.values import Literal, ShapedArray
 from stagec.core import dimensions
+
+IRValue: TypeAlias = Any
+"""MLIR's value of an array. jaxlib's stubs say more of it than rules of shapes of any rank can."""
 
 _FLOATS: Mapping[str, Callable[[], ir.Type]] = {
     "bfloat16": ir.BF16Type.get,
@@ -64,17 +65,22 @@ def tensor_type(aval: ShapedArray) -> ir.Type:
     return ir.RankedTensorType.get(sizes, element_type(aval.dtype))
 
 
-def integers(values: Sequence[int]) -> ir.Attribute:
+def integers(values: Sequence[int]) -> Any:
     """Return numbers as the attribute that operations take."""
     return ir.DenseI64ArrayAttr.get(list(map(int, values)))
 
 
-def integer(value: int) -> ir.Attribute:
+def integer(value: int) -> Any:
     """Return a number as the attribute that operations take."""
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
-def constant(array: np.ndarray[Any, Any]) -> ir.Value:
+def pairs(values: Any) -> Any:
+    """Return numbers in pairs, such as padding before and after, as the attribute that operations take."""
+    return ir.DenseIntElementsAttr.get(np.asarray(values, np.int64).reshape(-1, 2))  # type: ignore[call-overload]
+
+
+def constant(array: np.ndarray[Any, Any]) -> IRValue:
     """Return an array as a constant of the module."""
     kind, shape = element_type(array.dtype), array.shape
     if array.dtype == np.bool_:
@@ -96,16 +102,16 @@ class Lowering:
 
     def __init__(self, platforms: Sequence[str], located: bool = False) -> None:
         self.platforms = tuple(platforms)
-        self.platform_index: ir.Value | None = None
-        self.sizes: dict[str, ir.Value] = {}
+        self.platform_index: IRValue | None = None
+        self.sizes: dict[str, IRValue] = {}
         self._located = located
 
-    def program(self, program: Program, values: Sequence[ir.Value]) -> list[ir.Value]:
+    def program(self, program: Program, values: Sequence[IRValue]) -> list[IRValue]:
         """Lower a program where the insertion point is, on these arguments, and return its results."""
-        known: dict[Variable, ir.Value] = dict(zip(program.inputs, values, strict=True))
-        literals: dict[tuple[DType, bytes], ir.Value] = {}
+        known: dict[Variable, IRValue] = dict(zip(program.inputs, values, strict=True))
+        literals: dict[tuple[DType, bytes], IRValue] = {}
 
-        def value(operand: Any) -> ir.Value:
+        def value(operand: Any) -> IRValue:
             if not isinstance(operand, Literal):
                 return known[operand]
             key = operand.dtype, operand.value.tobytes()
@@ -122,26 +128,17 @@ class Lowering:
                 rule = Rule(self, equation)
                 found = equation.primitive.lower(rule, *operands, **equation.params)
             results = found if equation.primitive.several else (found,)
-            for variable, result in zip(equation.outputs, results, strict=True):
-                known[variable] = result
+            known.update(zip(equation.outputs, results, strict=True))
         return [value(operand) for operand in program.outputs]
 
-    @contextlib.contextmanager
-    def region(self, block: ir.Block, end: Callable[[Sequence[ir.Value]], Any]) -> Iterator[list[Any]]:
-        """Build a block of an operation: what the `with` body puts into the list given is what the block returns."""
-        results: list[Any] = []
-        with ir.InsertionPoint(block):
-            yield results
-            end(results)
-
-    def size(self, size: Any) -> ir.Value:
+    def size(self, size: Any) -> IRValue:
         """Return a size as an i32 of no dimensions."""
         if not isinstance(size, Dim):
             return constant(np.asarray(size, np.int32))
         named = {name: _Size(value) for name, value in self.sizes.items()}
         return _Size.of(dimensions.compute(size.text, named, _SIZE_FUNCTIONS)).value
 
-    def shape(self, shape: Sequence[Any]) -> ir.Value:
+    def shape(self, shape: Sequence[Any]) -> IRValue:
         """Return sizes as an array of i32."""
         if dims.is_static(shape):
             return constant(np.asarray(shape, np.int32).reshape(len(shape)))
@@ -156,9 +153,7 @@ class Lowering:
 
 
 class Rule:
-    """What a primitive's rule is given: avals of the equation's operands and results, and how to write what depends on
-    sizes.
-    """
+    """What a rule is given: what is known of operands and results, and how to write what depends on sizes."""
 
     __slots__ = ("inputs", "lowering", "outputs")
 
@@ -172,7 +167,7 @@ class Rule:
         """Of the only result."""
         return self.outputs[0]
 
-    def broadcast(self, value: ir.Value, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> ir.Value:
+    def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:
         """Return an array of `aval` broadcast to `shape`; `axes` are those that its own become, None: the last."""
         if axes is None:
             if aval.shape == shape:
@@ -183,24 +178,24 @@ class Rule:
             return hlo.broadcast_in_dim(kind, value, integers(axes))
         return hlo.dynamic_broadcast_in_dim(kind, value, self.lowering.shape(shape), integers(axes))
 
-    def broadcasts(self, values: Sequence[ir.Value]) -> list[ir.Value]:
+    def broadcasts(self, values: Sequence[IRValue]) -> list[IRValue]:
         """Return the operands, each broadcast to the shape of the result."""
         pairs = zip(values, self.inputs, strict=True)
         return [self.broadcast(value, aval, self.outputs[0].shape) for value, aval in pairs]
 
-    def reshape(self, value: ir.Value, aval: ShapedArray) -> ir.Value:
+    def reshape(self, value: IRValue, aval: ShapedArray) -> IRValue:
         """Return an array in another shape: that of `aval`."""
         kind = tensor_type(aval)
         if dims.is_static(aval.shape):
             return hlo.reshape(kind, value)
         return hlo.dynamic_reshape(kind, value, self.lowering.shape(aval.shape))
 
-    def full(self, value: Any, aval: ShapedArray) -> ir.Value:
+    def full(self, value: Any, aval: ShapedArray) -> IRValue:
         """Return an array of `aval` with one number in every place."""
         scalar = constant(np.asarray(value).astype(aval.dtype))
         return self.broadcast(scalar, ShapedArray((), aval.dtype), aval.shape, ()) if aval.shape else scalar
 
-    def iota(self, aval: ShapedArray, axis: int) -> ir.Value:
+    def iota(self, aval: ShapedArray, axis: int) -> IRValue:
         """Return an array that counts along an axis."""
         if dims.is_static(aval.shape):
             return hlo.iota(tensor_type(aval), integer(axis))
@@ -212,14 +207,14 @@ class Rule:
         places = [ir.Location.current] * len(kinds)
         return operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
 
-    def subprogram(self, operation: ir.OpView, number: int, program: Program, captured: Sequence[ir.Value] = ()) -> None:
+    def subprogram(self, operation: ir.OpView, number: int, program: Program, captured: Sequence[IRValue] = ()) -> None:
         """Fill a region of an operation with a program: the block takes its last inputs, the first are `captured`."""
         block = self.block(operation, number, program.in_avals[len(captured) :])
         with ir.InsertionPoint(block):
             hlo.return_(self.lowering.program(program, [*captured, *block.arguments]))
 
 
-def compare(first: ir.Value, second: ir.Value, direction: str, dtype: DType) -> ir.Value:
+def compare(first: IRValue, second: IRValue, direction: str, dtype: DType) -> IRValue:
     """Return an array of bools; direction: "EQ", "NE", "LT", "LE", "GT" or "GE"."""
     kind = KINDS[dtype]
     how = "SIGNED" if kind == SIGNED else "UNSIGNED" if kind in ("bool", "unsigned integer") else "FLOAT"
@@ -231,7 +226,7 @@ def compare(first: ir.Value, second: ir.Value, direction: str, dtype: DType) -> 
 class _Size:
     """The value of a size, an i32 of no dimensions, with the operators of dimension expressions."""
 
-    def __init__(self, value: ir.Value) -> None:
+    def __init__(self, value: IRValue) -> None:
         self.value = value
 
     @staticmethod
@@ -303,8 +298,12 @@ def location(traceback: _jax.Traceback, name: str) -> ir.Location:
     return ir.Location.name(name, stack)
 
 
-def main_function(name: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> func.FuncOp:
-    """Return a new public function at the insertion point, with an entry block."""
-    function = func.FuncOp(name, (list(inputs), list(results)), visibility="public")
-    function.add_entry_block()
+def main_function(inputs: Sequence[ir.Type], results: Sequence[ir.Type], places: Sequence[ir.Location] = ()) -> Any:
+    """Return a new public function `main` at the insertion point, with an entry block.
+
+    places: where its arguments are from.
+    """
+    kind: Any = func.FuncOp  # jaxlib's stubs are those of its base
+    function = kind("main", (list(inputs), list(results)), visibility="public")
+    function.add_entry_block(list(places) or None)
     return function

@@ -25,9 +25,8 @@ class Primitive:
         of the results where `several`. Raises TypeError, ValueError or IndexError, in the user's words, where operands
         do not fit.
     lower: takes a `lowering.Rule`, the operands' MLIR values, and parameters by name; gives the result's, or a list.
-        It may be a text where the operation cannot be lowered: why not.
-    vjp: the derivative. Takes a `Derivative` (cotangents, operands, results), and parameters by name; gives the cotangent
-        of each operand, None for zero. None where the primitive has no derivative but zero; a text says that it is not
+    vjp: the derivative. Takes a `Derivative` (cotangents, operands, results), and parameters by name; gives the
+        cotangent of each operand, None for zero. None where the primitive has no derivative but zero; a text says that it is not
         differentiable, and why.
     several: whether it has a list of results.
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from stagec.arrays import binding, dims, dtypes, execution, exporting, pytrees, tracing
+from stagec.arrays import dtypes, execution, exporting, pytrees, tracing
 from stagec.arrays.program import Program, pruned
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import SCALARS, ShapedArray
+from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
 from stagec.core.avals import Aval
 from stagec.core.specs import CompilerOption
 from stagec.pjrt import dialects
@@ -27,23 +27,6 @@ from stagec.stages.exported import Exported
 from stagec.stages.info import ArgInfo
 from stagec.stages.lowered import Lowered
 from stagec.stages.lowering import lower_exported
-
-
-class ShapeDtypeStruct:
-    """A stand-in for an array that a function is traced for, as `jax.ShapeDtypeStruct`.
-
-    shape: sizes, which `symbolic_shape` makes symbolic. dtype: of its elements. weak_type: as of a Python scalar.
-    """
-
-    __slots__ = ("dtype", "shape", "weak_type")
-
-    def __init__(self, shape: Sequence[Any], dtype: Any, weak_type: bool = False) -> None:
-        self.shape = tuple(map(dims.size_of, shape))
-        self.dtype = dtypes.asked(dtype)
-        self.weak_type = weak_type
-
-    def __repr__(self) -> str:
-        return f"ShapeDtypeStruct({ShapedArray.of(self)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +53,7 @@ def jit(
     """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`."""
     static_numbers, static_names = _both(fun, static_argnums, static_argnames)
     donated_numbers, donated_names = _both(fun, donate_argnums, donate_argnames)
-    options = Options(
-        static_numbers, static_names, donated_numbers, donated_names, keep_unused, compiler_options or {}
-    )
+    options = Options(static_numbers, static_names, donated_numbers, donated_names, keep_unused, compiler_options or {})
     return Wrapped(fun, options)
 
 
@@ -90,7 +71,7 @@ class Wrapped:
         self._compiled: dict[Any, tuple[Any, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function. Raises what it raises while it is traced, and ValueError for a static argument without hash."""
+        """Run the function. Raises what it raises when it is traced; ValueError for a static argument without hash."""
         if tracing.current() is not None:
             return self.__wrapped__(*args, **kwargs)
         dynamic, static = _split(self._options, args, kwargs)
@@ -100,7 +81,7 @@ class Wrapped:
         try:
             found = self._compiled.get(key)
         except TypeError as error:
-            raise ValueError(f"{self.__name__}: static arguments must be hashable: {error}") from error
+            raise ValueError(f"{self}: static arguments must be hashable: {error}") from error
         if found is None:
             traced = self.trace(*args, **kwargs)
             found = self._compiled[key] = _runnable(traced), traced.out_structure
@@ -276,11 +257,13 @@ def _result(leaf: Any) -> Any:
         array = np.asarray(leaf)
         if array.dtype in dtypes.KINDS:
             return array.astype(dtypes.canonical(array.dtype), copy=False)
-    raise TypeError(f"a result is a {type(leaf).__qualname__}, which is no array: return arrays, numbers, or trees of them")
+    raise TypeError(
+        f"a result is a {type(leaf).__qualname__}, which is no array: return arrays, numbers, or trees of them"
+    )
 
 
 def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
-    """Compile for this process's CPU, and return what takes the leaves of the arguments and gives those of the result."""
+    """Compile for this process's CPU, and return what takes leaves of arguments and gives those of the result."""
     if traced._options.compiler_options or any(traced.donated):
         return _compiled(traced.lower().compile())
     program = traced.program
@@ -372,6 +355,3 @@ def _donated(options: Options, dynamic: Any, args: tuple[Any, ...]) -> tuple[boo
     for name in sorted(named):
         found += [name in options.donate_argnames] * len(pytrees.flatten(named[name])[0])
     return tuple(found)
-
-
-__all__ = ["Options", "ShapeDtypeStruct", "Traced", "Wrapped", "binding", "jit"]

@@ -47,6 +47,23 @@ class ShapedArray(NamedTuple):
         return ShapedArray(tuple(value.shape), value.dtype, bool(getattr(value, "weak_type", False)))
 
 
+class ShapeDtypeStruct:
+    """A stand-in for an array that a function is traced for, as `jax.ShapeDtypeStruct`.
+
+    shape: sizes, which `symbolic_shape` makes symbolic. dtype: of its elements. weak_type: as of a Python scalar.
+    """
+
+    __slots__ = ("dtype", "shape", "weak_type")
+
+    def __init__(self, shape: Sequence[Any], dtype: Any, weak_type: bool = False) -> None:
+        self.shape = tuple(map(dims.size_of, shape))
+        self.dtype = dtypes.asked(dtype)
+        self.weak_type = weak_type
+
+    def __repr__(self) -> str:
+        return f"ShapeDtypeStruct({ShapedArray.of(self)})"
+
+
 class Value:
     """An array: one of a trace (`tracing.Tracer`) or one with elements (`execution.Array`).
 

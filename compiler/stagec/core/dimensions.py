@@ -293,7 +293,11 @@ def _value(
                 raise DimensionError(f'dimension "{name}" has no size')
             return sizes[name]
         case ast.UnaryOp(op=operation, operand=operand):
-            return -_value(operand, sizes, functions) if isinstance(operation, ast.USub) else _value(operand, sizes, functions)
+            return (
+                -_value(operand, sizes, functions)
+                if isinstance(operation, ast.USub)
+                else _value(operand, sizes, functions)
+            )
         case ast.BinOp(left=left, op=operation, right=right):
             return _apply(_OPERATIONS[type(operation)], _value(left, sizes, functions), _value(right, sizes, functions))
         case ast.Call(func=ast.Name(id=name), args=[left, right]):

@@ -50,7 +50,7 @@ def _has_values(obj: Any) -> bool:
 
 
 def _common(parts: Sequence[Any]) -> DType:
-    found = parts[0].dtype
+    found: DType = parts[0].dtype
     for part in parts[1:]:
         found = dtypes.promote(found, part.dtype)
     return found
@@ -65,13 +65,20 @@ def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
         else:
             kinds = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
             if array.dtype.kind not in kinds:
-                raise TypeError(f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)")
+                raise TypeError(
+                    f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)"
+                )
             wanted = dtypes.of_python(kinds[array.dtype.kind])
             if array.dtype.kind == "u" and wanted == dtypes.int64:
                 wanted = array.dtype  # beyond int64
     if array.dtype.kind not in "biufc" and array.dtype not in KINDS:
         raise TypeError(f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)")
-    if isinstance(obj, (*SCALARS, list, tuple)) and KINDS[wanted] in INTEGRAL and array.dtype.kind in "iu" and array.size:
+    if (
+        isinstance(obj, (*SCALARS, list, tuple))
+        and KINDS[wanted] in INTEGRAL
+        and array.dtype.kind in "iu"
+        and array.size
+    ):
         info = np.iinfo(wanted) if wanted.isbuiltin == 1 else None
         if info is not None and not info.min <= array.min() <= array.max() <= info.max:
             raise OverflowError(f"asarray: {obj!r} is out of the range of {wanted}")
@@ -136,7 +143,7 @@ def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
-    """Return start, start + step, ... to before stop; of one number, from 0 to before it. They may be symbolic sizes."""
+    """Return start, start + step, ... to before stop; of one number, from 0 to before it. Symbolic sizes are numbers."""
     check_device(device)
     if stop is None:
         start, stop = 0, start
@@ -169,7 +176,7 @@ _WRITE_SIZES = "give numbers, or sizes of arrays (x.shape[0])"
 def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Any:
-    """Return `num` numbers with equal distances from start to stop, which is the last one where it is the `endpoint`."""
+    """Return `num` numbers with equal distances from start to stop, which is one of them if `endpoint`."""
     check_device(device)
     if num < 0:
         raise ValueError(f"linspace: num is 0 or more, not {num}")
@@ -195,7 +202,7 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     wanted = dtypes.default(dtypes.FLOATING) if dtype is None else dtypes.asked(dtype)
     shape = _shape((n_rows, n_rows if n_cols is None else n_cols))
     if tracing.current() is None and dims.is_static(shape):
-        return execution.array(np.eye(*shape, k=k).astype(wanted))
+        return execution.array(np.eye(shape[0], shape[1], k).astype(wanted))
     rows, columns = iota(dtypes.int32, shape, 0), iota(dtypes.int32, shape, 1)
     return convert(p.equal(p.add(rows, np.int32(k)), columns), wanted)
 
@@ -249,5 +256,3 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     if copy is False:
         raise ValueError("from_dlpack: the array is copied; leave copy out")
     return binding.constant(found.astype(wanted))
-
-

@@ -54,7 +54,9 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
     """Return the dtype that arrays, dtypes and Python's numbers promote to."""
     if not arrays_and_dtypes:
         raise ValueError("result_type: an array or a dtype is wanted")
-    return dtype_of(*(x if is_scalar(x) else _dtype(x) if not isinstance(x, Value) else x for x in arrays_and_dtypes))[0]
+    return dtype_of(*(x if is_scalar(x) else _dtype(x) if not isinstance(x, Value) else x for x in arrays_and_dtypes))[
+        0
+    ]
 
 
 def _dtype(x: Any) -> DType:
@@ -89,7 +91,7 @@ def finfo(type: Any, /) -> FInfo:  # noqa: A002 - the standard's name
     dtype = _dtype(type)
     dtypes.require("finfo", dtype, dtypes.INEXACT)
     part = dtypes.real_part(dtype)
-    found = ml_dtypes.finfo(part)
+    found = ml_dtypes.finfo(part)  # type: ignore[no-untyped-call]
     numbers = (float(found.eps), float(found.max), float(found.min), float(found.smallest_normal))
     return FInfo(int(found.bits), *numbers, part)
 
@@ -98,7 +100,7 @@ def iinfo(type: Any, /) -> IInfo:  # noqa: A002 - the standard's name
     """Return what there is to know of an integer dtype."""
     dtype = _dtype(type)
     dtypes.require("iinfo", dtype, INTEGRAL)
-    found = ml_dtypes.iinfo(dtype)
+    found = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
     return IInfo(int(found.bits), int(found.max), int(found.min), dtype)
 
 
@@ -122,7 +124,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
         if kind not in _KINDS_BY_NAME:
             raise ValueError(f"{kind!r} is no kind of dtypes; write one of {', '.join(_KINDS_BY_NAME)}")
         return KINDS[found] in _KINDS_BY_NAME[kind]
-    return found == np.dtype(kind)
+    return bool(found == np.dtype(kind))
 
 
 # Devices. There is one outside of a trace; inside, it is that for which the function is compiled.

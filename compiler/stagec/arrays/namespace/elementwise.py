@@ -191,10 +191,10 @@ def hypot(x1: Any, x2: Any, /) -> Any:
     first, second = promoted(x1, x2, function="hypot", inexact=True)
     first, second = p.absolute(first), p.absolute(second)
     large, small = p.maximum(first, second), p.minimum(first, second)
-    ratio = p.divide(small, p.select(p.equal(large, 0.0), full((), 1, large.dtype), large))
+    ratio = p.divide(small, p.select(p.equal(large, 0.0), 1.0, large))
     found = p.multiply(large, p.sqrt(p.add(p.square(ratio), 1.0)))
     infinite = p.bitwise_or(p.equal(first, math.inf), p.equal(second, math.inf))
-    return p.select(infinite, full((), math.inf, large.dtype), p.select(p.equal(large, 0.0), large, found))
+    return p.select(infinite, math.inf, p.select(p.equal(large, 0.0), large, found))
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Any:
@@ -257,11 +257,12 @@ def square(x: Any, /) -> Any:
 def sign(x: Any, /) -> Any:
     """Return -1, 0 or 1 for each element, and a complex number's direction."""
     x = array_of(x, "sign")
-    if KINDS[x.dtype] != COMPLEX:
-        return p.sign(x)
-    length = p.absolute(x)
-    nonzero = p.select(p.equal(length, 0.0), full((), 1, length.dtype), length)
-    return p.complex_(p.divide(p.real(x), nonzero), p.divide(p.imag(x), nonzero))
+    if KINDS[x.dtype] == COMPLEX:
+        length = p.absolute(x)
+        nonzero = p.select(p.equal(length, 0.0), 1.0, length)
+        found = p.complex_(p.divide(p.real(x), nonzero), p.divide(p.imag(x), nonzero))
+        return p.select(p.equal(x, 0.0), 0.0, found)
+    return p.select(p.equal(x, 0.0), 0.0, p.sign(x)) if KINDS[x.dtype] == FLOATING else p.sign(x)
 
 
 def _rounding(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
@@ -355,4 +356,3 @@ def _bound(bound: Any, dtype: dtypes.DType) -> Any:
             bound = math.floor(bound) if math.isfinite(bound) else (info.max if bound > 0 else info.min)
         return like(sorted((info.min, bound, info.max))[1], dtype)
     return like(bound, dtype, "clip")
-

@@ -14,8 +14,8 @@ import numpy as np
 from stagec.arrays import binding, dims, dtypes, execution, tracing
 from stagec.arrays.dims import Dim, Shape
 from stagec.arrays.dtypes import BOOL, INTEGRAL, KINDS, UNSIGNED
-from stagec.arrays.places import here
 from stagec.arrays.namespace.promotion import array_of, is_scalar, like
+from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.indexing import GatherNumbers, gather, scatter
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
@@ -136,7 +136,7 @@ def _from_front(bound: Any, size: Any) -> Any:
         if bound > size:
             return size
         return bound
-    return size + bound if size + bound >= 0 else 0
+    return max(size + bound, 0)
 
 
 def _wrapped(index: Any, size: Any) -> Any:
@@ -281,7 +281,9 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
     try:
         given = broadcast(reshape(given, own), shape)
     except ValueError:
-        raise ValueError(f"a value of shape {shown(given.shape)} does not broadcast to elements of {shown(shape)}") from None
+        raise ValueError(
+            f"a value of shape {shown(given.shape)} does not broadcast to elements of {shown(shape)}"
+        ) from None
     total = dims.product(shape)
     indices = reshape(_value(places), (total, 1))
     unique = not traced and (np.unique(places).size == total)
@@ -357,11 +359,15 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     """
     if isinstance(x, execution.Array):
         if tracing.current() is not None:
-            raise TypeError(f"{here()}: an array from outside of the trace is changed in it; write x = x.at[key].set(value)")
+            raise TypeError(
+                f"{here()}: an array from outside of the trace is changed in it; write x = x.at[key].set(value)"
+            )
         values = np.array(x.numpy())
         given = np.asarray(array_of(value))
         if not is_scalar(value) and dtypes.promote(given.dtype, x.dtype) != x.dtype:
-            raise TypeError(f"elements of {x.dtype} cannot be changed by an array of {given.dtype}; convert it with astype")
+            raise TypeError(
+                f"elements of {x.dtype} cannot be changed by an array of {given.dtype}; convert it with astype"
+            )
         values[_plain(key)] = like(value, x.dtype).value if is_scalar(value) else given
         x._buffer = execution.array(values)._buffer
         return

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stagec.arrays.namespace import elementwise
-from stagec.arrays.namespace.promotion import promoted
-from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.namespace.promotion import array_of, promoted
 from stagec.arrays.primitives.contractions import dot_general
 from stagec.arrays.primitives.structural import broadcast, reshape, transpose
 from stagec.arrays.values import axis_of, broadcast_shapes, shown
@@ -26,7 +25,7 @@ def matrix_transpose(x: Any, /) -> Any:
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
-    """Return the product of matrices, which are the last two axes; the others broadcast. A vector is a row or column."""
+    """Return the product of matrices: the last two axes; the others broadcast. A vector is a row or column."""
     first, second = promoted(x1, x2, function="matmul")
     if not first.shape or not second.shape:
         raise ValueError("matmul: arrays of 1 dimension or more are wanted; write multiply for numbers")
@@ -70,7 +69,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """Return the dot product of vectors along an axis, counted from the back; x1 is conjugated, the others broadcast."""
+    """Return the dot product of vectors along an axis; x1 is conjugated, the other axes broadcast."""
     first, second = promoted(x1, x2, function="vecdot")
     shape = broadcast_shapes(first.shape, second.shape)
     smallest = min(len(first.shape), len(second.shape))

@@ -11,9 +11,8 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.namespace.promotion import array_of, dtype_of
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
-from stagec.arrays.primitives.structural import broadcast, convert
+from stagec.arrays.primitives.structural import broadcast, convert, transpose
 from stagec.arrays.primitives.structural import reshape as reshaped
-from stagec.arrays.primitives.structural import transpose
 from stagec.arrays.tracing import Tracer, refuse
 from stagec.arrays.values import axes_of, axis_of, shown
 
@@ -190,7 +189,7 @@ def tile(x: Any, repetitions: tuple[int, ...], /) -> Any:
 
 
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
-    """Return the differences of neighbours along an axis, n times; `prepend` and `append` are put at its ends before."""
+    """Return the differences of neighbours along an axis, n times, with `prepend` and `append` at its ends."""
     x = array_of(x, "diff")
     where = axis_of(axis, len(x.shape))
     parts = [part for part in (prepend, x, append) if part is not None]

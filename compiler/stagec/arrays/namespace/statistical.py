@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED, DType
 from stagec.arrays.namespace.promotion import array_of, inexact
@@ -15,7 +17,7 @@ from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import reductions as r
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import convert, full, reduce_sum, reshape, size_value
-from stagec.arrays.values import axes_of, axis_of, shown
+from stagec.arrays.values import Literal, axes_of, axis_of, shown
 
 Axis = int | tuple[int, ...] | None
 
@@ -65,7 +67,7 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
 def _count(x: Any, axes: Sequence[int], dtype: DType) -> Any:
     """Return how many elements there are along axes: a number, or a value where sizes are symbolic."""
     number = dims.product([x.shape[axis] for axis in axes])
-    return convert(size_value(number), dtype) if isinstance(number, dims.Dim) else full((), number, dtype)
+    return convert(size_value(number), dtype) if isinstance(number, dims.Dim) else Literal(np.asarray(number, dtype))
 
 
 def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:

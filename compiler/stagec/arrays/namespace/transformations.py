@@ -20,8 +20,8 @@ from stagec.arrays.values import Literal, shown
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Return what a function gives, and the function that maps cotangents of that to cotangents of the arguments.
 
-    As `jax.vjp` (https://docs.jax.dev/en/latest/_autosummary/jax.vjp.html). has_aux: the function gives a pair, of which
-    the second is returned as it is. Integers have cotangents of dtype float0.
+    As `jax.vjp` (https://docs.jax.dev/en/latest/_autosummary/jax.vjp.html). has_aux: the function gives a pair,
+    of which the second is returned as it is. Integers have cotangents of dtype float0.
     """
     leaves, structure = pytrees.flatten(primals)
     values = [array_of(leaf) for leaf in leaves]
@@ -46,9 +46,7 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             raise TypeError(f"the cotangent has structure {given_structure}, the result has {out_structure}")
         cotangents = [_cotangent(one, result) for one, result in zip(given, results[:count], strict=True)]
         found = pull([*cotangents, *[None] * (len(results) - count)])
-        return structure.unflatten(
-            [_of_argument(one, value) for one, value in zip(found, values, strict=True)]
-        )
+        return structure.unflatten([_of_argument(one, value) for one, value in zip(found, values, strict=True)])
 
     out = out_structure.unflatten(map(_array, results[:count]))
     return (out, pullback, extra_structure.unflatten(map(_array, results[count:]))) if has_aux else (out, pullback)
@@ -167,8 +165,8 @@ class custom_vjp:  # noqa: N801 - JAX's name
         def f(x): ...
         f.defvjp(fwd, bwd)
 
-    fwd: takes the arguments, gives the result and what bwd needs. bwd: takes that and the cotangent of the result, gives
-    a tuple with the cotangent of each argument.
+    fwd: takes the arguments, gives the result and what bwd needs. bwd: takes that and the cotangent of the result,
+    gives a tuple with the cotangent of each argument.
     """
 
     def __init__(self, fun: Callable[..., Any]) -> None:

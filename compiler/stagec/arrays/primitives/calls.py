@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import binding, tracing
-from stagec.arrays.lowering import Rule
+from stagec.arrays.lowering import IRValue, Rule
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, pruned
@@ -23,7 +22,7 @@ def stopped(x: Any) -> Any:
     return binding.bind(STOP_GRADIENT, x)
 
 
-def _inline(rule: Rule, *values: ir.Value, program: Program, **_: Any) -> list[ir.Value]:
+def _inline(rule: Rule, *values: IRValue, program: Program, **_: Any) -> list[IRValue]:
     return rule.lowering.program(program, values)
 
 
@@ -71,7 +70,7 @@ def _traced(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> tu
     return pruned(traced.program), traced.captured
 
 
-BARRIER = Primitive(
+BARRIER: Primitive = Primitive(
     "optimization_barrier",
     lambda *avals: list(avals),
     lambda rule, *values: list(hlo.OptimizationBarrierOp(list(values)).results),

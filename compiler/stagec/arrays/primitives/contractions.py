@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import DType
-from stagec.arrays.lowering import Rule, integer, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
 from stagec.arrays.primitives.structural import transpose
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray, shown
@@ -54,7 +54,7 @@ def _dot_infer(x: ShapedArray, y: ShapedArray, *, numbers: tuple[Axes, ...], pre
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type and y.weak_type)
 
 
-def _dot_lower(rule: Rule, x: ir.Value, y: ir.Value, *, numbers: tuple[Axes, ...], precision: str) -> ir.Value:
+def _dot_lower(rule: Rule, x: IRValue, y: IRValue, *, numbers: tuple[Axes, ...], precision: str) -> IRValue:
     x_contracted, y_contracted, x_batch, y_batch = numbers
     dimensions = hlo.DotDimensionNumbers.get(
         lhs_batching_dimensions=list(x_batch),
@@ -143,8 +143,8 @@ def _convolution_infer(
 
 
 def _convolution_lower(
-    rule: Rule, x: ir.Value, kernel: ir.Value, *, numbers: ConvolutionNumbers, window: Window, precision: str
-) -> ir.Value:
+    rule: Rule, x: IRValue, kernel: IRValue, *, numbers: ConvolutionNumbers, window: Window, precision: str
+) -> IRValue:
     dimensions = hlo.ConvDimensionNumbers.get(
         input_batch_dimension=numbers.lhs[0],
         input_feature_dimension=numbers.lhs[1],
@@ -165,7 +165,7 @@ def _convolution_lower(
         feature_group_count=integer(window.feature_groups),
         batch_group_count=integer(window.batch_groups),
         window_strides=integers(window.strides),
-        padding=ir.DenseIntElementsAttr.get(padding),
+        padding=pairs(padding),
         lhs_dilation=integers(window.lhs_dilation),
         rhs_dilation=integers(window.rhs_dilation),
         window_reversal=ir.DenseBoolArrayAttr.get([False] * len(window.padding)),

@@ -118,7 +118,7 @@ def backward(
 def pullback(
     function: Callable[..., Sequence[Any]], values: Sequence[Any], name: str = ""
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Return the results of a function of arrays, and what gives the cotangents of its arguments of those of its results.
+    """Return the results of a function of arrays, and what gives its arguments' cotangents of its results'.
 
     A cotangent that is zero is None.
     """

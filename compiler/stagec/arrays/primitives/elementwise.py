@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dtypes, lowering
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import ANY, BOOL, COMPLEX, FLOATING, INEXACT, INTEGRAL, KINDS, NUMERIC, REAL, UNSIGNED
-from stagec.arrays.lowering import Rule
+from stagec.arrays.lowering import IRValue, Rule
 from stagec.arrays.primitives.structural import unbroadcast
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, broadcast_shapes
@@ -32,7 +31,7 @@ def _operation(
     name: str,
     arity: int,
     kinds: frozenset[str],
-    lower: Callable[..., ir.Value],
+    lower: Callable[..., IRValue],
     vjp: Callable[..., Any] | None = None,
     result: Callable[[dtypes.DType], dtypes.DType] = lambda dtype: dtype,
 ) -> Callable[..., Any]:
@@ -77,10 +76,10 @@ def _of_one_dtype(operands: tuple[Any, ...]) -> list[Any]:
     return [one if hasattr(one, "dtype") else Literal(np.asarray(one).astype(dtype)) for one in operands]
 
 
-def _with_rule(lower: Callable[..., ir.Value]) -> Callable[..., ir.Value]:
+def _with_rule(lower: Callable[..., IRValue]) -> Callable[..., IRValue]:
     """Let a lowering see what is known of the operands: `lower(rule, *values)`."""
 
-    def with_rule(rule: Rule, *values: ir.Value) -> ir.Value:
+    def with_rule(rule: Rule, *values: IRValue) -> IRValue:
         return lower(rule, *rule.broadcasts(values))
 
     return with_rule
@@ -103,7 +102,7 @@ def _to_bool(dtype: dtypes.DType) -> dtypes.DType:
 
 def _comparison(name: str, direction: str, kinds: frozenset[str]) -> Any:
     @_with_rule
-    def lower(rule: Rule, x: ir.Value, y: ir.Value) -> ir.Value:
+    def lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
         return lowering.compare(x, y, direction, rule.inputs[0].dtype)
 
     return _binary(name, kinds, lower, None, _to_bool)
@@ -147,7 +146,7 @@ SELECT = Primitive("select", _select_infer, lambda rule, *values: hlo.select(*ru
 
 def _logical(on_bools: Any, otherwise: Any) -> Any:
     @_with_rule
-    def lower(rule: Rule, *values: ir.Value) -> ir.Value:
+    def lower(rule: Rule, *values: IRValue) -> IRValue:
         return (on_bools if rule.inputs[0].dtype == dtypes.bool_ else otherwise)(*values)
 
     return lower
@@ -157,7 +156,7 @@ def _extremum(operation: Any, direction: str) -> Any:
     """Complex numbers are compared as pairs."""
 
     @_with_rule
-    def lower(rule: Rule, x: ir.Value, y: ir.Value) -> ir.Value:
+    def lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
         dtype = rule.inputs[0].dtype
         if KINDS[dtype] != COMPLEX:
             return operation(x, y)
@@ -182,7 +181,7 @@ def _of_larger(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
 
 
 @_with_rule
-def _sign_lower(rule: Rule, x: ir.Value) -> ir.Value:
+def _sign_lower(rule: Rule, x: IRValue) -> IRValue:
     aval = rule.inputs[0]
     if KINDS[aval.dtype] != UNSIGNED:
         return hlo.sign(x)
@@ -191,7 +190,7 @@ def _sign_lower(rule: Rule, x: ir.Value) -> ir.Value:
 
 
 @_with_rule
-def _abs_lower(rule: Rule, x: ir.Value) -> ir.Value:
+def _abs_lower(rule: Rule, x: IRValue) -> IRValue:
     return x if KINDS[rule.inputs[0].dtype] == UNSIGNED else hlo.abs(x)
 
 
@@ -212,9 +211,7 @@ def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
 add = _binary("add", NUMERIC | {BOOL}, hlo.add, lambda g, x, y, z: (g, g))
 subtract = _binary("subtract", NUMERIC, hlo.subtract, lambda g, x, y, z: (g, negative(g)))
 multiply = _binary("multiply", NUMERIC | {BOOL}, hlo.multiply, lambda g, x, y, z: (multiply(g, y), multiply(g, x)))
-divide = _binary(
-    "divide", NUMERIC, hlo.divide, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y))))
-)
+divide = _binary("divide", NUMERIC, hlo.divide, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y)))))
 remainder = _binary(  # with the sign of x, as C has it
     "remainder", REAL, hlo.remainder, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
 )
@@ -302,10 +299,15 @@ def _gauss(g: Any, x: Any) -> Any:
 erf = _unary("erf", _ONLY_FLOATING, chlo.erf, lambda g, x, y: _gauss(g, x))
 erfc = _unary("erfc", _ONLY_FLOATING, chlo.erfc, lambda g, x, y: negative(_gauss(g, x)))
 erf_inv = _unary(
-    "erf_inv", _ONLY_FLOATING, chlo.erf_inv, lambda g, x, y: multiply(g, multiply(exp(square(y)), 1 / _TWO_OVER_ROOT_PI))
+    "erf_inv",
+    _ONLY_FLOATING,
+    chlo.erf_inv,
+    lambda g, x, y: multiply(g, multiply(exp(square(y)), 1 / _TWO_OVER_ROOT_PI)),
 )
 lgamma = _unary("lgamma", _ONLY_FLOATING, chlo.lgamma, lambda g, x, y: multiply(g, digamma(x)))
-digamma = _unary("digamma", _ONLY_FLOATING, chlo.digamma, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x)))
+digamma = _unary(
+    "digamma", _ONLY_FLOATING, chlo.digamma, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x))
+)
 polygamma = _binary(
     "polygamma", _ONLY_FLOATING, chlo.polygamma, lambda g, m, x, y: (None, multiply(g, polygamma(add(m, 1.0), x)))
 )

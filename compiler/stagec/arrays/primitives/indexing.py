@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dims
 from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
-from stagec.arrays.lowering import Rule, integer, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
 from stagec.arrays.primitives import elementwise
 from stagec.arrays.primitives.structural import broadcast
 from stagec.arrays.program import Primitive
@@ -26,8 +26,8 @@ class GatherNumbers(NamedTuple):
 
     The last axis of the indices is that of their components.
 
-    offset: axes of the result that are axes of a slice. collapsed: axes of the operand, of which a slice has one element
-    that is no axis of the result. starts: for each component of an index the axis of the operand. operand_batch,
+    offset: axes of the result that are axes of a slice. collapsed: axes of the operand, of which a slice has one
+    element that is no axis of the result. starts: for each component of an index the axis of the operand. operand_batch,
     index_batch: axes of both that go together.
     """
 
@@ -59,9 +59,7 @@ def _gather_infer(x: ShapedArray, indices: ShapedArray, *, numbers: GatherNumber
     return ShapedArray(tuple(shape), x.dtype, x.weak_type)
 
 
-def _gather_lower(
-    rule: Rule, x: ir.Value, indices: ir.Value, *, numbers: GatherNumbers, sizes: Shape
-) -> ir.Value:
+def _gather_lower(rule: Rule, x: IRValue, indices: IRValue, *, numbers: GatherNumbers, sizes: Shape) -> IRValue:
     dimensions = hlo.GatherDimensionNumbers.get(
         collapsed_slice_dims=list(numbers.collapsed),
         operand_batching_dims=list(numbers.operand_batch),
@@ -72,7 +70,7 @@ def _gather_lower(
     )
     if dims.is_static(sizes):
         return hlo.gather(x, indices, dimensions, integers(sizes))
-    return hlo.dynamic_gather(tensor_type(rule.out), x, indices, rule.lowering.shape(sizes), dimensions)
+    return hlo.dynamic_gather(x, indices, rule.lowering.shape(sizes), dimensions)
 
 
 def _gather_vjp(d: Any, *, numbers: GatherNumbers, sizes: Shape) -> list[Any]:
@@ -83,7 +81,7 @@ def _gather_vjp(d: Any, *, numbers: GatherNumbers, sizes: Shape) -> list[Any]:
 
 GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp)
 
-_COMBINE: dict[str, Callable[[ir.Value, ir.Value], ir.Value]] = {
+_COMBINE: dict[str, Callable[[IRValue, IRValue], IRValue]] = {
     "set": lambda old, new: new,
     "add": hlo.add,
     "multiply": hlo.multiply,
@@ -118,8 +116,8 @@ def scatter(
 
 
 def _scatter_lower(
-    rule: Rule, x: ir.Value, indices: ir.Value, updates: ir.Value, *, numbers: GatherNumbers, how: str, unique: bool
-) -> ir.Value:
+    rule: Rule, x: IRValue, indices: IRValue, updates: IRValue, *, numbers: GatherNumbers, how: str, unique: bool
+) -> IRValue:
     dimensions = hlo.ScatterDimensionNumbers.get(
         update_window_dims=list(numbers.offset),
         inserted_window_dims=list(numbers.collapsed),
@@ -175,9 +173,7 @@ def broadcast_numbers(shape: Shape) -> Any:
     return np.arange(1, count + 1, dtype=np.int32).reshape(shape)
 
 
-SCATTER = Primitive(
-    "scatter", lambda x, indices, updates, *, numbers, how, unique: x, _scatter_lower, _scatter_vjp
-)
+SCATTER = Primitive("scatter", lambda x, indices, updates, *, numbers, how, unique: x, _scatter_lower, _scatter_vjp)
 
 
 def dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -185,7 +181,7 @@ def dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
     return bind(DYNAMIC_SLICE, x, *starts, sizes=tuple(sizes))
 
 
-def _dynamic_slice_lower(rule: Rule, x: ir.Value, *starts: ir.Value, sizes: Shape) -> ir.Value:
+def _dynamic_slice_lower(rule: Rule, x: IRValue, *starts: IRValue, sizes: Shape) -> IRValue:
     if dims.is_static(sizes):
         return hlo.dynamic_slice(x, list(starts), integers(sizes))
     aval = rule.inputs[0]

@@ -12,9 +12,9 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import BOOL, COMPLEX, KINDS, DType
-from stagec.arrays.lowering import Rule, compare, constant, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, pairs, tensor_type
 from stagec.arrays.primitives.elementwise import divide, equal, multiply
-from stagec.arrays.primitives.slicing import pad, reverse, slice_
+from stagec.arrays.primitives.slicing import pad, reverse
 from stagec.arrays.primitives.structural import (
     broadcast,
     convert,
@@ -48,7 +48,7 @@ def _reduction(
     def infer(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
         return ShapedArray(reduced(x, axes), x.dtype, x.weak_type)
 
-    def lower(rule: Rule, x: ir.Value, *, axes: tuple[int, ...]) -> ir.Value:
+    def lower(rule: Rule, x: IRValue, *, axes: tuple[int, ...]) -> IRValue:
         return reduce_lower(rule, x, axes, start(rule.out.dtype), combine)
 
     def derive(d: Any, *, axes: tuple[int, ...]) -> list[Any]:
@@ -108,7 +108,7 @@ REDUCE_OR, reduce_or = _reduction("reduce_or", lambda dtype: False, hlo.or_, Non
 def cumulative(x: Any, axis: int, combine: Callable[[Any, Any], Any], start: Any) -> Any:
     """Return for each element what `combine`, which is associative, makes of it and all before it along an axis.
 
-    start: a number that changes nothing. The size of the axis is a number. It takes steps, each twice as far as the last.
+    start: a number that changes nothing. The size of the axis is a number. Each step goes twice as far as the last.
     """
     unit, far = Literal(np.asarray(start).astype(x.dtype)), 1
     while far < x.shape[axis]:
@@ -124,7 +124,7 @@ def cumulative_sum(x: Any, axis: int, backward: bool = False) -> Any:
     return bind(CUMULATIVE_SUM, x, axis=axis, backward=backward)
 
 
-def _cumulative_lower(rule: Rule, x: ir.Value, *, axis: int, backward: bool) -> ir.Value:
+def _cumulative_lower(rule: Rule, x: IRValue, *, axis: int, backward: bool) -> IRValue:
     aval = rule.inputs[0]
     size, rank = aval.shape[axis], len(aval.shape)
     if size == 0:
@@ -134,9 +134,7 @@ def _cumulative_lower(rule: Rule, x: ir.Value, *, axis: int, backward: bool) -> 
     padding[axis, int(backward)] = size - 1
     scalar = ShapedArray((), aval.dtype)
     zero = constant(np.zeros((), aval.dtype))
-    operation = hlo.ReduceWindowOp(
-        [tensor_type(aval)], [x], [zero], integers(window), padding=ir.DenseIntElementsAttr.get(padding)
-    )
+    operation = hlo.ReduceWindowOp([tensor_type(aval)], [x], [zero], integers(window), padding=pairs(padding))
     block = rule.block(operation, 0, [scalar, scalar])
     with ir.InsertionPoint(block):
         hlo.return_([hlo.add(*block.arguments)])
@@ -176,7 +174,7 @@ def _arg_infer(x: ShapedArray, *, axis: int, dtype: DType) -> ShapedArray:
 
 
 def _arg_lower(direction: str, start: Callable[[DType], Any]) -> Any:
-    def lower(rule: Rule, x: ir.Value, *, axis: int, dtype: DType) -> ir.Value:
+    def lower(rule: Rule, x: IRValue, *, axis: int, dtype: DType) -> IRValue:
         aval, out = rule.inputs[0], rule.out
         value, index = ShapedArray((), aval.dtype), ShapedArray((), dtype)
         places = rule.iota(ShapedArray(aval.shape, dtype), axis)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims
 from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
-from stagec.arrays.lowering import Rule, integer, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
 from stagec.arrays.primitives.elementwise import subtract
 from stagec.arrays.primitives.structural import reduce_sum, reduced
 from stagec.arrays.program import Primitive
@@ -20,7 +19,7 @@ from stagec.arrays.values import Literal, ShapedArray, shown
 
 
 def slice_(x: Any, start: Sequence[Any], limit: Sequence[Any], strides: Sequence[int] | None = None) -> Any:
-    """Return the elements from `start` to before `limit` along each axis, with steps of `strides`, which are positive."""
+    """Return the elements from `start` to before `limit` along each axis, in steps of `strides`, 1 or more."""
     steps = tuple(strides) if strides is not None else (1,) * len(x.shape)
     if all(one == 0 for one in start) and tuple(limit) == tuple(x.shape) and set(steps) <= {1}:
         return x
@@ -30,13 +29,17 @@ def slice_(x: Any, start: Sequence[Any], limit: Sequence[Any], strides: Sequence
 def _slice_infer(x: ShapedArray, *, start: Shape, limit: Shape, strides: Shape) -> ShapedArray:
     sizes = []
     for first, last, step, size in zip(start, limit, strides, x.shape, strict=True):
-        if type(last) is int and type(first) is int and not (0 <= first <= last and (type(size) is not int or last <= size)):
+        if (
+            type(last) is int
+            and type(first) is int
+            and not (0 <= first <= last and (type(size) is not int or last <= size))
+        ):
             raise ValueError(f"slice: {shown(start)} to {shown(limit)} is not in an array of shape {shown(x.shape)}")
         sizes.append(last - first if step == 1 else (last - first + (step - 1)) // step)
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type)
 
 
-def _slice_lower(rule: Rule, x: ir.Value, *, start: Shape, limit: Shape, strides: Shape) -> ir.Value:
+def _slice_lower(rule: Rule, x: IRValue, *, start: Shape, limit: Shape, strides: Shape) -> IRValue:
     if all(map(dims.is_static, (start, limit))):
         return hlo.slice(x, integers(start), integers(limit), integers(strides))
     ends = map(rule.lowering.shape, (start, limit, strides))
@@ -77,7 +80,7 @@ def _pad_infer(x: ShapedArray, value: ShapedArray, *, low: Shape, high: Shape, i
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type)
 
 
-def _pad_lower(rule: Rule, x: ir.Value, value: ir.Value, *, low: Shape, high: Shape, interior: Shape) -> ir.Value:
+def _pad_lower(rule: Rule, x: IRValue, value: IRValue, *, low: Shape, high: Shape, interior: Shape) -> IRValue:
     if all(map(dims.is_static, (low, high))):
         return hlo.pad(x, value, integers(low), integers(high), integers(interior))
     return hlo.dynamic_pad(tensor_type(rule.out), x, value, *map(rule.lowering.shape, (low, high, interior)))
@@ -105,7 +108,9 @@ def _concatenate_infer(*avals: ShapedArray, axis: int) -> ShapedArray:
     for other in avals[1:]:
         if reduced(first, [axis]) != reduced(other, [axis]):
             shapes = ", ".join(shown(aval.shape) for aval in avals)
-            raise ValueError(f"concat: the arrays have shapes {shapes}; their sizes must be the same except on axis {axis}")
+            raise ValueError(
+                f"concat: the arrays have shapes {shapes}; their sizes must be the same except on axis {axis}"
+            )
     total: Any = 0
     for one in avals:
         total = total + one.shape[axis]

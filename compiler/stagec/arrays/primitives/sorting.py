@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, KINDS
-from stagec.arrays.lowering import Rule, compare, constant, integer, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, tensor_type
 from stagec.arrays.primitives.structural import iota
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray
@@ -27,35 +27,35 @@ def sort(operands: Sequence[Any], axis: int, keys: int = 1) -> list[Any]:
     return found
 
 
-def _canonical(x: ir.Value, dtype: dtypes.DType) -> ir.Value:
+def _canonical(x: IRValue, dtype: dtypes.DType) -> IRValue:
     """Return a float such that equal ones have equal bits."""
     zero, nan = constant(np.zeros((), dtype)), constant(np.full((), np.nan, dtype))
     x = hlo.select(compare(x, zero, "EQ", dtype), zero, x)
     return hlo.select(compare(x, x, "NE", dtype), nan, x)
 
 
-def _comparable(x: ir.Value, dtype: dtypes.DType) -> list[tuple[ir.Value, dtypes.DType]]:
+def _comparable(x: IRValue, dtype: dtypes.DType) -> list[tuple[IRValue, dtypes.DType]]:
     if KINDS[dtype] == COMPLEX:
         part = dtypes.real_part(dtype)
         return [(_canonical(hlo.real(x), part), part), (_canonical(hlo.imag(x), part), part)]
     return [(_canonical(x, dtype) if KINDS[dtype] == FLOATING else x, dtype)]
 
 
-def _before(x: ir.Value, y: ir.Value, direction: str, dtype: dtypes.DType) -> ir.Value:
+def _before(x: IRValue, y: IRValue, direction: str, dtype: dtypes.DType) -> IRValue:
     if KINDS[dtype] != FLOATING:
         return compare(x, y, direction, dtype)
     total = hlo.ComparisonTypeAttr.get("TOTALORDER")
     return hlo.compare(x, y, hlo.ComparisonDirectionAttr.get(direction), compare_type=total)
 
 
-def _sort_lower(rule: Rule, *values: ir.Value, axis: int, keys: int) -> list[ir.Value]:
+def _sort_lower(rule: Rule, *values: IRValue, axis: int, keys: int) -> list[IRValue]:
     kinds = [tensor_type(aval) for aval in rule.outputs]
     operation = hlo.SortOp(kinds, list(values), dimension=integer(axis), is_stable=ir.BoolAttr.get(True))
     scalars = [ShapedArray((), aval.dtype) for aval in rule.inputs for _ in range(2)]
     block = rule.block(operation, 0, scalars)
     with ir.InsertionPoint(block):
         arguments = list(block.arguments)
-        pairs: list[tuple[ir.Value, ir.Value, dtypes.DType]] = []
+        pairs: list[tuple[IRValue, IRValue, dtypes.DType]] = []
         for number in range(keys):
             dtype = rule.inputs[number].dtype
             first, second = (_comparable(one, dtype) for one in arguments[2 * number : 2 * number + 2])

@@ -13,13 +13,13 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import BOOL, COMPLEX, KINDS, DType
-from stagec.arrays.lowering import Rule, compare, constant, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, shown
 
 
 def convert(x: Any, dtype: DType, weak_type: bool = False) -> Any:
-    """Return the elements as ones of another dtype; bool(x) is x != 0, an integer of a float is cut off at the point."""
+    """Return the elements as ones of another dtype; bool(x) is x != 0, an integer of a float is cut off."""
     if x.dtype == dtype and bool(getattr(x, "weak_type", False)) == weak_type:
         return x
     if isinstance(x, Literal):
@@ -28,7 +28,7 @@ def convert(x: Any, dtype: DType, weak_type: bool = False) -> Any:
     return bind(CONVERT, x, dtype=dtype, weak_type=weak_type)
 
 
-def _convert_lower(rule: Rule, x: ir.Value, *, dtype: DType, weak_type: bool) -> ir.Value:
+def _convert_lower(rule: Rule, x: IRValue, *, dtype: DType, weak_type: bool) -> IRValue:
     (aval,) = rule.inputs
     if dtype == aval.dtype:
         return x
@@ -128,7 +128,7 @@ def unbroadcast(x: Any, shape: Shape) -> Any:
 
 
 def reduce_sum(x: Any, axes: Sequence[int]) -> Any:
-    """Return the sum of the elements along axes, which are gone in the result. Of floats of 16 bits, added up as f32."""
+    """Return the sum of the elements along axes, which are gone in the result."""
     return bind(REDUCE_SUM, x, axes=tuple(axes)) if len(axes) else x
 
 
@@ -137,7 +137,7 @@ def reduced(x: ShapedArray, axes: Sequence[int]) -> Shape:
     return tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
 
 
-def reduce_lower(rule: Rule, x: ir.Value, axes: Sequence[int], start: Any, combine: Any) -> ir.Value:
+def reduce_lower(rule: Rule, x: IRValue, axes: Sequence[int], start: Any, combine: Any) -> IRValue:
     """Lower a reduction of one array. start: what an empty one gives. combine: takes and gives MLIR values."""
     out = rule.out
     scalar = ShapedArray((), out.dtype)
@@ -148,7 +148,7 @@ def reduce_lower(rule: Rule, x: ir.Value, axes: Sequence[int], start: Any, combi
     return operation.result
 
 
-def _reduce_sum_lower(rule: Rule, x: ir.Value, *, axes: tuple[int, ...]) -> ir.Value:
+def _reduce_sum_lower(rule: Rule, x: IRValue, *, axes: tuple[int, ...]) -> IRValue:
     return reduce_lower(rule, x, axes, 0, hlo.or_ if rule.out.dtype == dtypes.bool_ else hlo.add)
 
 
