@@ -27,6 +27,17 @@ from typing import TYPE_CHECKING, Any
 from stagec.core.version import VERSION
 
 if TYPE_CHECKING:
+    from stagec.arrays.dims import symbolic_shape
+    from stagec.arrays.dtypes import enable_x64
+    from stagec.arrays.namespace.transformations import (
+        checkpoint,
+        custom_vjp,
+        grad,
+        stop_gradient,
+        value_and_grad,
+        vjp,
+    )
+    from stagec.arrays.values import ShapeDtypeStruct
     from stagec.backends.compilation import CannotCompile
     from stagec.core.errors import StagecError
     from stagec.core.nodes import PyTreeNode
@@ -61,18 +72,33 @@ __all__ = [
     "NotExported",
     "PartitionSpec",
     "PyTreeNode",
+    "ShapeDtypeStruct",
     "StagecError",
     "Traced",
     "Wrapped",
     "__version__",
+    "checkpoint",
+    "custom_vjp",
     "device_put",
     "devices",
+    "enable_x64",
+    "grad",
     "jit",
     "load",
     "make_array_from_single_device_arrays",
+    "stop_gradient",
+    "symbolic_shape",
+    "value_and_grad",
+    "vjp",
 ]
 
 _MODULES = {
+    "arrays.dims": ("symbolic_shape",),
+    "arrays.dtypes": ("enable_x64",),
+    "arrays.namespace.transformations": (
+        *("checkpoint", "custom_vjp", "grad", "stop_gradient", "value_and_grad", "vjp"),
+    ),
+    "arrays.values": ("ShapeDtypeStruct",),
     "backends.compilation": ("CannotCompile",),
     "core.errors": ("StagecError",),
     "frontends.staging": ("jit",),

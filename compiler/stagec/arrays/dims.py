@@ -95,7 +95,7 @@ class Dim:
         return not self >= other
 
     def __gt__(self, other: Any) -> bool:
-        return self >= other + 1
+        return bool(self >= other + 1)
 
     def __le__(self, other: Any) -> bool:
         return not self > other

@@ -20,8 +20,7 @@ from stagec.arrays.lowering import Lowering, main_function, tensor_type
 from stagec.arrays.program import Equation, Primitive, Program, Variable, has_programs
 from stagec.arrays.tracing import LeakedTracer, Tracer
 from stagec.arrays.values import Literal, ShapedArray, Value
-from stagec.pjrt import arrays, clients, custom_calls, dialects, turns
-from stagec.pjrt.arrays import AbstractArray
+from stagec.pjrt import arrays, clients, custom_calls, turns
 from stagec.pjrt.executable import Executable
 
 
@@ -96,30 +95,27 @@ def _compiled(primitive: Primitive, operands: Sequence[Array], params: Mapping[s
 @functools.cache
 def _context() -> ir.Context:
     """Return a context for modules without constants, which it would keep for ever."""
+    from stagec.pjrt import dialects
+
     return dialects.make_context()
 
 
 def load(program: Program, context: ir.Context) -> Executable:
     """Compile a program of static shapes for the first CPU device of this process."""
+    from stagec.stages import mlir  # only what compiles needs it
+
     device = clients.devices()[0]
     with context, ir.Location.unknown(context):
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            main = main_function(*([tensor_type(a) for a in avals] for avals in (program.in_avals, program.out_avals)))
+            main = main_function(list(map(tensor_type, program.in_avals)), list(map(tensor_type, program.out_avals)))
             with ir.InsertionPoint(main.entry_block):
                 func.return_(Lowering(("cpu",)).program(program, list(main.entry_block.arguments)))
-        custom_calls.register_custom_calls(_custom_calls(program))
+        custom_calls.register_custom_calls(mlir.custom_calls(module))
         with turns.for_this_machine():
             options = clients.compile_options([device.id])
             loaded = device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
-    specs = [[(aval.shape, aval.dtype) for aval in avals] for avals in (program.in_avals, program.out_avals)]
-    return Executable(loaded, *specs, [device])
-
-
-def _custom_calls(program: Program) -> list[str]:
-    return []
-
-
-def abstract(value: Any) -> AbstractArray | ShapedArray:
-    """Return what is known of a value: shape, dtype and weak_type."""
-    return value.aval if isinstance(value, Tracer | Literal | Array) else ShapedArray.of(value)
+    parameters, results = (
+        [(aval.shape, aval.dtype) for aval in avals] for avals in (program.in_avals, program.out_avals)
+    )
+    return Executable(loaded, parameters, results, [device])

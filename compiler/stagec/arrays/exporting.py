@@ -7,6 +7,7 @@ that it runs on. Symbolic sizes are read from the shapes of its arguments, and w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from stagec.arrays.dims import Dim
 from stagec.arrays.lowering import IRValue
 from stagec.arrays.program import Program, Variable
 from stagec.core import dimensions
-from stagec.stages import mlir
 
 CALLING_CONVENTION = 10
 """The version of the module's calling convention, which is the pinned JAX's."""
@@ -81,11 +81,6 @@ def portable(found: ir.Module) -> bytes:
     requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
     version = hlo.get_version_from_compatibility_requirement(requirement)
     return bytes(_jax.mlir.serialize_portable_artifact(found, version, True))
-
-
-def bytecode(found: ir.Module) -> bytes:
-    """Return a module in MLIR's bytecode form."""
-    return mlir.to_bytecode(found)
 
 
 def _donations(program: Program, taken: Sequence[int], donated: Sequence[bool]) -> list[dict[str, ir.Attribute]]:
@@ -158,11 +153,9 @@ def _read_sizes(
 
 def _slope(size: Dim, name: str) -> int | None:
     """Return the number by which an expression has a name, in no other way than a multiple; None otherwise."""
-    for factor in (*range(1, 65), 128, 256, 512, 1024, 2048, 4096):
-        rest = size - factor * Dim(name)
-        if name not in dimensions.names_in(str(rest)):
-            return factor
-    return None
+    slope = dims.parse(re.sub(rf"\b{name}\b", f"({name}+1)", size.text)) - size
+    rest = size - slope * Dim(name)
+    return slope if isinstance(slope, int) and name not in dimensions.names_in(str(rest)) else None
 
 
 def _dimension(array: IRValue, axis: int) -> IRValue:

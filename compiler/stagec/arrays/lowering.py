@@ -88,7 +88,8 @@ def constant(array: np.ndarray[Any, Any]) -> IRValue:
     elif BITS.get(array.dtype, 8) < 8:  # MLIR wants whole numbers of bytes, and converts
         wide = np.int8 if KINDS[array.dtype] == SIGNED else np.uint8
         return hlo.convert(tensor_type(ShapedArray(shape, array.dtype)), constant(array.astype(wide)))
-    attribute = ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=kind, shape=shape)
+    contiguous: Any = np.ascontiguousarray(array)
+    attribute = ir.DenseElementsAttr.get(contiguous, type=kind, shape=shape)
     return hlo.constant(attribute)
 
 
@@ -205,7 +206,8 @@ class Rule:
         """Append to a region of an operation the block that takes arrays of these avals."""
         kinds = [tensor_type(aval) for aval in avals]
         places = [ir.Location.current] * len(kinds)
-        return operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
+        found: ir.Block = operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
+        return found
 
     def subprogram(self, operation: ir.OpView, number: int, program: Program, captured: Sequence[IRValue] = ()) -> None:
         """Fill a region of an operation with a program: the block takes its last inputs, the first are `captured`."""

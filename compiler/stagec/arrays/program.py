@@ -26,8 +26,8 @@ class Primitive:
         do not fit.
     lower: takes a `lowering.Rule`, the operands' MLIR values, and parameters by name; gives the result's, or a list.
     vjp: the derivative. Takes a `Derivative` (cotangents, operands, results), and parameters by name; gives the
-        cotangent of each operand, None for zero. None where the primitive has no derivative but zero; a text says that it is not
-        differentiable, and why.
+        cotangent of each operand, None for zero. None where the derivative is zero; a text says that
+        there is none, and why.
     several: whether it has a list of results.
 
     Parameters are hashable.

@@ -71,7 +71,7 @@ class Value:
     """
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment] - == compares elements
+    __hash__ = None  # type: ignore[assignment]
     __array_priority__ = 1000  # numpy's operators leave an expression to ours
 
     @property
@@ -125,7 +125,8 @@ class Literal:
     @property
     def dtype(self) -> DType:
         """Of the scalar."""
-        return self.value.dtype
+        found: DType = self.value.dtype
+        return found
 
     def __str__(self) -> str:
         return f"{self.value.item()}:{self.aval}"

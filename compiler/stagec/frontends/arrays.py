@@ -7,15 +7,15 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stagec.arrays import dims, dtypes, pytrees, staging
-from stagec.arrays.staging import Traced
+from stagec.arrays import dims, dtypes, pytrees
 from stagec.arrays.values import ShapeDtypeStruct
 from stagec.core import dimensions, phases
 from stagec.core.avals import FILES, AvalError, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
-from stagec.frontends import entries, packages, source_locations, user_code
+from stagec.frontends import array_stages, entries, packages, source_locations, user_code
+from stagec.frontends.array_stages import Traced
 from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import compatibility, dialects
 
@@ -84,7 +84,7 @@ def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
         args, kwargs = _arguments(spec)
         entries.check_names(spec, function, args, kwargs)
         static = {name: entries.hashable(value) for name, value in spec.static.items()}
-        wrapped = staging.jit(
+        wrapped = array_stages.jit(
             entries.bind(function, static) if static else function,
             donate_argnums=tuple(spec.donate_argnums) or None,
             donate_argnames=tuple(spec.donate_argnames) or None,

@@ -58,12 +58,12 @@ def jit(
     }
     of_jax = {"in_shardings": in_shardings, "out_shardings": out_shardings, "inline": inline, **refused}
     if frontend == "arrays":
-        from stagec.arrays import staging
+        from stagec.frontends import array_stages
 
         given = [name for name, value in of_jax.items() if value]
         if given or host_callbacks != "refuse":
             raise TypeError(f'jit() does not take {", ".join(given) or "host_callbacks"} with frontend = "arrays"')
-        return staging.jit(fun, **options) if fun is not None else lambda fun: staging.jit(fun, **options)
+        return array_stages.jit(fun, **options) if fun is not None else lambda fun: array_stages.jit(fun, **options)
     if frontend not in TRACERS:
         raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")
     try:

@@ -143,7 +143,7 @@ def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
-    """Return start, start + step, ... to before stop; of one number, from 0 to before it. Symbolic sizes are numbers."""
+    """Return start, start + step, ... to before stop; of one number, from 0. Symbolic sizes are numbers."""
     check_device(device)
     if stop is None:
         start, stop = 0, start

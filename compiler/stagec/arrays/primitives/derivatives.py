@@ -15,7 +15,7 @@ import numpy as np
 from stagec.arrays import binding, tracing
 from stagec.arrays.dtypes import INEXACT, KINDS
 from stagec.arrays.primitives import elementwise
-from stagec.arrays.primitives.structural import broadcast, convert
+from stagec.arrays.primitives.structural import broadcast
 from stagec.arrays.program import Program, Variable, pruned
 from stagec.arrays.values import Literal, ShapedArray
 
@@ -159,6 +159,26 @@ def _strong(aval: ShapedArray) -> ShapedArray:
     return ShapedArray(aval.shape, aval.dtype)
 
 
-def typed(cotangent: Any, value: Any) -> Any:
-    """Return a cotangent in the dtype of its value."""
-    return convert(cotangent, value.dtype)
+def vjp_program(program: Program) -> Program:
+    """Return the program of a program's vector-Jacobian product, as `jax.export` has it.
+
+    It takes the arguments, and a cotangent of each result; it gives one of each argument. Those of integers are bools.
+    """
+
+    def function(*values: Any) -> list[Any]:
+        count = len(program.inputs)
+        known = evaluate(program, values[:count])
+        pairs = zip(values[count:], program.out_avals, strict=True)
+        cotangents = [given if is_differentiable(one) else None for given, one in pairs]
+        found = backward(program, known, cotangents, [True] * count)
+        return [
+            zeros_like(_cotangent(one)) if part is None else part
+            for part, one in zip(found, program.in_avals, strict=True)
+        ]
+
+    avals = [*map(_strong, program.in_avals), *map(_cotangent, program.out_avals)]
+    return pruned(tracing.trace(function, avals, "vjp", apart=True).program)
+
+
+def _cotangent(one: ShapedArray) -> ShapedArray:
+    return ShapedArray(one.shape, one.dtype if is_differentiable(one) else np.dtype(bool))

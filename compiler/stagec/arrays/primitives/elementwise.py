@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxlib.mlir.dialects import chlo
@@ -21,6 +21,9 @@ from stagec.arrays.lowering import IRValue, Rule
 from stagec.arrays.primitives.structural import unbroadcast
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, broadcast_shapes
+
+Operation: TypeAlias = Callable[..., Any]
+"""A function that binds a primitive of elements."""
 
 _ONLY_FLOATING = frozenset({FLOATING})
 _ONLY_COMPLEX = frozenset({COMPLEX})
@@ -108,12 +111,12 @@ def _comparison(name: str, direction: str, kinds: frozenset[str]) -> Any:
     return _binary(name, kinds, lower, None, _to_bool)
 
 
-equal = _comparison("equal", "EQ", ANY)
-not_equal = _comparison("not_equal", "NE", ANY)
-less = _comparison("less", "LT", REAL | {BOOL})
-less_equal = _comparison("less_equal", "LE", REAL | {BOOL})
-greater = _comparison("greater", "GT", REAL | {BOOL})
-greater_equal = _comparison("greater_equal", "GE", REAL | {BOOL})
+equal: Operation = _comparison("equal", "EQ", ANY)
+not_equal: Operation = _comparison("not_equal", "NE", ANY)
+less: Operation = _comparison("less", "LT", REAL | {BOOL})
+less_equal: Operation = _comparison("less_equal", "LE", REAL | {BOOL})
+greater: Operation = _comparison("greater", "GT", REAL | {BOOL})
+greater_equal: Operation = _comparison("greater_equal", "GE", REAL | {BOOL})
 
 
 def select(condition: Any, x: Any, y: Any) -> Any:
@@ -208,37 +211,41 @@ def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
     return of_x, multiply(g, multiply(log(safe), z))
 
 
-add = _binary("add", NUMERIC | {BOOL}, hlo.add, lambda g, x, y, z: (g, g))
-subtract = _binary("subtract", NUMERIC, hlo.subtract, lambda g, x, y, z: (g, negative(g)))
-multiply = _binary("multiply", NUMERIC | {BOOL}, hlo.multiply, lambda g, x, y, z: (multiply(g, y), multiply(g, x)))
-divide = _binary("divide", NUMERIC, hlo.divide, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y)))))
-remainder = _binary(  # with the sign of x, as C has it
+add: Operation = _binary("add", NUMERIC | {BOOL}, hlo.add, lambda g, x, y, z: (g, g))
+subtract: Operation = _binary("subtract", NUMERIC, hlo.subtract, lambda g, x, y, z: (g, negative(g)))
+multiply: Operation = _binary(
+    "multiply", NUMERIC | {BOOL}, hlo.multiply, lambda g, x, y, z: (multiply(g, y), multiply(g, x))
+)
+divide: Operation = _binary(
+    "divide", NUMERIC, hlo.divide, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y))))
+)
+remainder: Operation = _binary(  # with the sign of x, as C has it
     "remainder", REAL, hlo.remainder, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
 )
-power = _binary("power", NUMERIC, hlo.power, _power_vjp)
-maximum = _binary("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
-minimum = _binary("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
-negative = _unary("negative", NUMERIC, hlo.negate, lambda g, x, y: negative(g))
-sign = _unary("sign", NUMERIC, _sign_lower)
-absolute = _unary("absolute", NUMERIC, _abs_lower, _abs_vjp, dtypes.real_part)
-square = _unary("square", NUMERIC, lambda x: hlo.multiply(x, x), lambda g, x, y: multiply(g, multiply(x, 2)))
+power: Operation = _binary("power", NUMERIC, hlo.power, _power_vjp)
+maximum: Operation = _binary("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
+minimum: Operation = _binary("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
+negative: Operation = _unary("negative", NUMERIC, hlo.negate, lambda g, x, y: negative(g))
+sign: Operation = _unary("sign", NUMERIC, _sign_lower)
+absolute: Operation = _unary("absolute", NUMERIC, _abs_lower, _abs_vjp, dtypes.real_part)
+square: Operation = _unary("square", NUMERIC, lambda x: hlo.multiply(x, x), lambda g, x, y: multiply(g, multiply(x, 2)))
 
-bitwise_and = _binary("and", _BITS, hlo.and_)
-bitwise_or = _binary("or", _BITS, hlo.or_)
-bitwise_xor = _binary("xor", _BITS, hlo.xor)
-bitwise_not = _unary("not", _BITS, hlo.not_)
-shift_left = _binary("shift_left", INTEGRAL, hlo.shift_left)
-shift_right_arithmetic = _binary("shift_right_arithmetic", INTEGRAL, hlo.shift_right_arithmetic)
-shift_right_logical = _binary("shift_right_logical", INTEGRAL, hlo.shift_right_logical)
-population_count = _unary("population_count", INTEGRAL, hlo.popcnt)
-count_leading_zeros = _unary("count_leading_zeros", INTEGRAL, hlo.count_leading_zeros)
+bitwise_and: Operation = _binary("and", _BITS, hlo.and_)
+bitwise_or: Operation = _binary("or", _BITS, hlo.or_)
+bitwise_xor: Operation = _binary("xor", _BITS, hlo.xor)
+bitwise_not: Operation = _unary("not", _BITS, hlo.not_)
+shift_left: Operation = _binary("shift_left", INTEGRAL, hlo.shift_left)
+shift_right_arithmetic: Operation = _binary("shift_right_arithmetic", INTEGRAL, hlo.shift_right_arithmetic)
+shift_right_logical: Operation = _binary("shift_right_logical", INTEGRAL, hlo.shift_right_logical)
+population_count: Operation = _unary("population_count", INTEGRAL, hlo.popcnt)
+count_leading_zeros: Operation = _unary("count_leading_zeros", INTEGRAL, hlo.count_leading_zeros)
 
-floor = _unary("floor", _ONLY_FLOATING, hlo.floor)
-ceil = _unary("ceil", _ONLY_FLOATING, hlo.ceil)
-round_even = _unary("round_even", _ONLY_FLOATING, hlo.round_nearest_even)
-round_away = _unary("round_away", _ONLY_FLOATING, hlo.round_nearest_afz)
-is_finite = _unary("is_finite", _ONLY_FLOATING, hlo.is_finite, None, _to_bool)
-next_after = _binary("next_after", _ONLY_FLOATING, chlo.next_after)
+floor: Operation = _unary("floor", _ONLY_FLOATING, hlo.floor)
+ceil: Operation = _unary("ceil", _ONLY_FLOATING, hlo.ceil)
+round_even: Operation = _unary("round_even", _ONLY_FLOATING, hlo.round_nearest_even)
+round_away: Operation = _unary("round_away", _ONLY_FLOATING, hlo.round_nearest_afz)
+is_finite: Operation = _unary("is_finite", _ONLY_FLOATING, hlo.is_finite, None, _to_bool)
+next_after: Operation = _binary("next_after", _ONLY_FLOATING, chlo.next_after)
 
 
 def truncate(x: Any) -> Any:
@@ -255,29 +262,37 @@ def _one_less(x: Any) -> Any:
     return subtract(x, 1.0)
 
 
-exp = _unary("exp", INEXACT, hlo.exponential, lambda g, x, y: multiply(g, y))
-expm1 = _unary("expm1", INEXACT, hlo.exponential_minus_one, lambda g, x, y: multiply(g, add(y, 1.0)))
-log = _unary("log", INEXACT, hlo.log, lambda g, x, y: divide(g, x))
-log1p = _unary("log1p", INEXACT, hlo.log_plus_one, lambda g, x, y: divide(g, add(x, 1.0)))
-sqrt = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multiply(g, 0.5), y))
-rsqrt = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
-cbrt = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(y, multiply(x, 3.0))))
-logistic = _unary("logistic", INEXACT, hlo.logistic, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y))))
+exp: Operation = _unary("exp", INEXACT, hlo.exponential, lambda g, x, y: multiply(g, y))
+expm1: Operation = _unary("expm1", INEXACT, hlo.exponential_minus_one, lambda g, x, y: multiply(g, add(y, 1.0)))
+log: Operation = _unary("log", INEXACT, hlo.log, lambda g, x, y: divide(g, x))
+log1p: Operation = _unary("log1p", INEXACT, hlo.log_plus_one, lambda g, x, y: divide(g, add(x, 1.0)))
+sqrt: Operation = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multiply(g, 0.5), y))
+rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
+cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(y, multiply(x, 3.0))))
+logistic: Operation = _unary(
+    "logistic", INEXACT, hlo.logistic, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
+)
 
-sin = _unary("sin", INEXACT, hlo.sine, lambda g, x, y: multiply(g, cos(x)))
-cos = _unary("cos", INEXACT, hlo.cosine, lambda g, x, y: negative(multiply(g, sin(x))))
-tan = _unary("tan", INEXACT, hlo.tan, lambda g, x, y: multiply(g, add(square(y), 1.0)))
-asin = _unary("asin", INEXACT, chlo.asin, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
-acos = _unary("acos", INEXACT, chlo.acos, lambda g, x, y: negative(multiply(g, rsqrt(subtract(1.0, square(x))))))
-atan = _unary("atan", INEXACT, chlo.atan, lambda g, x, y: divide(g, add(square(x), 1.0)))
-sinh = _unary("sinh", INEXACT, chlo.sinh, lambda g, x, y: multiply(g, cosh(x)))
-cosh = _unary("cosh", INEXACT, chlo.cosh, lambda g, x, y: multiply(g, sinh(x)))
-tanh = _unary("tanh", INEXACT, hlo.tanh, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y))))
-asinh = _unary("asinh", INEXACT, chlo.asinh, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
-acosh = _unary(
+sin: Operation = _unary("sin", INEXACT, hlo.sine, lambda g, x, y: multiply(g, cos(x)))
+cos: Operation = _unary("cos", INEXACT, hlo.cosine, lambda g, x, y: negative(multiply(g, sin(x))))
+tan: Operation = _unary("tan", INEXACT, hlo.tan, lambda g, x, y: multiply(g, add(square(y), 1.0)))
+asin: Operation = _unary("asin", INEXACT, chlo.asin, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
+acos: Operation = _unary(
+    "acos", INEXACT, chlo.acos, lambda g, x, y: negative(multiply(g, rsqrt(subtract(1.0, square(x)))))
+)
+atan: Operation = _unary("atan", INEXACT, chlo.atan, lambda g, x, y: divide(g, add(square(x), 1.0)))
+sinh: Operation = _unary("sinh", INEXACT, chlo.sinh, lambda g, x, y: multiply(g, cosh(x)))
+cosh: Operation = _unary("cosh", INEXACT, chlo.cosh, lambda g, x, y: multiply(g, sinh(x)))
+tanh: Operation = _unary(
+    "tanh", INEXACT, hlo.tanh, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y)))
+)
+asinh: Operation = _unary("asinh", INEXACT, chlo.asinh, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
+acosh: Operation = _unary(
     "acosh", INEXACT, chlo.acosh, lambda g, x, y: multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
 )
-atanh = _unary("atanh", INEXACT, chlo.atanh, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x))))
+atanh: Operation = _unary(
+    "atanh", INEXACT, chlo.atanh, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x)))
+)
 
 
 def _atan2_vjp(g: Any, y: Any, x: Any, z: Any) -> tuple[Any, Any]:
@@ -285,7 +300,7 @@ def _atan2_vjp(g: Any, y: Any, x: Any, z: Any) -> tuple[Any, Any]:
     return multiply(scaled, x), negative(multiply(scaled, y))
 
 
-atan2 = _binary("atan2", INEXACT, hlo.atan2, _atan2_vjp)
+atan2: Operation = _binary("atan2", INEXACT, hlo.atan2, _atan2_vjp)
 
 # Special functions.
 
@@ -296,19 +311,19 @@ def _gauss(g: Any, x: Any) -> Any:
     return multiply(g, multiply(exp(negative(square(x))), _TWO_OVER_ROOT_PI))
 
 
-erf = _unary("erf", _ONLY_FLOATING, chlo.erf, lambda g, x, y: _gauss(g, x))
-erfc = _unary("erfc", _ONLY_FLOATING, chlo.erfc, lambda g, x, y: negative(_gauss(g, x)))
-erf_inv = _unary(
+erf: Operation = _unary("erf", _ONLY_FLOATING, chlo.erf, lambda g, x, y: _gauss(g, x))
+erfc: Operation = _unary("erfc", _ONLY_FLOATING, chlo.erfc, lambda g, x, y: negative(_gauss(g, x)))
+erf_inv: Operation = _unary(
     "erf_inv",
     _ONLY_FLOATING,
     chlo.erf_inv,
     lambda g, x, y: multiply(g, multiply(exp(square(y)), 1 / _TWO_OVER_ROOT_PI)),
 )
-lgamma = _unary("lgamma", _ONLY_FLOATING, chlo.lgamma, lambda g, x, y: multiply(g, digamma(x)))
-digamma = _unary(
+lgamma: Operation = _unary("lgamma", _ONLY_FLOATING, chlo.lgamma, lambda g, x, y: multiply(g, digamma(x)))
+digamma: Operation = _unary(
     "digamma", _ONLY_FLOATING, chlo.digamma, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x))
 )
-polygamma = _binary(
+polygamma: Operation = _binary(
     "polygamma", _ONLY_FLOATING, chlo.polygamma, lambda g, m, x, y: (None, multiply(g, polygamma(add(m, 1.0), x)))
 )
 
@@ -321,16 +336,18 @@ def _zero(x: Any) -> Literal:
     return Literal(np.zeros((), x.dtype))
 
 
-complex_ = _binary(
+complex_: Operation = _binary(
     "complex",
     _ONLY_FLOATING,
     hlo.complex,
     lambda g, x, y, z: (real(g), negative(imag(g))),
     lambda dtype: _COMPLEX.get(dtype, dtypes.complex64),
 )
-real = _unary("real", _ONLY_COMPLEX, hlo.real, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
-imag = _unary("imag", _ONLY_COMPLEX, hlo.imag, lambda g, x, y: complex_(_zero(g), negative(g)), dtypes.real_part)
-conj = _unary("conj", _ONLY_COMPLEX, chlo.conj, lambda g, x, y: conj(g))
+real: Operation = _unary("real", _ONLY_COMPLEX, hlo.real, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
+imag: Operation = _unary(
+    "imag", _ONLY_COMPLEX, hlo.imag, lambda g, x, y: complex_(_zero(g), negative(g)), dtypes.real_part
+)
+conj: Operation = _unary("conj", _ONLY_COMPLEX, chlo.conj, lambda g, x, y: conj(g))
 
 
 def bitcast(x: Any, dtype: dtypes.DType) -> Any:

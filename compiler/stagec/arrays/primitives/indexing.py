@@ -27,8 +27,8 @@ class GatherNumbers(NamedTuple):
     The last axis of the indices is that of their components.
 
     offset: axes of the result that are axes of a slice. collapsed: axes of the operand, of which a slice has one
-    element that is no axis of the result. starts: for each component of an index the axis of the operand. operand_batch,
-    index_batch: axes of both that go together.
+    element that is no axis of the result. starts: for each component of an index the axis of the operand.
+    operand_batch, index_batch: axes of both that go together.
     """
 
     offset: Axes

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from stagec.arrays import dtypes, execution, exporting, pytrees, tracing
+from stagec.arrays.primitives.derivatives import vjp_program
 from stagec.arrays.program import Program, pruned
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
 from stagec.core.avals import Aval
 from stagec.core.specs import CompilerOption
+from stagec.core.trees import LEAF, Tree
 from stagec.pjrt import dialects
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
@@ -188,38 +190,77 @@ class Traced:
         return dataclasses.replace(lowered, compiler_options=self._options.compiler_options)
 
     def export(self, platforms: Sequence[str] = ("cpu",)) -> Exported:
-        """Return the function as an exported artifact for several platforms; sizes may be symbolic."""
-        taken = exporting.kept(self.program, self._options.keep_unused)
-        symbolic = exporting.named_sizes(self.in_avals)
-        with dialects.make_context():
-            names = pytrees.names(self._structure, self._parameters)
-            found = exporting.module(self.program, taken, platforms, names, self.donated)
-            serialized = exporting.portable(found)
-        return Exported(
-            fun_name=self.fun_name,
-            in_tree=self.in_tree,
-            in_avals=_avals(self.in_avals),
-            out_tree=self.out_tree,
-            out_avals=_avals(self.out_avals),
-            nr_devices=1,
-            platforms=tuple(platforms),
-            ordered_effects=(),
-            unordered_effects=(),
-            disabled_safety_checks=(),
-            mlir_module_serialized=serialized,
-            calling_convention_version=exporting.CALLING_CONVENTION,
-            module_kept_var_idx=taken,
-            uses_global_constants=len(platforms) > 1 or bool(symbolic),
-            _in_shardings=(None,) * len(self.in_avals),
-            _out_shardings=(None,) * len(self.out_avals),
-            _parameters=self._parameters,
+        """Return the function as an exported artifact for several platforms; sizes may be symbolic.
+
+        Its vector-Jacobian product is traced when it is asked for.
+        """
+        found = _exported(
+            self.program,
+            self.fun_name,
+            pytrees.names(self._structure, self._parameters),
+            (_avals(self.in_avals), _avals(self.out_avals)),
+            platforms,
+            self._options.keep_unused,
+            self.donated,
         )
+        return dataclasses.replace(found, in_tree=self.in_tree, out_tree=self.out_tree, _parameters=self._parameters)
 
     def module_with_locations(self, platforms: Sequence[str] = ("cpu",)) -> Any:
         """Return the module of `export`, in the current context, with the places of its operations in the sources."""
         taken = exporting.kept(self.program, self._options.keep_unused)
         names = pytrees.names(self._structure, self._parameters)
         return exporting.module(self.program, taken, platforms, names, self.donated, located=True)
+
+
+def _exported(
+    program: Program,
+    name: str,
+    names: Sequence[str],
+    avals: tuple[Sequence[Aval], Sequence[Aval]],
+    platforms: Sequence[str],
+    keep_unused: bool,
+    donated: Sequence[bool] = (),
+) -> Exported:
+    """Return a program as an artifact whose arguments and results are flat.
+
+    names: of the arguments. avals: of arguments and results; of those that are float0, the program's are bools.
+    """
+    taken = exporting.kept(program, keep_unused)
+    with dialects.make_context():
+        serialized = exporting.portable(exporting.module(program, taken, platforms, names, donated))
+
+    def vjp() -> Exported:
+        derived = vjp_program(program)
+        in_avals, out_avals = ([_cotangent(one) for one in some] for some in avals)
+        both = [*avals[0], *out_avals], in_avals
+        given = [*names, *(f"cotangents[{i}]" for i in range(len(out_avals)))]
+        return _exported(derived, f"{name}_vjp", given, both, platforms, keep_unused=True)
+
+    return Exported(
+        fun_name=name,
+        in_tree=Tree("tuple", (Tree("tuple", (LEAF,) * len(avals[0])), Tree("dict"))),
+        in_avals=tuple(avals[0]),
+        out_tree=Tree("tuple", (LEAF,) * len(avals[1])),
+        out_avals=tuple(avals[1]),
+        nr_devices=1,
+        platforms=tuple(platforms),
+        ordered_effects=(),
+        unordered_effects=(),
+        disabled_safety_checks=(),
+        mlir_module_serialized=serialized,
+        calling_convention_version=exporting.CALLING_CONVENTION,
+        module_kept_var_idx=taken,
+        uses_global_constants=len(platforms) > 1 or bool(exporting.named_sizes(program.in_avals)),
+        _in_shardings=(None,) * len(avals[0]),
+        _out_shardings=(None,) * len(avals[1]),
+        _vjp=vjp,
+    )
+
+
+def _cotangent(aval: Aval) -> Aval:
+    """Return the aval of a cotangent: of integers and bools it is float0."""
+    floats = aval.dtype[0] in "fc" or aval.dtype == "bf16"
+    return Aval(aval.dtype if floats else "f0", aval.shape)
 
 
 def _avals(avals: Sequence[ShapedArray]) -> tuple[Aval, ...]:
