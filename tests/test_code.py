@@ -60,7 +60,6 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     for path in FILES.values():
         others = {one for one, _ in imports.imports(path, FILES)}
         assert {"pickle", "marshal", "shelve", "copyreg"}.isdisjoint(others), path
-        )
         calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {function.id for function in calls if isinstance(function, ast.Name)}, path
 

@@ -8,6 +8,8 @@ _OTHER_VERSION = """the Python toolchain has Python {here} ({path}), stagec's pa
 """
 
 if __name__ == "__main__":
+    # Where Python puts the folder of this file on the path, `import numpy` would find stagec.numpy.
+    sys.path[:] = [entry for entry in sys.path if entry != __file__.rpartition(os.sep)[0]]
     wanted, here = os.environ.get("STAGEC_PYTHON_VERSION"), sys.version.split()[0]
     if wanted not in (None, here):  # rules/toolchain.bzl sets it where the interpreter is a toolchain's
         sys.stderr.write(_OTHER_VERSION.format(here=here, wanted=wanted, path=sys.executable))

@@ -8,6 +8,7 @@ Three layers, from the bottom to the top:
 2. `primitives`: the table of operations, each with its rule of shapes, its lowering and its derivative.
 3. `namespace`: the Python array API standard (https://data-apis.org/array-api/2024.12/), written with primitives.
 
-`primitives.derivatives` turns a program into that of its vector-Jacobian product, `exporting` into a module of the form
-of `jax.export`. The public faces are `stagec.numpy` and `stagec.lax`. ARCHITECTURE.md says how to add a primitive, a function and a test.
+`primitives.derivatives` turns a program into that of its vector-Jacobian product, `exporting` into a module in the form
+of `jax.export`. The public faces are `stagec.numpy` and `stagec.lax`. ARCHITECTURE.md says how to add a primitive, a
+function and a test.
 """

@@ -135,7 +135,7 @@ def scan(
     lengths = {part.shape[0] if part.shape else None for part in arrays} | ({length} if length is not None else set())
     if len(lengths) != 1 or None in lengths:
         raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sorted(map(str, lengths))}")
-    (count,) = lengths
+    count = int(lengths.pop() or 0)
     out: list[Any] = []
 
     def turn(carried: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
