@@ -113,9 +113,18 @@ def test_elements_of_a_trace_are_not_known(name: str) -> None:
 
 def test_values_do_not_leave_their_trace() -> None:
     kept: list[Any] = []
-    stagec.jit(lambda x: kept.append(x) or x, frontend="arrays")(1.0)
-    for use in (lambda: kept[0] + 1, lambda: stagec.jit(lambda x: x + kept[0], frontend="arrays")(1.0)):
-        with pytest.raises(LeakedTracer, match=r"a value of the traced function <lambda> \(~f32\[\]\) is used"):
+
+    def leaking(x: Any) -> Any:
+        kept.append(x)
+        return x
+
+    stagec.jit(leaking, frontend="arrays")(1.0)
+    uses: list[Callable[[], Any]] = [
+        lambda: kept[0] + 1,
+        lambda: stagec.jit(lambda x: x + kept[0], frontend="arrays")(1.0),
+    ]
+    for use in uses:
+        with pytest.raises(LeakedTracer, match=r"a value of the traced function leaking \(~f32\[\]\) is used"):
             use()
 
 

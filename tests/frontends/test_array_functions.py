@@ -11,7 +11,7 @@ from stagec.core.specs import FunctionSpec, to_json
 from stagec.manifest.load import load_manifest
 from stagec.manifest.planning import plan
 from stagec.stages.exported import Exported
-from tests.building import stagec
+from tests.building import action_environment, stagec
 from tests.frontends.exporting import spec
 
 MODEL = '''"""A model."""
@@ -40,7 +40,7 @@ def workspace(tmp_path: Path) -> Path:
 
 def run(workspace: Path, function: FunctionSpec, *words: str) -> str:
     (workspace / "f.spec").write_text(to_json(function))
-    environment = {"PYTHONPATH": os.pathsep.join([str(workspace), os.environ.get("PYTHONPATH", "")])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(workspace), action_environment()["PYTHONPATH"]])}
     done = stagec("export", "--spec", "f.spec", "--import-root", ".", *words, cwd=workspace, env=environment)
     return done.stderr
 
@@ -70,6 +70,7 @@ def test_a_manifest_names_it(tmp_path: Path) -> None:
     text = """
         [manifest]
         name = "m"
+        version = "1.0.0"
         [functions.f]
         entry = "pkg.model:scaled"
         frontend = "arrays"
@@ -78,8 +79,8 @@ def test_a_manifest_names_it(tmp_path: Path) -> None:
     """
     path = tmp_path / "m.toml"
     path.write_text(text)
-    (function,) = plan(load_manifest(path, "m.toml")).functions
-    assert function.frontend == "arrays"
+    (export,) = plan(load_manifest(path, "m.toml")).exports
+    assert export.spec.frontend == "arrays"
     path.write_text(text + 'matmul_precision = "highest"\n')
     with pytest.raises(StagecError, match="leave matmul_precision out; it says how JAX traces"):
         load_manifest(path, "m.toml")
