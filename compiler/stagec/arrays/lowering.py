@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims
 from stagec.arrays.dims import Dim, Shape
-from stagec.arrays.dtypes import BITS, KINDS, SIGNED, DType
+from stagec.arrays.dtypes import BITS, BOOL, KINDS, NAMED, SIGNED, UNSIGNED, DType
 from stagec.arrays.program import Equation, Program, Variable
 from stagec.arrays.values import Literal, ShapedArray
 from stagec.core import dimensions
@@ -48,14 +48,19 @@ _FLOATS: Mapping[str, Callable[[], ir.Type]] = {
 }
 
 
+def _integer(dtype: DType) -> Callable[[], ir.Type]:
+    kind = ir.IntegerType.get_unsigned if KINDS[dtype] == UNSIGNED else ir.IntegerType.get_signless
+    return functools.partial(kind, 1 if KINDS[dtype] == BOOL else BITS[dtype])
+
+
+_ELEMENTS: Mapping[DType, Callable[[], ir.Type]] = {
+    dtype: _FLOATS.get(name) or _integer(dtype) for name, dtype in NAMED.items()
+}
+
+
 def element_type(dtype: DType) -> ir.Type:
     """Return MLIR's type of an element, in the current context."""
-    if dtype.name in _FLOATS:
-        return _FLOATS[dtype.name]()
-    if dtype.name == "bool":
-        return ir.IntegerType.get_signless(1)
-    kind = ir.IntegerType.get_signless if KINDS[dtype] == SIGNED else ir.IntegerType.get_unsigned
-    return kind(BITS[dtype])
+    return _ELEMENTS[dtype]()
 
 
 def tensor_type(aval: ShapedArray) -> ir.Type:
