@@ -53,8 +53,21 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",
-        "bundle core loader pjrt stages",
+        "arrays arrays.primitives bundle core loader pjrt stages",
         "jax jaxlib msgpack numpy orbax",
+    ),
+    "arrays.namespace": _package(
+        "the array API standard, written with primitives: what `stagec.numpy` has",
+        "arrays arrays.primitives pjrt",
+        "ml_dtypes numpy",
+    ),
+    "arrays.primitives": _package(
+        "the table of primitives: rule of shapes, lowering and derivative of each", "arrays", "jaxlib numpy"
+    ),
+    "arrays": _package(
+        "functions of arrays traced without JAX: values, programs, tracing, lowering to StableHLO, execution",
+        "core pjrt stages",
+        "jaxlib ml_dtypes numpy",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",
@@ -97,8 +110,11 @@ def package(module: str) -> str:
     return module if module in PACKAGES else module.rpartition(".")[0]
 
 
-def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules that a file imports, wherever it does: ours without "stagec.", others by their first name."""
+def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, bool]]:
+    """Yield the modules that a file imports, wherever it does, and whether they are ours.
+
+    Ours without "stagec.", others by their first name: `numpy` is both.
+    """
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -109,14 +125,17 @@ def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
         for full in names:
             first, _, below = full.partition(".")
             if first != "stagec":
-                yield first
+                yield first, False
             else:
-                yield below if below in known else below.rpartition(".")[0]
+                yield below if below in known else below.rpartition(".")[0], True
 
 
 def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
     """Return which of our modules each of our modules imports."""
-    return {name: {one for one in imports(name, path, known) if one in known} - {name} for name, path in known.items()}
+    return {
+        name: {one for one, ours in imports(path, known) if ours and one in known} - {name}
+        for name, path in known.items()
+    }
 
 
 def arrows(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:

@@ -7,8 +7,9 @@ Running what was built needs numpy and jaxlib:
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
-Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
-others. `Mesh`, `NamedSharding` and `PartitionSpec` say how arrays are split over devices. The classes are those of
+Tracing needs JAX, or a function of `stagec.numpy`: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose
+`lower` and `export` give the others; `jit(fun, frontend="arrays")` does it without JAX. `Mesh`, `NamedSharding`
+and `PartitionSpec` say how arrays are split over devices. The classes are those of
 https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.
 
 Arrays are numpy's, whole, in pytrees (https://docs.jax.dev/en/latest/pytrees.html) of plain containers or of the
@@ -26,11 +27,23 @@ from typing import TYPE_CHECKING, Any
 from stagec.core.version import VERSION
 
 if TYPE_CHECKING:
+    from stagec.arrays.dims import symbolic_shape
+    from stagec.arrays.dtypes import enable_x64
+    from stagec.arrays.namespace.transformations import (
+        checkpoint,
+        custom_vjp,
+        grad,
+        stop_gradient,
+        value_and_grad,
+        vjp,
+    )
+    from stagec.arrays.values import ShapeDtypeStruct
     from stagec.backends.compilation import CannotCompile
     from stagec.core.errors import StagecError
     from stagec.core.nodes import PyTreeNode
     from stagec.core.refusal import CallError, LoadError
-    from stagec.frontends.wrapped import Traced, Wrapped, jit
+    from stagec.frontends.staging import jit
+    from stagec.frontends.wrapped import Traced, Wrapped
     from stagec.loader.bundle import Bundle
     from stagec.loader.function import Function
     from stagec.loader.serving import load
@@ -59,21 +72,37 @@ __all__ = [
     "NotExported",
     "PartitionSpec",
     "PyTreeNode",
+    "ShapeDtypeStruct",
     "StagecError",
     "Traced",
     "Wrapped",
     "__version__",
+    "checkpoint",
+    "custom_vjp",
     "device_put",
     "devices",
+    "enable_x64",
+    "grad",
     "jit",
     "load",
     "make_array_from_single_device_arrays",
+    "stop_gradient",
+    "symbolic_shape",
+    "value_and_grad",
+    "vjp",
 ]
 
 _MODULES = {
+    "arrays.dims": ("symbolic_shape",),
+    "arrays.dtypes": ("enable_x64",),
+    "arrays.namespace.transformations": (
+        *("checkpoint", "custom_vjp", "grad", "stop_gradient", "value_and_grad", "vjp"),
+    ),
+    "arrays.values": ("ShapeDtypeStruct",),
     "backends.compilation": ("CannotCompile",),
     "core.errors": ("StagecError",),
-    "frontends.wrapped": ("Traced", "Wrapped", "jit"),
+    "frontends.staging": ("jit",),
+    "frontends.wrapped": ("Traced", "Wrapped"),
     "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
     "loader.function": ("Function",),

@@ -45,10 +45,13 @@ def _another_python() -> "str | None":
 
 
 if __name__ == "__main__":
-    from stagec.worker.installed import find_packages
-
-    find_packages()
+    # Where Python puts the folder of this file on the path, `import numpy` would find stagec.numpy.
+    sys.path[:] = [entry for entry in sys.path if entry != __file__.rpartition(os.sep)[0]]
     problem = _another_python() or _other_packages()
+    if not problem:
+        from stagec.worker.installed import find_packages
+
+        find_packages()
     if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
         from stagec.worker.server import serve
 

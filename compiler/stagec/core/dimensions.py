@@ -11,7 +11,7 @@ import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stagec.core import expressions
 
@@ -77,6 +77,11 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
     Raises DimensionError where a name has no size, or for a division by zero.
     """
     return evaluator(text)(sizes)
+
+
+def compute(text: str, sizes: Mapping[str, Any], functions: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
+    """What `evaluate` does where sizes are no ints but what has their operators; functions: in place of FUNCTIONS."""
+    return _value(_parse(text), sizes, functions)
 
 
 def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
@@ -277,7 +282,9 @@ def _power(factor: str, exponent: int) -> str:
     return factor if exponent == 1 else f"{factor}^{exponent}"
 
 
-def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+def _value(
+    node: ast.expr, sizes: Mapping[str, Any], functions: Mapping[str, Callable[[Any, Any], Any]] = FUNCTIONS
+) -> Any:
     match node:
         case ast.Constant(value=int() as number):
             return number
@@ -286,15 +293,19 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
                 raise DimensionError(f'dimension "{name}" has no size')
             return sizes[name]
         case ast.UnaryOp(op=operation, operand=operand):
-            return -_value(operand, sizes) if isinstance(operation, ast.USub) else _value(operand, sizes)
+            return (
+                -_value(operand, sizes, functions)
+                if isinstance(operation, ast.USub)
+                else _value(operand, sizes, functions)
+            )
         case ast.BinOp(left=left, op=operation, right=right):
-            return _apply(_OPERATIONS[type(operation)], _value(left, sizes), _value(right, sizes))
+            return _apply(_OPERATIONS[type(operation)], _value(left, sizes, functions), _value(right, sizes, functions))
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            return _apply(FUNCTIONS[name], _value(left, sizes), _value(right, sizes))
+            return _apply(functions[name], _value(left, sizes, functions), _value(right, sizes, functions))
     raise DimensionError(f'bad dimension expression "{ast.unparse(node)}"')
 
 
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -304,7 +315,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def _apply(function: Callable[[int, int], int], left: int, right: int) -> int:
+def _apply(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     try:
         return function(left, right)
     except ZeroDivisionError:

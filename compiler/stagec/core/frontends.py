@@ -14,14 +14,15 @@ class Frontend:
 
     name: of the module in `stagec.frontends`.
     endings: of the files that an entry may name; empty: an entry is a Python object, `package.module:attribute`.
-    what: what such a file is, in messages.
-    meaningless: keys of a function that have no meaning, because the file says it.
+    what: what such an entry is, in messages.
+    meaningless: keys of a function that have no meaning then. because: why, in messages.
     """
 
     name: str
     endings: tuple[str, ...] = ()
     what: str = ""
     meaningless: tuple[str, ...] = ()
+    because: str = ""
 
 
 _TRACING = (
@@ -29,13 +30,36 @@ _TRACING = (
     *("keep_unused", "inline", "matmul_precision", "mesh", "in_shardings", "out_shardings", "vjp_order"),
     *("enable_x64", "prng_impl", "environment", "host_callbacks"),
 )
+_OF_JAX = (
+    "inline",
+    "matmul_precision",
+    "prng_impl",
+    "host_callbacks",
+    "plugins",
+    "mesh",
+    "in_shardings",
+    "out_shardings",
+)
 FRONTENDS = (
     Frontend("jax"),
-    Frontend("stablehlo", (".mlir", ".mlirbc"), "a StableHLO module, which is not traced", _TRACING),
+    Frontend(
+        "stablehlo",
+        (".mlir", ".mlirbc"),
+        "a StableHLO module, which is not traced",
+        (*_TRACING, "frontend"),
+        "the module itself says it",
+    ),
+    Frontend("arrays", (), "traced by stagec itself", _OF_JAX, "it says how JAX traces"),
 )
+TRACERS = tuple(one.name for one in FRONTENDS if not one.endings)
+"""Names of the frontends that trace a Python function: what the key `frontend` may be. The first is the default."""
 
 
-def of_entry(entry: str) -> Frontend:
-    """Return the frontend of a function by its `entry`: that of the file's ending, and JAX for what is no file."""
+def of_entry(entry: str, name: str | None = None) -> Frontend:
+    """Return the frontend of a function by its `entry`: that of the file's ending; of no file, the named one.
+
+    name: the key `frontend`; None, and what is no name: JAX.
+    """
     files = (one for one in FRONTENDS if one.endings and ":" not in entry and entry.endswith(one.endings))
-    return next(files, FRONTENDS[0])
+    tracer = next((one for one in FRONTENDS if not one.endings and one.name == name), FRONTENDS[0])
+    return next(files, tracer)

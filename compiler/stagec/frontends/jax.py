@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import os
 import platform
 import re
@@ -29,6 +27,7 @@ from stagec.frontends import (
     callbacks,
     checkpoints,
     closures,
+    entries,
     exporting,
     filtering,
     kernels,
@@ -255,8 +254,8 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
     if not callable(function):
         raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
     args, kwargs = _arguments(spec, import_roots)
-    _check_names(spec, function, args, kwargs)
-    static = {name: _hashable(value) for name, value in spec.static.items()}
+    entries.check_names(spec, function, args, kwargs)
+    static = {name: entries.hashable(value) for name, value in spec.static.items()}
 
     options: dict[str, Any] = {
         "donate_argnums": tuple(spec.donate_argnums) or None,
@@ -266,7 +265,7 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
     }
     if spec.in_shardings is not None:
         options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
-    entry = filtering.filtered(_bind(function, static) if static else function, (args, kwargs))
+    entry = filtering.filtered(entries.bind(function, static) if static else function, (args, kwargs))
 
     failed = f"staging {spec.entry} raised"
 
@@ -297,21 +296,6 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
             return Staged(exported, jitted, args, kwargs, depends)
 
     return user_code.run(traced, failed, spec.manifest, spec.key)
-
-
-def _bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the function with its static arguments bound: JAX takes no keyword arguments beside in_shardings."""
-
-    @functools.wraps(function)
-    def bound(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs, **static)
-
-    with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
-        signature = inspect.signature(function)
-        # JAX names the arguments of the module after these parameters.
-        parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in static]
-        bound.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return bound
 
 
 def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
@@ -465,42 +449,3 @@ def _dtype(name: str) -> Any:
     if name in KEY_IMPLEMENTATIONS:
         return jax.eval_shape(lambda: jax.random.key(0, impl=KEY_IMPLEMENTATIONS[name])).dtype
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
-
-
-def _check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments against the function's signature, so that a wrong name is told before tracing."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # a builtin: tracing will tell
-    problems = []
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
-    for key, names in (("static", spec.static), ("donate_argnames", spec.donate_argnames), ("kwargs", kwargs)):
-        for name in names:
-            if name not in signature.parameters and not takes_any:
-                known = ", ".join(signature.parameters) or "none"
-                problems.append(
-                    Problem(
-                        spec.manifest,
-                        f"{spec.key}.{key}",
-                        f"{spec.entry} has no parameter {name!r}",
-                        f"its parameters: {known}",
-                    )
-                )
-    for number in spec.donate_argnums:
-        if number >= len(args):
-            what = f"argument {number} does not exist: the function is given {len(args)} positional arguments"
-            problems.append(Problem(spec.manifest, f"{spec.key}.donate_argnums", what))
-    if not problems:
-        try:
-            signature.bind(*args, **kwargs, **spec.static)
-        except TypeError as error:
-            what = f"the arguments do not fit {spec.entry}{signature}: {error}"
-            problems.append(Problem(spec.manifest, spec.key, what))
-    if problems:
-        raise StagecError(*problems)
-
-
-def _hashable(value: Any) -> Any:
-    """TOML arrays become tuples: JAX wants static values hashable."""
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""`jit`, `Wrapped` and `Traced`: JAX's first two stages, in front of stagec's own (https://docs.jax.dev/en/latest/jax.stages.html).
+"""`Wrapped` and `Traced`: JAX's first two stages, in front of stagec's own (https://docs.jax.dev/en/latest/jax.stages.html).
 
 Tracing is JAX's. What comes after it (`Lowered`, `Compiled`, `Exported`) needs no JAX: calls are compiled and run by
 jaxlib, with numpy arrays in and numpy arrays out.
@@ -56,24 +56,7 @@ def jit(
     host_callbacks: str = "refuse",
     **refused: Any,
 ) -> Any:
-    """Return `fun` as a `Wrapped`; without `fun`, a decorator.
-
-    Parameters mean what they mean in `jax.jit` (https://docs.jax.dev/en/latest/_autosummary/jax.jit.html):
-
-    in_shardings, out_shardings: trees of shardings, JAX's or `NamedSharding`; None leaves them to XLA.
-    static_argnums, static_argnames: arguments that are Python values at tracing time.
-    donate_argnums, donate_argnames: arguments whose buffers a call may overwrite (device arrays; numpy's are copied).
-    keep_unused: whether arguments that the function does not use stay parameters of the program.
-    inline: whether the function is inlined into those that call it.
-    compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
-        ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
-        `fdo_profile` (a ProfiledInstructionsProto, as bytes).
-    host_callbacks: "drop" leaves callbacks into Python out that have no results, such as `jax.debug.print`; "refuse"
-        raises for all. If an environment variable turns those of a library off, set
-        it before you import the library.
-    Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, and ValueError for
-    another `host_callbacks`.
-    """
+    """Return `fun` as a `Wrapped` of JAX's frontend. Parameters and errors are those of `stagec.jit`."""
     for name in refused:
         if name in _REFUSED:
             raise TypeError(f"jit() does not take {name}: {_REFUSED[name]}")

@@ -209,17 +209,17 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
 
 
 def _frontend(function: Mapping[str, Any]) -> Frontend:
-    entry = function.get("entry")
-    return frontends.of_entry(entry if isinstance(entry, str) else "")
+    entry, name = function.get("entry"), function.get("frontend")
+    return frontends.of_entry(entry if isinstance(entry, str) else "", name if isinstance(name, str) else None)
 
 
 def _meaningless_keys(function: Mapping[str, Any], where: tuple[str, str], file: str) -> Iterator[Problem]:
-    """Keys that have no meaning where the entry is a file: nothing is traced there."""
+    """Keys that have no meaning for the function's frontend: a file is not traced, arrays not by JAX."""
     frontend = _frontend(function)
     for key in frontend.meaningless:
         if key in function:
             what = f"{function['entry']} is {frontend.what}"
-            yield Problem(file, key_path((*where, key)), what, f"leave {key} out; the module itself says it")
+            yield Problem(file, key_path((*where, key)), what, f"leave {key} out; {frontend.because}")
 
 
 def _static_tables(function: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:

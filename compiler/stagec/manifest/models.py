@@ -343,6 +343,14 @@ class Function(Table):
             examples=["examples.digits.model:predict", "scale.mlir"],
         ),
     ]
+    frontend: Annotated[
+        Literal["jax", "arrays"] | None,
+        Field(
+            description="What traces the function: jax, or arrays for one of stagec.numpy, which needs no JAX. "
+            "Default: jax. A StableHLO module has its own.",
+            examples=["arrays"],
+        ),
+    ] = None
     args: Annotated[
         tuple[Any, ...] | None,
         PlainValidator(read_args),

@@ -175,7 +175,7 @@ def _function_spec(
         bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
         devices=_devices(manifest, function),
         plugins=function.plugins,
-        frontend=frontends.of_entry(function.entry).name,
+        frontend=frontends.of_entry(function.entry, function.frontend).name,
         **_tracing(manifest, function),
     )
 

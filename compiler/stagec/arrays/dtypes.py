@@ -1,0 +1,180 @@
+"""Dtypes: which there are, of what kinds, how two of them promote, and which are the default ones.
+
+A dtype is NumPy's (`numpy.dtype`), with those of ml_dtypes. Promotion is the standard's
+(https://data-apis.org/array-api/2024.12/API_specification/type_promotion.html), and where the standard leaves it open,
+JAX's (https://docs.jax.dev/en/latest/type_promotion.html). As in JAX, there are no dtypes of 64 bits unless
+`enable_x64` is on: arrays of them become 32-bit ones, and the default dtypes are int32, float32 and complex64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from stagec.core.avals import DTYPES
+
+DType: TypeAlias = np.dtype[Any]
+
+BOOL, SIGNED, UNSIGNED = "bool", "signed integer", "unsigned integer"
+FLOATING, COMPLEX = "real floating", "complex floating"
+INTEGRAL = frozenset({SIGNED, UNSIGNED})
+INEXACT = frozenset({FLOATING, COMPLEX})
+REAL = INTEGRAL | {FLOATING}
+NUMERIC = REAL | {COMPLEX}
+ANY = NUMERIC | {BOOL}
+"""Kinds of dtypes by the standard's names, and sets of them."""
+
+
+def _named(name: str) -> DType:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _kind(short: str) -> str:
+    first = {"b": BOOL, "i": SIGNED, "u": UNSIGNED, "c": COMPLEX}.get(short[0], FLOATING)
+    return FLOATING if short == "bf16" else first
+
+
+_BY_SHORT: Mapping[str, DType] = {
+    short: _named(known.numpy_name) for short, known in DTYPES.items() if not short.startswith(("key<", "f0"))
+}
+SHORT: Mapping[DType, str] = {dtype: short for short, dtype in _BY_SHORT.items()}
+"""The short name of each dtype, as `core.avals` writes it: "f32"."""
+KINDS: Mapping[DType, str] = {dtype: _kind(short) for short, dtype in _BY_SHORT.items()}
+BITS: Mapping[DType, int] = {dtype: DTYPES[short].bits for short, dtype in _BY_SHORT.items()}
+NAMED: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in SHORT})
+"""Every dtype by its name: "float32", "bfloat16"."""
+
+bool_, int32, int64 = NAMED["bool"], NAMED["int32"], NAMED["int64"]
+float32, float64 = NAMED["float32"], NAMED["float64"]
+complex64, complex128 = NAMED["complex64"], NAMED["complex128"]
+uint8, uint32 = NAMED["uint8"], NAMED["uint32"]
+
+_NARROW = {int64: int32, NAMED["uint64"]: uint32, float64: float32, complex128: complex64}
+_X64: ContextVar[bool | None] = ContextVar("stagec_enable_x64", default=None)
+_X64_OF_PROCESS = os.environ.get("JAX_ENABLE_X64", "").lower() in ("1", "true", "yes", "y", "on", "t")
+
+
+def x64() -> bool:
+    """Return whether there are dtypes of 64 bits."""
+    chosen = _X64.get()
+    return _X64_OF_PROCESS if chosen is None else chosen
+
+
+@contextlib.contextmanager
+def enable_x64(new_val: bool = True) -> Iterator[None]:
+    """Have dtypes of 64 bits, and default ones, inside of a `with` statement; False: have none.
+
+    As `jax.enable_x64`. What the process has otherwise is the environment variable JAX_ENABLE_X64.
+    """
+    before = _X64.set(new_val)
+    try:
+        yield
+    finally:
+        _X64.reset(before)
+
+
+def default(kind: str) -> DType:
+    """Return the default dtype of a kind; of bools there is one."""
+    wide = {SIGNED: int64, UNSIGNED: NAMED["uint64"], FLOATING: float64, COMPLEX: complex128}.get(kind, bool_)
+    return wide if x64() else _NARROW.get(wide, wide)
+
+
+def of_python(kind: type) -> DType:
+    """Return the default dtype of Python's bool, int, float or complex."""
+    return default({bool: BOOL, int: SIGNED, float: FLOATING}.get(kind, COMPLEX))
+
+
+def canonical(dtype: DType) -> DType:
+    """Return the dtype that stands for `dtype`: where x64 is off, that of 32 bits for one of 64."""
+    return _NARROW.get(dtype, dtype) if not x64() else dtype
+
+
+def asked(dtype: Any) -> DType:
+    """Return the dtype that a caller asks for, which may be a name or a class of NumPy's.
+
+    Raises TypeError for what is no dtype of arrays. Warns, as JAX does, where one of 64 bits becomes one of 32.
+    """
+    try:
+        found = dtype if isinstance(dtype, np.dtype) else np.dtype(NAMED.get(dtype, dtype))
+    except (TypeError, ValueError):
+        raise TypeError(f"{dtype!r} is no dtype; write one of {', '.join(NAMED)}") from None
+    if found not in KINDS:
+        raise TypeError(f"there are no arrays of dtype {found}; write one of {', '.join(NAMED)}")
+    narrow = canonical(found)
+    if narrow != found:
+        what = f"{found} is asked for, and {narrow} is given: there are no dtypes of 64 bits unless enable_x64 is on"
+        warnings.warn(what, UserWarning, stacklevel=3)
+    return narrow
+
+
+def of_short(short: str) -> DType:
+    """Return the dtype of a short name ("f32"). Raises TypeError for float0 and PRNG keys, which are no numbers."""
+    if short not in _BY_SHORT:
+        raise TypeError(f"arrays have no dtype {short}")
+    return _BY_SHORT[short]
+
+
+def promote(first: DType, second: DType) -> DType:
+    """Return the dtype of what two arrays of these dtypes make. Raises TypeError where there is none."""
+    if first == second:
+        return first
+    a, b = KINDS[first], KINDS[second]
+    if a == BOOL or b == BOOL:
+        return second if a == BOOL else first
+    if a in INTEGRAL and b in INTEGRAL:
+        return _promote_integers(first, second)
+    if a in INTEGRAL or b in INTEGRAL:
+        return second if a in INTEGRAL else first
+    if COMPLEX in (a, b):
+        return complex128 if BITS[first] == 128 or BITS[second] == 128 or float64 in (first, second) else complex64
+    if min(BITS[first], BITS[second]) < 16:
+        what = f"{first} and {second} do not promote: float8 and narrower dtypes promote to no other"
+        raise TypeError(f"{what}; convert one with astype")
+    if BITS[first] == BITS[second]:
+        return float32  # bfloat16 and float16
+    return first if BITS[first] > BITS[second] else second
+
+
+def _promote_integers(first: DType, second: DType) -> DType:
+    if KINDS[first] == KINDS[second]:
+        return first if BITS[first] >= BITS[second] else second
+    signed, unsigned = (first, second) if KINDS[first] == SIGNED else (second, first)
+    if BITS[signed] > BITS[unsigned]:
+        return signed
+    wide = 2 * BITS[unsigned]
+    return default(FLOATING) if wide > 64 else NAMED[f"int{max(wide, 8)}"]
+
+
+def with_scalar(dtype: DType, kind: str) -> DType:
+    """Return the dtype of what an array and a Python scalar, or a weakly typed array, of a kind make.
+
+    The array's own, unless the scalar is of a higher kind: then that kind's, of the same precision where it is known.
+    """
+    own = KINDS[dtype]
+    rank = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
+    if rank[kind] <= rank[own]:
+        return dtype
+    if kind == COMPLEX and own == FLOATING:
+        return complex128 if dtype == float64 else complex64
+    return default(kind)
+
+
+def real_part(dtype: DType) -> DType:
+    """Return the dtype of the parts of a complex number; another dtype as it is."""
+    return {complex64: float32, complex128: float64}.get(dtype, dtype)
+
+
+def require(name: str, dtype: DType, kinds: frozenset[str]) -> None:
+    """Raise TypeError, saying which kinds `name` takes, where `dtype` is of none of them."""
+    if KINDS[dtype] not in kinds:
+        wanted = {ANY: "any", NUMERIC: "numeric", REAL: "real-valued", INEXACT: "floating-point"}.get(kinds)
+        wanted = wanted or " or ".join(sorted(kinds))
+        raise TypeError(f"{name}: an array of a {wanted} dtype is wanted, not of {dtype}")

@@ -1,0 +1,199 @@
+"""A program becomes a module in the form of `jax.export`, and an `Exported`.
+
+`main` takes the arrays that the function uses; before them, of a module for several platforms, the index of the one
+that it runs on. Symbolic sizes are read from the shapes of its arguments, and what is promised of them is checked there
+(https://docs.jax.dev/en/latest/export/export.html#module-calling-convention).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib import _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dims, lowering
+from stagec.arrays.dims import Dim
+from stagec.arrays.lowering import IRValue
+from stagec.arrays.program import Program, Variable
+from stagec.core import dimensions
+
+CALLING_CONVENTION = 10
+"""The version of the module's calling convention, which is the pinned JAX's."""
+
+
+def kept(program: Program, keep_unused: bool) -> tuple[int, ...]:
+    """Return which inputs the module takes: those that are used, and all where sizes are read from their shapes."""
+    if keep_unused or not all(dims.is_static(aval.shape) for aval in program.in_avals):
+        return tuple(range(len(program.inputs)))
+    used = {operand for equation in program.equations for operand in equation.inputs if isinstance(operand, Variable)}
+    used |= {operand for operand in program.outputs if isinstance(operand, Variable)}
+    return tuple(i for i, variable in enumerate(program.inputs) if variable in used)
+
+
+def module(
+    program: Program,
+    taken: Sequence[int],
+    platforms: Sequence[str],
+    names: Sequence[str] = (),
+    donated: Sequence[bool] = (),
+    located: bool = False,
+) -> ir.Module:
+    """Return a program as a module of the current context.
+
+    taken: the numbers of the inputs that it takes. names: of all inputs. donated: for each, whether the caller gives
+    its buffer away. located: whether operations have their places in the user's sources.
+    """
+    avals = [program.in_avals[i] for i in taken]
+    several = len(platforms) > 1
+    found = ir.Module.create(ir.Location.unknown())
+    with ir.Location.unknown(), ir.InsertionPoint(found.body):
+        index = [ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))] if several else []
+        inputs = [*index, *map(lowering.tensor_type, avals)]
+        places = [ir.Location.name(names[i]) if names else ir.Location.unknown() for i in taken]
+        places = [*[ir.Location.unknown()] * len(index), *places]
+        main = lowering.main_function(inputs, list(map(lowering.tensor_type, program.out_avals)), places)
+        arguments = list(main.entry_block.arguments)
+        attributes: list[dict[str, ir.Attribute]]
+        attributes = [{"jax.global_constant": ir.StringAttr.get("_platform_index")}] if several else []
+        given_away = [bool(donated) and donated[i] for i in taken]
+        attributes += _donations(program, taken, given_away)
+        main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
+        with ir.InsertionPoint(main.entry_block):
+            rules = lowering.Lowering(platforms, located)
+            if several:
+                rules.platform_index = arguments[0]
+            arrays = arguments[len(index) :]
+            _read_sizes(rules, avals, arrays, names)
+            values = dict(zip(taken, arrays, strict=True))
+            nothing: Any = None  # of an input that nobody uses
+            func.return_(rules.program(program, [values.get(i, nothing) for i in range(len(program.inputs))]))
+    return found
+
+
+def portable(found: ir.Module) -> bytes:
+    """Return a module in StableHLO's portable form, of the version that `jax.export` chooses."""
+    requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
+    version = hlo.get_version_from_compatibility_requirement(requirement)
+    return bytes(_jax.mlir.serialize_portable_artifact(found, version, True))
+
+
+def _donations(program: Program, taken: Sequence[int], donated: Sequence[bool]) -> list[dict[str, ir.Attribute]]:
+    """Return the attributes of the inputs: a donated one says which result, of its own aval, takes its buffer."""
+    free = list(range(len(program.outputs)))
+    found: list[dict[str, ir.Attribute]] = []
+    for number, given_away in zip(taken, donated, strict=True):
+        aval = program.in_avals[number]
+        attributes: dict[str, ir.Attribute] = {}
+        if given_away:
+            fits = [i for i in free if program.out_avals[i][:2] == aval[:2]]
+            if fits:
+                free.remove(fits[0])
+                attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), fits[0])
+            else:
+                attributes["jax.buffer_donor"] = ir.BoolAttr.get(True)
+        found.append(attributes)
+    return found
+
+
+def _read_sizes(
+    rules: lowering.Lowering, avals: Sequence[Any], arrays: Sequence[IRValue], names: Sequence[str]
+) -> None:
+    """Compute the named sizes from the shapes of the arguments, and check what the symbolic sizes promise."""
+    equations = [
+        (size, array, axis, f"{names[number] if names else f'args[{number}]'}.shape[{axis}]")
+        for number, (aval, array) in enumerate(zip(avals, arrays, strict=True))
+        for axis, size in enumerate(aval.shape)
+        if isinstance(size, Dim)
+    ]
+    waiting, solved = list(equations), True
+    origins: list[tuple[str, Dim, str, IRValue]] = []
+    while waiting and solved:
+        solved = False
+        for equation in list(waiting):
+            size, array, axis, place = equation
+            unknown = dimensions.names_in(size.text) - set(rules.sizes)
+            if len(unknown) != 1 or (slope := _slope(size, name := unknown.pop())) is None:
+                continue
+            value = _dimension(array, axis)
+            rest = size - slope * Dim(name)
+            constant = rules.size(rest)
+            number = hlo.divide(hlo.subtract(value, constant), rules.size(slope))
+            rules.sizes[name] = number
+            origins.append((name, size, place, value))
+            waiting.remove(equation)
+            solved = True
+            _assert(rules, number, "GE", 1, f"Expected value >= 1 for dimension variable '{name}'.", origins)
+    unknown_names = {name for size, *_ in waiting for name in dimensions.names_in(size.text)} - set(rules.sizes)
+    if unknown_names:
+        raise ValueError(
+            f"the sizes {', '.join(sorted(unknown_names))} cannot be found from the shapes of the arguments: "
+            "one argument must have each size alone, or times a number, as a dimension"
+        )
+    for size, array, axis, place in equations:
+        value, wanted = _dimension(array, axis), rules.size(size)
+        what = f"Found inconsistency between dimension size {place} (= {{0}}) and the specification '{size}' (= {{1}})."
+        if size.text not in rules.sizes or origins[[o[0] for o in origins].index(size.text)][2] != place:
+            _assert(rules, value, "EQ", wanted, what, origins, [value, wanted])
+    constraints = dict.fromkeys(text for size, *_ in equations for text in size.constraints)
+    for constraint in constraints:
+        left, sign, right = constraint.split(" ")
+        sides = [
+            rules.size(dims.parse(side)) if not side.isdigit() else rules.size(int(side)) for side in (left, right)
+        ]
+        direction = {"==": "EQ", ">=": "GE", "<=": "LE"}[sign]
+        what = f"Input shapes do not match the symbolic shape constraint {constraint}."
+        _assert(rules, sides[0], direction, sides[1], what, origins)
+
+
+def _slope(size: Dim, name: str) -> int | None:
+    """Return the number by which an expression has a name, in no other way than a multiple; None otherwise."""
+    slope = dims.parse(re.sub(rf"\b{name}\b", f"({name}+1)", size.text)) - size
+    rest = size - slope * Dim(name)
+    return slope if isinstance(slope, int) and name not in dimensions.names_in(str(rest)) else None
+
+
+def _dimension(array: IRValue, axis: int) -> IRValue:
+    return hlo.get_dimension_size(array, lowering.integer(axis))
+
+
+def _assert(
+    rules: lowering.Lowering,
+    left: IRValue,
+    direction: str,
+    right: IRValue | int,
+    message: str,
+    origins: Sequence[tuple[str, Dim, str, IRValue]],
+    inputs: Sequence[IRValue] = (),
+) -> None:
+    """Add a check that ends shape refinement with a message; its sentences are those of `jax.export`."""
+    second = rules.size(right) if isinstance(right, int) else right
+    holds = lowering.compare(left, second, direction, np.dtype(np.int32))
+    values, parts = list(inputs), []
+    for name, size, place, value in origins:
+        number = len(values)
+        parts.append(
+            f"'{name}' = {{{number}}} from specification '{size}' for dimension {place} (= {{{number + 1}}}), "
+        )
+        values += [rules.sizes[name], value]
+    if not message.startswith("Input"):
+        message = f"Input shapes do not match the polymorphic shapes specification. {message}"
+    text = f"{message} Obtained dimension variables: {''.join(parts)}"
+    hlo.CustomCallOp(
+        [],
+        [holds, *values],
+        ir.StringAttr.get("shape_assertion"),
+        has_side_effect=ir.BoolAttr.get(True),
+        api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
+    ).attributes["error_message"] = ir.StringAttr.get(text)
+
+
+def named_sizes(avals: Sequence[Any]) -> Mapping[str, None]:
+    """Return the names of the symbolic sizes in avals."""
+    texts = [size.text for aval in avals for size in aval.shape if isinstance(size, Dim)]
+    return dict.fromkeys(name for text in texts for name in sorted(dimensions.names_in(text)))

@@ -1,0 +1,204 @@
+"""What arrays have: operators, properties and methods of the standard's array object, given to `values.Value`.
+
+https://data-apis.org/array-api/2024.12/API_specification/array_object.html
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import binding, execution, tracing
+from stagec.arrays.namespace import elementwise, indexing, linear, manipulation
+from stagec.arrays.namespace.datatypes import check_device, device_of
+from stagec.arrays.namespace.promotion import is_scalar
+from stagec.arrays.primitives.structural import transpose
+from stagec.arrays.tracing import Tracer
+from stagec.arrays.values import Value
+
+_TAKEN = (Value, np.ndarray, np.generic)
+
+
+def _operator(function: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        if not (is_scalar(other) or isinstance(other, _TAKEN)):
+            return NotImplemented
+        return function(other, self) if reflected else function(self, other)
+
+    return operator
+
+
+_BINARY = {
+    "add": elementwise.add,
+    "sub": elementwise.subtract,
+    "mul": elementwise.multiply,
+    "truediv": elementwise.divide,
+    "floordiv": elementwise.floor_divide,
+    "mod": elementwise.remainder,
+    "pow": elementwise.pow,
+    "matmul": linear.matmul,
+    "and": elementwise.bitwise_and,
+    "or": elementwise.bitwise_or,
+    "xor": elementwise.bitwise_xor,
+    "lshift": elementwise.bitwise_left_shift,
+    "rshift": elementwise.bitwise_right_shift,
+}
+_COMPARISONS = {
+    "eq": elementwise.equal,
+    "ne": elementwise.not_equal,
+    "lt": elementwise.less,
+    "le": elementwise.less_equal,
+    "gt": elementwise.greater,
+    "ge": elementwise.greater_equal,
+}
+_UNARY = {
+    "abs": elementwise.abs,
+    "neg": elementwise.negative,
+    "pos": elementwise.positive,
+    "invert": elementwise.bitwise_invert,
+}
+
+
+def _number(kind: Callable[[Any], Any], name: str, write: str) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
+        known = binding.known(self)
+        if known is None:
+            raise tracing.refuse(self, name, write)
+        if known.size != 1 or known.ndim != 0:
+            raise TypeError(f"{name} takes an array of no dimensions, not of shape {self.shape}")
+        return kind(known[()])
+
+    return convert
+
+
+def _index(element: Any) -> int:
+    return int(element.__index__())
+
+
+_IF = "write where(condition, a, b), or stagec.lax.cond or while_loop"
+_SIZE = "give a number, make the argument static, or keep it an array"
+_NUMBERS = {
+    "__bool__": _number(bool, "Python's if, while, and, or, not or bool()", _IF),
+    "__int__": _number(int, "int()", _SIZE),
+    "__float__": _number(float, "float()", _SIZE),
+    "__complex__": _number(complex, "complex()", _SIZE),
+    "__index__": _number(_index, "an index or a number of Python's", _SIZE),
+}
+
+
+def _len(self: Any) -> int:
+    if not self.shape:
+        raise TypeError("len() of an array of no dimensions")
+    return int(self.shape[0])
+
+
+def _iter(self: Any) -> Iterator[Any]:
+    if not self.shape:
+        raise TypeError("an array of no dimensions has no parts to iterate over")
+    return iter(manipulation.unstack(self))
+
+
+def _namespace(self: Any, /, *, api_version: str | None = None) -> Any:
+    """Return `stagec.numpy`. Raises ValueError for a version of the standard that it does not have."""
+    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+        raise ValueError(f"version {api_version} of the array API standard is not there; 2024.12 is")
+    return importlib.import_module("stagec.numpy")
+
+
+def _transposed(self: Any) -> Any:
+    """Of a matrix, with rows and columns exchanged."""
+    if len(self.shape) != 2:
+        raise ValueError(f".T is of matrices, not of arrays of {len(self.shape)} dimensions: write .mT or permute_dims")
+    return transpose(self, (1, 0))
+
+
+def _to_device(self: Any, device: Any, /, *, stream: Any = None) -> Any:
+    """Return the array on a device, which is that of all arrays."""
+    check_device(device)
+    if stream is not None:
+        raise ValueError("to_device: arrays have no streams; leave stream out")
+    return self
+
+
+def _dlpack(
+    self: Any, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+) -> Any:
+    """Return the elements as a DLPack capsule. Raises BufferError for another device than the CPU."""
+    if dl_device is not None and tuple(map(int, dl_device)) != (1, 0):
+        raise BufferError(f"the array is on the CPU, not on a device {dl_device}")
+    known = binding.known(self)
+    if known is None:
+        raise tracing.refuse(self, "DLPack", "return it from the function")
+    older = max_version is None or max_version < (1, 0)  # takes no read-only memory
+    values = np.array(known) if copy or older else known
+    if max_version is None:
+        return values.__dlpack__()
+    return values.__dlpack__(max_version=max_version, copy=copy)
+
+
+def _item(self: Any) -> Any:
+    """Return the only element as Python's number."""
+    known = binding.known(self)
+    if known is None:
+        raise tracing.refuse(self, "item()", _SIZE)
+    return known.item()
+
+
+def _dlpack_device(self: Any) -> tuple[int, int]:
+    """Return DLPack's number of the CPU."""
+    return 1, 0
+
+
+def _tolist(self: Any) -> Any:
+    """Return the elements as Python's numbers, in lists."""
+    known = binding.known(self)
+    if known is None:
+        raise tracing.refuse(self, "tolist()", "return it from the function")
+    return known.tolist()
+
+
+def _astype(self: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+    """Return the elements as ones of another dtype."""
+    from stagec.arrays.namespace.datatypes import astype
+
+    return astype(self, dtype, copy=copy)
+
+
+def _install(kind: type[Value]) -> None:
+    """Give a class the operators and methods."""
+    found: dict[str, Any] = {f"__{name}__": function for name, function in _UNARY.items()}
+    for name, function in _BINARY.items():
+        found[f"__{name}__"] = _operator(function)
+        found[f"__r{name}__"] = _operator(function, reflected=True)
+    found |= {f"__{name}__": _operator(function) for name, function in _COMPARISONS.items()}
+    found |= _NUMBERS
+    found |= {
+        "__getitem__": indexing.getitem,
+        "__setitem__": indexing.setitem,
+        "__len__": _len,
+        "__iter__": _iter,
+        "__array_namespace__": _namespace,
+        "__dlpack__": _dlpack,
+        "__dlpack_device__": _dlpack_device,
+        "to_device": _to_device,
+        "item": _item,
+        "tolist": _tolist,
+        "astype": _astype,
+        "reshape": lambda self, *shape: manipulation.reshape(self, shape[0] if len(shape) == 1 else shape),
+        "T": property(_transposed),
+        "mT": property(linear.matrix_transpose),
+        "device": property(device_of),
+        "at": property(indexing.At),
+        "real": property(elementwise.real),
+        "imag": property(elementwise.imag),
+    }
+    for name, attribute in found.items():
+        setattr(kind, name, attribute)
+
+
+# Both bases of `execution.Array` have some of them, so that each class gets all.
+for _kind in (Value, Tracer, execution.Array):
+    _install(_kind)

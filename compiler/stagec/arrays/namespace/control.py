@@ -1,0 +1,161 @@
+"""Control flow under JAX's names: `cond`, `switch`, `while_loop`, `fori_loop`, `scan`, `map`, on pytrees.
+
+https://docs.jax.dev/en/latest/jax.lax.html#control-flow-operators
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stagec.arrays import dtypes, pytrees
+from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.primitives import control
+from stagec.arrays.primitives.structural import convert
+from stagec.arrays.values import shown
+
+
+class _Flat:
+    """A function of pytrees as one of arrays; `out` is the structure of its last result."""
+
+    def __init__(self, function: Callable[..., Any], structure: Any) -> None:
+        self._function = function
+        self._structure = structure
+        self.out: Any = None
+
+    def __call__(self, *values: Any) -> list[Any]:
+        found, self.out = pytrees.flatten(self._function(*self._structure.unflatten(values)))
+        return [array_of(one) for one in found]
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Return what one of several functions gives for operands; an index out of range is moved inside.
+
+    Raises TypeError where the functions give arrays of other avals, or other trees.
+    """
+    if not branches:
+        raise ValueError("switch: a branch is wanted")
+    leaves, structure = pytrees.flatten(operands)
+    number = array_of(index, "switch")
+    if number.shape != () or dtypes.KINDS[number.dtype] not in dtypes.INTEGRAL:
+        raise TypeError(f"switch: an index is one integer, not {number.dtype} of shape {shown(number.shape)}")
+    flat = [_Flat(branch, structure) for branch in branches]
+    found = control.case(convert(number, dtypes.int32), flat, [array_of(leaf) for leaf in leaves])
+    for i, one in enumerate(flat[1:], 1):
+        if one.out != flat[0].out:
+            raise TypeError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {one.out}")
+    return flat[0].out.unflatten(found)
+
+
+def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+    """Return what `true_fun` gives for operands if `pred` is true, else what `false_fun` gives; one of them is run."""
+    number = array_of(pred, "cond")
+    if number.shape != ():
+        raise TypeError(f"cond: one bool is wanted, not an array of shape {shown(number.shape)}")
+    return switch(convert(convert(number, dtypes.bool_), dtypes.int32), [false_fun, true_fun], *operands)
+
+
+def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
+    """Return what `body_fun`, called with what it gave the last time, gives when `cond_fun` is no longer true of it.
+
+    It has no derivative; `scan` has. Raises TypeError where the body gives other avals than it takes.
+    """
+    leaves, structure = pytrees.flatten((init_val,))
+    body, test = _Flat(body_fun, structure), _Flat(cond_fun, structure)
+    (tree,) = structure.children()
+
+    def step(*values: Any) -> list[Any]:
+        found = body(*values)
+        _same_tree("body_fun", tree, body.out)
+        return found
+
+    found = control.while_(test, step, _strong(leaves, step))
+    return tree.unflatten(found)
+
+
+def _same_tree(name: str, taken: Any, given: Any) -> None:
+    if taken != given:
+        raise TypeError(f"{name} takes a tree {taken} and gives {given}; they must be the same")
+
+
+def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Any]:
+    """Return what a loop starts with, Python's numbers among it as the body gives them, as JAX does."""
+    from stagec.arrays import binding, tracing
+
+    values = [array_of(leaf) for leaf in leaves]
+    if not any(getattr(value, "weak_type", False) for value in values):
+        return values
+    traced = tracing.trace(step, [binding.aval(value) for value in values])
+    return [
+        convert(value, out.dtype, out.weak_type) if getattr(value, "weak_type", False) else value
+        for value, out in zip(values, traced.program.out_avals, strict=False)
+    ]
+
+
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+    """Return what `body_fun(i, value)` makes of `init_val`, for i from lower to before upper.
+
+    With numbers as bounds it has a derivative, as a `scan`.
+    """
+    if type(lower) is int and type(upper) is int:
+
+        def turn(state: Any, _: Any) -> tuple[Any, None]:
+            i, value = state
+            return (i + 1, body_fun(i, value)), None
+
+        start = array_of(lower)
+        (_, found), _ = scan(turn, (convert(start, start.dtype), init_val), None, length=max(0, upper - lower))
+        return found
+    first, last = array_of(lower, "fori_loop"), array_of(upper, "fori_loop")
+    dtype = dtypes.promote(first.dtype, last.dtype)
+    state = convert(first, dtype), convert(last, dtype), init_val
+    found = while_loop(
+        lambda state: state[0] < state[1], lambda state: (state[0] + 1, state[1], body_fun(state[0], state[2])), state
+    )
+    return found[2]
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Any, Any]:
+    """Return what is carried at the end, and the results stacked along a new first axis.
+
+    f: takes what is carried and one part of xs along its first axis, gives what is carried next and a result.
+    length: how many parts; only needed where xs has no arrays. unroll: has no meaning here, XLA decides.
+    Raises TypeError where f gives other avals to carry than it takes, ValueError for lengths that differ.
+    """
+    carry, structure = pytrees.flatten(init)
+    parts, xs_structure = pytrees.flatten(xs)
+    arrays = [array_of(part, "scan") for part in parts]
+    lengths = {part.shape[0] if part.shape else None for part in arrays} | ({length} if length is not None else set())
+    if len(lengths) != 1 or None in lengths:
+        raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sorted(map(str, lengths))}")
+    count = int(lengths.pop() or 0)
+    out: list[Any] = []
+
+    def turn(carried: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        result = f(structure.unflatten(carried), xs_structure.unflatten(x))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError("scan: f gives a pair: what is carried, and a result")
+        following, tree = pytrees.flatten(result[0])
+        _same_tree("f", structure, tree)
+        ys, out_structure = pytrees.flatten(result[1])
+        out[:] = [out_structure]
+        return [array_of(one) for one in following], [array_of(one) for one in ys]
+
+    def step(*values: Any) -> list[Any]:
+        one = [part[0] for part in arrays]
+        return turn(values, one)[0]
+
+    found, ys = control.scan(turn, _strong(carry, step), arrays, count, reverse)
+    return structure.unflatten(found), out[0].unflatten(ys)
+
+
+def map(f: Callable[[Any], Any], xs: Any) -> Any:  # noqa: A001 - JAX's name
+    """Return f of each part of xs along its first axis, stacked."""
+    return scan(lambda _, x: ((), f(x)), (), xs)[1]

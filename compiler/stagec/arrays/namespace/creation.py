@@ -1,0 +1,258 @@
+"""The standard's functions that make arrays (https://data-apis.org/array-api/2024.12/API_specification/creation_functions.html)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import binding, dims, dtypes, execution, tracing
+from stagec.arrays.dims import Shape
+from stagec.arrays.dtypes import INTEGRAL, KINDS, DType
+from stagec.arrays.namespace.datatypes import check_device
+from stagec.arrays.namespace.promotion import array_of, is_scalar, like
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives.slicing import concatenate
+from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape
+from stagec.arrays.primitives.structural import full as filled
+from stagec.arrays.values import SCALARS, Literal, Value
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
+    """Return an array of what is one, of a number, or of numbers and arrays in lists and tuples.
+
+    copy: True: of memory of its own. False: ValueError where it needs a copy. None: where it needs one.
+    """
+    check_device(device)
+    wanted = None if dtype is None else dtypes.asked(dtype)
+    if isinstance(obj, Value):
+        if copy is False and wanted not in (None, obj.dtype):
+            raise ValueError(f"asarray: an array of {obj.dtype} cannot be one of {wanted} without a copy")
+        if copy and isinstance(obj, execution.Array) and tracing.current() is None:
+            obj = execution.Array.of(obj.copy())
+        return obj if wanted is None else convert(obj, wanted)
+    if copy is False:
+        raise ValueError(f"asarray: a {type(obj).__qualname__} becomes an array of ours by a copy; leave copy out")
+    if isinstance(obj, list | tuple) and _has_values(obj):
+        parts = [asarray(one, dtype=wanted) for one in obj]
+        dtype_ = wanted or np.dtype(_common(parts))
+        rows = [reshape(convert(part, dtype_), (1, *part.shape)) for part in parts]
+        return concatenate(rows, 0)
+    if isinstance(obj, Literal):
+        obj = obj.value
+    return binding.constant(_known(obj, wanted))
+
+
+def _has_values(obj: Any) -> bool:
+    return isinstance(obj, Value) or (isinstance(obj, list | tuple) and any(map(_has_values, obj)))
+
+
+def _common(parts: Sequence[Any]) -> DType:
+    found: DType = parts[0].dtype
+    for part in parts[1:]:
+        found = dtypes.promote(found, part.dtype)
+    return found
+
+
+def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
+    """Return NumPy's array of what has known elements, with our default dtypes where it holds Python's numbers."""
+    array = np.asarray(obj)
+    if wanted is None:
+        if isinstance(obj, np.ndarray | np.generic) or hasattr(obj, "__array__") or hasattr(obj, "dtype"):
+            wanted = dtypes.canonical(array.dtype)
+        else:
+            kinds = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+            if array.dtype.kind not in kinds:
+                raise TypeError(
+                    f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)"
+                )
+            wanted = dtypes.of_python(kinds[array.dtype.kind])
+            if array.dtype.kind == "u" and wanted == dtypes.int64:
+                wanted = array.dtype  # beyond int64
+    if array.dtype.kind not in "biufc" and array.dtype not in KINDS:
+        raise TypeError(f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)")
+    if (
+        isinstance(obj, (*SCALARS, list, tuple))
+        and KINDS[wanted] in INTEGRAL
+        and array.dtype.kind in "iu"
+        and array.size
+    ):
+        info = np.iinfo(wanted) if wanted.isbuiltin == 1 else None
+        if info is not None and not info.min <= array.min() <= array.max() <= info.max:
+            raise OverflowError(f"asarray: {obj!r} is out of the range of {wanted}")
+    with np.errstate(all="ignore"):
+        return array.astype(wanted)
+
+
+def _shape(shape: Any) -> Shape:
+    return tuple(map(dims.size_of, shape if isinstance(shape, tuple | list) else (shape,)))
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of one number: a Python number, or an array of no dimensions."""
+    check_device(device)
+    sizes = _shape(shape)
+    if isinstance(fill_value, Value):
+        wanted = fill_value.dtype if dtype is None else dtypes.asked(dtype)
+        return broadcast(convert(fill_value, wanted), sizes, ())
+    python = type(fill_value) if is_scalar(fill_value) else None
+    own = dtypes.of_python(python) if python else dtypes.canonical(np.asarray(fill_value).dtype)
+    wanted = own if dtype is None else dtypes.asked(dtype)
+    number = like(fill_value, wanted).value if python else np.asarray(fill_value, wanted)
+    if tracing.current() is None and dims.is_static(sizes):
+        return execution.array(np.full(sizes, number))
+    return filled(sizes, number, wanted)
+
+
+def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of ones."""
+    return full(shape, 1, dtype=dtype or dtypes.default(dtypes.FLOATING), device=device)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of zeros."""
+    return full(shape, 0, dtype=dtype or dtypes.default(dtypes.FLOATING), device=device)
+
+
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of any elements: zeros."""
+    return zeros(shape, dtype=dtype, device=device)
+
+
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of one number, of x's shape and dtype."""
+    x = array_of(x, "full_like")
+    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of ones, of x's shape and dtype."""
+    return full_like(x, 1, dtype=dtype, device=device)
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of zeros, of x's shape and dtype."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array of any elements, of x's shape and dtype: zeros."""
+    return zeros_like(x, dtype=dtype, device=device)
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
+    """Return start, start + step, ... to before stop; of one number, from 0. Symbolic sizes are numbers."""
+    check_device(device)
+    if stop is None:
+        start, stop = 0, start
+    numbers = (start, stop, step)
+    symbolic = any(isinstance(one, dims.Dim) for one in numbers)
+    if any(isinstance(one, tracing.Tracer) for one in numbers):
+        raise tracing.refuse(next(x for x in numbers if isinstance(x, tracing.Tracer)), "arange()", _WRITE_SIZES)
+    if not symbolic:
+        numbers = tuple(one if is_scalar(one) else np.asarray(one).item() for one in numbers)
+    kind = float if any(isinstance(one, float) for one in numbers) else int
+    wanted = dtypes.of_python(kind) if dtype is None else dtypes.asked(dtype)
+    start, stop, step = numbers
+    if not symbolic:
+        count = max(0, math.ceil((stop - start) / step))
+        if kind is float or KINDS[wanted] not in INTEGRAL or tracing.current() is None:
+            with np.errstate(all="ignore"):
+                values = np.arange(count) * step + start if kind is int else start + np.arange(count) * np.float64(step)
+                return binding.constant(values.astype(wanted))
+    else:
+        room = stop - start
+        count = room if step == 1 else (room + (step - 1)) // step
+    found = iota(wanted, (count,), 0)
+    found = found if step == 1 else p.multiply(found, step)
+    return found if not isinstance(start, dims.Dim) and start == 0 else p.add(found, like(start, wanted))
+
+
+_WRITE_SIZES = "give numbers, or sizes of arrays (x.shape[0])"
+
+
+def linspace(
+    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Any:
+    """Return `num` numbers with equal distances from start to stop, which is one of them if `endpoint`."""
+    check_device(device)
+    if num < 0:
+        raise ValueError(f"linspace: num is 0 or more, not {num}")
+    if isinstance(start, tracing.Tracer) or isinstance(stop, tracing.Tracer):
+        wanted = dtypes.default(dtypes.FLOATING) if dtype is None else dtypes.asked(dtype)
+        part = np.arange(num) / max(1, num - 1 if endpoint else num)
+        first, last = like(start, wanted), like(stop, wanted)
+        weights = binding.constant(part.astype(wanted))
+        return p.add(p.multiply(first, p.subtract(1.0, weights)), p.multiply(last, weights))
+    first, last = (one if is_scalar(one) else np.asarray(one).item() for one in (start, stop))
+    kind = complex if isinstance(first, complex) or isinstance(last, complex) else float
+    wanted = dtypes.of_python(kind) if dtype is None else dtypes.asked(dtype)
+    with np.errstate(all="ignore"):
+        values = np.linspace(first, last, num, endpoint=endpoint)
+        if KINDS[wanted] in INTEGRAL:
+            values = np.floor(values)
+        return binding.constant(values.astype(wanted))
+
+
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Any:
+    """Return an array with ones on the k-th diagonal, and zeros elsewhere."""
+    check_device(device)
+    wanted = dtypes.default(dtypes.FLOATING) if dtype is None else dtypes.asked(dtype)
+    shape = _shape((n_rows, n_rows if n_cols is None else n_cols))
+    if tracing.current() is None and dims.is_static(shape):
+        return execution.array(np.eye(shape[0], shape[1], k).astype(wanted))
+    rows, columns = iota(dtypes.int32, shape, 0), iota(dtypes.int32, shape, 1)
+    return convert(p.equal(p.add(rows, np.int32(k)), columns), wanted)
+
+
+def tril(x: Any, /, *, k: int = 0) -> Any:
+    """Return the lower triangle of matrices, up to the k-th diagonal, and zeros above it."""
+    return _triangle(array_of(x, "tril"), k, p.greater_equal)
+
+
+def triu(x: Any, /, *, k: int = 0) -> Any:
+    """Return the upper triangle of matrices, from the k-th diagonal, and zeros below it."""
+    return _triangle(array_of(x, "triu"), k, p.less_equal)
+
+
+def _triangle(x: Any, k: int, inside: Any) -> Any:
+    if len(x.shape) < 2:
+        raise ValueError(f"an array of 2 dimensions or more is wanted, not of {len(x.shape)}")
+    shape = tuple(x.shape[-2:])
+    rows, columns = iota(dtypes.int32, shape, 0), iota(dtypes.int32, shape, 1)
+    zero = Literal(np.zeros((), x.dtype))
+    return p.select(inside(p.add(rows, np.int32(k)), columns), x, zero)
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
+    """Return arrays of coordinates, of vectors of coordinates.
+
+    indexing: "ij" for axes in the order of the vectors, "xy" with the first two exchanged.
+    """
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f'meshgrid: indexing is "xy" or "ij", not {indexing!r}')
+    given = [array_of(x, "meshgrid") for x in arrays]
+    if any(len(x.shape) > 1 for x in given):
+        raise ValueError("meshgrid: vectors are wanted")
+    given = [reshape(x, (1,)) if not x.shape else x for x in given]
+    axes = list(range(len(given)))
+    if indexing == "xy" and len(given) > 1:
+        axes[:2] = [1, 0]
+    shape: list[Any] = [0] * len(given)
+    for x, axis in zip(given, axes, strict=True):
+        shape[axis] = x.shape[0]
+    return [broadcast(x, shape, (axis,)) for x, axis in zip(given, axes, strict=True)]
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+    """Return an array of another library's, by DLPack."""
+    check_device(device)
+    if isinstance(x, execution.Array):
+        return asarray(x, copy=copy)
+    found = np.from_dlpack(x)
+    wanted = dtypes.canonical(found.dtype)
+    if copy is False:
+        raise ValueError("from_dlpack: the array is copied; leave copy out")
+    return binding.constant(found.astype(wanted))

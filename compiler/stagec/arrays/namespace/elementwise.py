@@ -1,0 +1,358 @@
+"""The standard's elementwise functions (https://data-apis.org/array-api/2024.12/API_specification/elementwise_functions.html)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import dtypes
+from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, UNSIGNED
+from stagec.arrays.namespace.complexes import at_limits
+from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, promoted
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives.structural import broadcast, convert, full
+from stagec.arrays.values import Literal, Value, broadcast_shapes
+
+# Functions of one array of floating-point numbers: integers become such numbers.
+
+
+def _floating(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
+    def function(x: Any, /) -> Any:
+        x = inexact(x, name)
+        return operation(x) if KINDS[x.dtype] != COMPLEX else at_limits(name, x, operation(x))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return {what} of each element."
+    return function
+
+
+acos = _floating("acos", p.acos, "the inverse cosine, in radians,")
+acosh = _floating("acosh", p.acosh, "the inverse hyperbolic cosine")
+asin = _floating("asin", p.asin, "the inverse sine, in radians,")
+asinh = _floating("asinh", p.asinh, "the inverse hyperbolic sine")
+atan = _floating("atan", p.atan, "the inverse tangent, in radians,")
+atanh = _floating("atanh", p.atanh, "the inverse hyperbolic tangent")
+cos = _floating("cos", p.cos, "the cosine, of radians,")
+cosh = _floating("cosh", p.cosh, "the hyperbolic cosine")
+exp = _floating("exp", p.exp, "e to the power")
+expm1 = _floating("expm1", p.expm1, "e to the power, less 1,")
+log = _floating("log", p.log, "the natural logarithm")
+log1p = _floating("log1p", p.log1p, "the natural logarithm of 1 more")
+reciprocal = _floating("reciprocal", lambda x: p.divide(1.0, x), "the reciprocal")
+sin = _floating("sin", p.sin, "the sine, of radians,")
+sinh = _floating("sinh", p.sinh, "the hyperbolic sine")
+sqrt = _floating("sqrt", p.sqrt, "the square root")
+tan = _floating("tan", p.tan, "the tangent, of radians,")
+tanh = _floating("tanh", p.tanh, "the hyperbolic tangent")
+
+
+def _log_of_base(base: float) -> Callable[[Any], Any]:
+    def operation(x: Any) -> Any:
+        if KINDS[x.dtype] == COMPLEX:
+            found, scale = p.log(x), 1.0 / math.log(base)
+            return p.complex_(p.multiply(p.real(found), scale), p.multiply(p.imag(found), scale))
+        return p.divide(p.log(x), math.log(base))
+
+    return operation
+
+
+log2 = _floating("log2", _log_of_base(2.0), "the logarithm of base 2")
+log10 = _floating("log10", _log_of_base(10.0), "the logarithm of base 10")
+
+
+# Functions of two arrays, which promote.
+
+
+def _numbers(name: str, operation: Callable[[Any, Any], Any], what: str) -> Callable[[Any, Any], Any]:
+    def function(x1: Any, x2: Any, /) -> Any:
+        return operation(*promoted(x1, x2, function=name))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return {what}."
+    return function
+
+
+add = _numbers("add", p.add, "the sum of two arrays")
+subtract = _numbers("subtract", p.subtract, "the difference of two arrays")
+multiply = _numbers("multiply", p.multiply, "the product of two arrays")
+maximum = _numbers("maximum", p.maximum, "the larger of each two elements, and NaN where one is")
+minimum = _numbers("minimum", p.minimum, "the smaller of each two elements, and NaN where one is")
+equal = _numbers("equal", p.equal, "whether elements are equal")
+not_equal = _numbers("not_equal", p.not_equal, "whether elements are not equal")
+less = _numbers("less", p.less, "whether the first's elements are less")
+less_equal = _numbers("less_equal", p.less_equal, "whether the first's elements are less or equal")
+greater = _numbers("greater", p.greater, "whether the first's elements are greater")
+greater_equal = _numbers("greater_equal", p.greater_equal, "whether the first's elements are greater or equal")
+bitwise_and = _numbers("bitwise_and", p.bitwise_and, "the bits that both have")
+bitwise_or = _numbers("bitwise_or", p.bitwise_or, "the bits that one of both has")
+bitwise_xor = _numbers("bitwise_xor", p.bitwise_xor, "the bits that one of both has, and not the other")
+bitwise_left_shift = _numbers("bitwise_left_shift", p.shift_left, "bits moved to the left, zeros in their place")
+
+
+def divide(x1: Any, x2: Any, /) -> Any:
+    """Return the quotient of two arrays, of floating-point numbers."""
+    return p.divide(*promoted(x1, x2, function="divide", inexact=True))
+
+
+def atan2(x1: Any, x2: Any, /) -> Any:
+    """Return the angle, in radians, of the point (x2, x1)."""
+    return p.atan2(*promoted(x1, x2, function="atan2", inexact=True))
+
+
+def nextafter(x1: Any, x2: Any, /) -> Any:
+    """Return the next number after x1 in the direction of x2."""
+    return p.next_after(*promoted(x1, x2, function="nextafter", inexact=True))
+
+
+def bitwise_right_shift(x1: Any, x2: Any, /) -> Any:
+    """Return bits moved to the right, with copies of the sign in their place."""
+    first, second = promoted(x1, x2, function="bitwise_right_shift")
+    dtypes.require("bitwise_right_shift", first.dtype, INTEGRAL)
+    move = p.shift_right_logical if KINDS[first.dtype] == UNSIGNED else p.shift_right_arithmetic
+    return move(first, second)
+
+
+def bitwise_invert(x: Any, /) -> Any:
+    """Return each element with all bits turned over."""
+    return p.bitwise_not(array_of(x, "bitwise_invert"))
+
+
+def copysign(x1: Any, x2: Any, /) -> Any:
+    """Return the magnitudes of x1 with the signs of x2."""
+    first, second = promoted(x1, x2, function="copysign", inexact=True)
+    size = p.absolute(first)
+    return p.select(signbit(second), p.negative(size), size)
+
+
+def floor_divide(x1: Any, x2: Any, /) -> Any:
+    """Return the quotient of two arrays, rounded down."""
+    first, second = promoted(x1, x2, function="floor_divide")
+    dtypes.require("floor_divide", first.dtype, dtypes.REAL)
+    if KINDS[first.dtype] == UNSIGNED:
+        return p.divide(first, second)
+    if KINDS[first.dtype] in INTEGRAL:
+        quotient = p.divide(first, second)
+        rest = p.remainder(first, second)
+        return p.select(_other_sign(rest, second), p.subtract(quotient, 1), quotient)
+    rest = p.remainder(first, second)
+    quotient = p.divide(p.subtract(first, rest), second)
+    quotient = p.select(_other_sign(rest, second), p.subtract(quotient, 1.0), quotient)
+    whole, plain = p.round_even(quotient), p.divide(first, second)
+    whole = p.select(p.equal(whole, 0.0), p.multiply(plain, 0.0), whole)  # a zero has the quotient's sign
+    exact = p.bitwise_or(p.bitwise_not(p.is_finite(plain)), p.bitwise_not(p.is_finite(second)))
+    return p.select(exact, plain, whole)
+
+
+def _other_sign(rest: Any, divisor: Any) -> Any:
+    """Whether a rest that is not 0 has another sign than the divisor: it is then of a quotient that is one less."""
+    return p.bitwise_and(p.not_equal(p.less(rest, 0), p.less(divisor, 0)), p.not_equal(rest, 0))
+
+
+def remainder(x1: Any, x2: Any, /) -> Any:
+    """Return the rest of the division rounded down: it has the sign of x2."""
+    first, second = promoted(x1, x2, function="remainder")
+    dtypes.require("remainder", first.dtype, dtypes.REAL)
+    rest = p.remainder(first, second)
+    if KINDS[first.dtype] == UNSIGNED:
+        return rest
+    found = p.select(_other_sign(rest, second), p.add(rest, second), rest)
+    if KINDS[first.dtype] in INTEGRAL:
+        return found
+    return p.select(p.equal(found, 0.0), copysign(found, second), found)
+
+
+def pow(x1: Any, x2: Any, /) -> Any:  # noqa: A001 - the standard's name
+    """Return x1 to the power x2. Of a Python integer it is a product of few factors, as in JAX."""
+    if type(x2) is int and not is_scalar(x1):
+        first = array_of(x1, "pow")
+        if KINDS[first.dtype] in dtypes.INEXACT and -64 < x2 < 64:
+            return _integer_power(first, x2)
+    return p.power(*promoted(x1, x2, function="pow"))
+
+
+def _integer_power(x: Any, exponent: int) -> Any:
+    if exponent == 0:
+        return full(x.shape, 1, x.dtype)
+    left, factor, found = max(exponent, -exponent), x, None
+    while left:
+        if left & 1:
+            found = factor if found is None else p.multiply(found, factor)
+        left >>= 1
+        if left:
+            factor = p.multiply(factor, factor)
+    return found if exponent > 0 else p.divide(1.0, found)
+
+
+def hypot(x1: Any, x2: Any, /) -> Any:
+    """Return the length of the vector (x1, x2), without overflow on the way."""
+    first, second = promoted(x1, x2, function="hypot", inexact=True)
+    first, second = p.absolute(first), p.absolute(second)
+    large, small = p.maximum(first, second), p.minimum(first, second)
+    ratio = p.divide(small, p.select(p.equal(large, 0.0), 1.0, large))
+    found = p.multiply(large, p.sqrt(p.add(p.square(ratio), 1.0)))
+    infinite = p.bitwise_or(p.equal(first, math.inf), p.equal(second, math.inf))
+    return p.select(infinite, math.inf, p.select(p.equal(large, 0.0), large, found))
+
+
+def logaddexp(x1: Any, x2: Any, /) -> Any:
+    """Return log(exp(x1) + exp(x2)), without overflow on the way."""
+    first, second = promoted(x1, x2, function="logaddexp", inexact=True)
+    large, apart = p.maximum(first, second), p.subtract(first, second)
+    found = p.add(large, p.log1p(p.exp(p.negative(p.absolute(apart)))))
+    return p.select(isnan(apart), p.add(first, second), found)
+
+
+def _logical(name: str, operation: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def function(x1: Any, x2: Any, /) -> Any:
+        return operation(_bools(x1, name), _bools(x2, name))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return whether {what} true."
+    return function
+
+
+def _bools(x: Any, name: str) -> Any:
+    return Literal(np.asarray(bool(x))) if is_scalar(x) else convert(array_of(x, name), dtypes.bool_)
+
+
+logical_and = _logical("logical_and", p.bitwise_and, "both elements are")
+logical_or = _logical("logical_or", p.bitwise_or, "one of both elements is")
+logical_xor = _logical("logical_xor", p.bitwise_xor, "one of both elements is, and not the other,")
+
+
+def logical_not(x: Any, /) -> Any:
+    """Return whether each element is false."""
+    return p.bitwise_not(_bools(x, "logical_not"))
+
+
+# Functions of one array.
+
+
+def abs(x: Any, /) -> Any:  # noqa: A001 - the standard's name
+    """Return the absolute value of each element."""
+    x = array_of(x, "abs")
+    return x if x.dtype == dtypes.bool_ else p.absolute(x)
+
+
+def negative(x: Any, /) -> Any:
+    """Return each element with the other sign."""
+    return p.negative(array_of(x, "negative"))
+
+
+def positive(x: Any, /) -> Any:
+    """Return each element as it is."""
+    x = array_of(x, "positive")
+    dtypes.require("positive", x.dtype, dtypes.NUMERIC)
+    return x
+
+
+def square(x: Any, /) -> Any:
+    """Return each element times itself."""
+    return p.square(array_of(x, "square"))
+
+
+def sign(x: Any, /) -> Any:
+    """Return -1, 0 or 1 for each element, and a complex number's direction."""
+    x = array_of(x, "sign")
+    if KINDS[x.dtype] == COMPLEX:
+        length = p.absolute(x)
+        nonzero = p.select(p.equal(length, 0.0), 1.0, length)
+        found = p.complex_(p.divide(p.real(x), nonzero), p.divide(p.imag(x), nonzero))
+        return p.select(p.equal(x, 0.0), 0.0, found)
+    return p.select(p.equal(x, 0.0), 0.0, p.sign(x)) if KINDS[x.dtype] == FLOATING else p.sign(x)
+
+
+def _rounding(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
+    def function(x: Any, /) -> Any:
+        x = array_of(x, name)
+        if KINDS[x.dtype] in {*INTEGRAL, BOOL}:
+            return x
+        if KINDS[x.dtype] == COMPLEX:
+            return p.complex_(operation(p.real(x)), operation(p.imag(x)))
+        return operation(x)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return each number rounded {what}."
+    return function
+
+
+ceil = _rounding("ceil", p.ceil, "up")
+floor = _rounding("floor", p.floor, "down")
+round = _rounding("round", p.round_even, "to the nearest whole number, to the even one of two")  # noqa: A001
+trunc = _rounding("trunc", p.truncate, "towards 0")
+
+
+def isfinite(x: Any, /) -> Any:
+    """Return whether each element is a finite number."""
+    x = array_of(x, "isfinite")
+    if KINDS[x.dtype] == COMPLEX:
+        return p.bitwise_and(p.is_finite(p.real(x)), p.is_finite(p.imag(x)))
+    return p.is_finite(x) if KINDS[x.dtype] == FLOATING else full(x.shape, True, dtypes.bool_)
+
+
+def isinf(x: Any, /) -> Any:
+    """Return whether each element is infinite."""
+    x = array_of(x, "isinf")
+    if KINDS[x.dtype] == COMPLEX:
+        return p.bitwise_or(isinf(p.real(x)), isinf(p.imag(x)))
+    if KINDS[x.dtype] != FLOATING:
+        return full(x.shape, False, dtypes.bool_)
+    return p.equal(p.absolute(x), math.inf)
+
+
+def isnan(x: Any, /) -> Any:
+    """Return whether each element is no number."""
+    x = array_of(x, "isnan")
+    return p.not_equal(x, x) if KINDS[x.dtype] in dtypes.INEXACT else full(x.shape, False, dtypes.bool_)
+
+
+def signbit(x: Any, /) -> Any:
+    """Return whether the sign of each element is set: of -0.0 it is, and of some NaNs."""
+    x = inexact(x, "signbit")
+    bits = dtypes.NAMED[f"int{dtypes.BITS[x.dtype]}"]
+    return p.less(p.bitcast(x, bits), 0)
+
+
+def conj(x: Any, /) -> Any:
+    """Return the complex conjugate of each element."""
+    x = array_of(x, "conj")
+    return p.conj(x) if KINDS[x.dtype] == COMPLEX else x
+
+
+def real(x: Any, /) -> Any:
+    """Return the real part of each element."""
+    x = array_of(x, "real")
+    return p.real(x) if KINDS[x.dtype] == COMPLEX else x
+
+
+def imag(x: Any, /) -> Any:
+    """Return the imaginary part of each element."""
+    x = array_of(x, "imag")
+    return p.imag(x) if KINDS[x.dtype] == COMPLEX else full(x.shape, 0, x.dtype)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
+    """Return each element, but min where it is less and max where it is more; None is no bound."""
+    x = array_of(x, "clip")
+    shapes = [x.shape, *(bound.shape for bound in (min, max) if isinstance(bound, Value | np.ndarray))]
+    found = broadcast(x, broadcast_shapes(*shapes))
+    if min is not None:
+        low = _bound(min, x.dtype)
+        found = found if low is None else p.maximum(found, low)
+    if max is not None:
+        high = _bound(max, x.dtype)
+        found = found if high is None else p.minimum(found, high)
+    return found
+
+
+def _bound(bound: Any, dtype: dtypes.DType) -> Any:
+    """Return a bound as an array of a dtype; None for a number beyond all integers of it."""
+    if is_scalar(bound) and KINDS[dtype] in INTEGRAL:
+        info = np.iinfo(dtype)
+        if isinstance(bound, float):
+            bound = math.floor(bound) if math.isfinite(bound) else (info.max if bound > 0 else info.min)
+        return like(sorted((info.min, bound, info.max))[1], dtype)
+    return like(bound, dtype, "clip")

@@ -1,0 +1,83 @@
+"""The standard's products of vectors and matrices.
+
+https://data-apis.org/array-api/2024.12/API_specification/linear_algebra_functions.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stagec.arrays.namespace import elementwise
+from stagec.arrays.namespace.promotion import array_of, promoted
+from stagec.arrays.primitives.contractions import dot_general
+from stagec.arrays.primitives.structural import broadcast, reshape, transpose
+from stagec.arrays.values import axis_of, broadcast_shapes, shown
+
+
+def matrix_transpose(x: Any, /) -> Any:
+    """Return matrices with rows and columns exchanged: the last two axes."""
+    x = array_of(x, "matrix_transpose")
+    rank = len(x.shape)
+    if rank < 2:
+        raise ValueError(f"matrix_transpose: an array of 2 dimensions or more is wanted, not of {rank}")
+    return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
+
+
+def matmul(x1: Any, x2: Any, /) -> Any:
+    """Return the product of matrices: the last two axes; the others broadcast. A vector is a row or column."""
+    first, second = promoted(x1, x2, function="matmul")
+    if not first.shape or not second.shape:
+        raise ValueError("matmul: arrays of 1 dimension or more are wanted; write multiply for numbers")
+    row, column = len(first.shape) == 1, len(second.shape) == 1
+    a = reshape(first, (1, *first.shape)) if row else first
+    b = reshape(second, (*second.shape, 1)) if column else second
+    if a.shape[-1] != b.shape[-2]:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"matmul: shapes {shapes} do not fit: the last size of one is that of the other's rows")
+    if len(b.shape) == 2:  # of a matrix that all share, without copies of it
+        found = _dot(a, b, ([len(a.shape) - 1], [0]))
+    else:
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = broadcast(a, (*batch, *a.shape[-2:])), broadcast(b, (*batch, *b.shape[-2:]))
+        axes = range(len(batch))
+        found = _dot(a, b, ([len(batch) + 1], [len(batch)]), (axes, axes))
+    shape = [*found.shape[:-2], *([] if row else [found.shape[-2]]), *([] if column else [found.shape[-1]])]
+    return reshape(found, shape)
+
+
+def _dot(
+    a: Any,
+    b: Any,
+    contracted: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> Any:
+    return dot_general(a, b, contracted, batch)
+
+
+def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Any:
+    """Return the sum of products over axes: the last and first ones as many as `axes` says, or those that it names."""
+    first, second = promoted(x1, x2, function="tensordot")
+    ranks = len(first.shape), len(second.shape)
+    if isinstance(axes, int):
+        if axes > min(ranks):
+            raise ValueError(f"tensordot: {axes} axes are wanted of arrays of {ranks[0]} and {ranks[1]} dimensions")
+        axes = (range(ranks[0] - axes, ranks[0]), range(axes))
+    of_first = [axis_of(axis, ranks[0]) for axis in axes[0]]
+    of_second = [axis_of(axis, ranks[1]) for axis in axes[1]]
+    return _dot(first, second, (of_first, of_second))
+
+
+def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the dot product of vectors along an axis; x1 is conjugated, the other axes broadcast."""
+    first, second = promoted(x1, x2, function="vecdot")
+    shape = broadcast_shapes(first.shape, second.shape)
+    smallest = min(len(first.shape), len(second.shape))
+    axis_of(axis, smallest)
+    if first.shape[axis] != second.shape[axis]:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"vecdot: shapes {shapes} do not fit: axis {axis} must have the same size")
+    where = axis_of(axis, len(shape))
+    a, b = broadcast(elementwise.conj(first), shape), broadcast(second, shape)
+    others = [i for i in range(len(shape)) if i != where]
+    return dot_general(a, b, ([where], [where]), (others, others))

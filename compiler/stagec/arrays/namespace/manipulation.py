@@ -1,0 +1,205 @@
+"""The standard's functions that move elements (https://data-apis.org/array-api/2024.12/API_specification/manipulation_functions.html)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import dims, dtypes
+from stagec.arrays.namespace.promotion import array_of, dtype_of
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
+from stagec.arrays.primitives.structural import broadcast, convert, transpose
+from stagec.arrays.primitives.structural import reshape as reshaped
+from stagec.arrays.tracing import Tracer, refuse
+from stagec.arrays.values import axes_of, axis_of, shown
+
+
+def _together(arrays: Any, name: str) -> list[Any]:
+    given = [array_of(x, name) for x in arrays]
+    if not given:
+        raise ValueError(f"{name}: an array is wanted")
+    dtype, weak = dtype_of(*given)
+    return [convert(x, dtype, weak) for x in given]
+
+
+def concat(arrays: Any, /, *, axis: int | None = 0) -> Any:
+    """Return arrays behind each other along an axis; None: their elements, in one vector."""
+    given = _together(arrays, "concat")
+    if axis is None:
+        return concatenate([reshape(x, (-1,)) for x in given], 0)
+    ranks = {len(x.shape) for x in given}
+    if len(ranks) != 1 or 0 in ranks:
+        raise ValueError(f"concat: arrays of as many dimensions are wanted, not of {sorted(ranks)}")
+    return concatenate(given, axis_of(axis, ranks.pop()))
+
+
+def stack(arrays: Any, /, *, axis: int = 0) -> Any:
+    """Return arrays of one shape, with a new axis for which of them it is."""
+    given = _together(arrays, "stack")
+    if len({tuple(x.shape) for x in given}) != 1:
+        raise ValueError(f"stack: arrays of one shape are wanted, not {', '.join(shown(x.shape) for x in given)}")
+    where = axis_of(axis, len(given[0].shape) + 1)
+    return concatenate([expand_dims(x, axis=where) for x in given], where)
+
+
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+    """Return the parts of an array along an axis, without it."""
+    x = array_of(x, "unstack")
+    where = axis_of(axis, len(x.shape))
+    count = x.shape[where]
+    if type(count) is not int:
+        raise ValueError(f"unstack: the size of axis {axis} of shape {shown(x.shape)} must be a number")
+    rest = tuple(size for i, size in enumerate(x.shape) if i != where)
+    found = []
+    for number in range(count):
+        start, limit = [0] * len(x.shape), list(x.shape)
+        start[where], limit[where] = number, number + 1
+        found.append(reshaped(slice_(x, start, limit), rest))
+    return tuple(found)
+
+
+def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
+    """Return an array with new axes of size 1, at these places in the result."""
+    x = array_of(x, "expand_dims")
+    places = axis if isinstance(axis, tuple | list) else (axis,)
+    rank = len(x.shape) + len(places)
+    new = axes_of(tuple(places), rank)
+    sizes = iter(x.shape)
+    return reshaped(x, tuple(1 if i in new else next(sizes) for i in range(rank)))
+
+
+def squeeze(x: Any, /, axis: int | tuple[int, ...]) -> Any:
+    """Return an array without axes, which are of size 1."""
+    x = array_of(x, "squeeze")
+    gone = axes_of(axis, len(x.shape))
+    if any(x.shape[i] != 1 for i in gone):
+        raise ValueError(f"squeeze: axis {axis} of shape {shown(x.shape)} is not of size 1")
+    return reshaped(x, tuple(size for i, size in enumerate(x.shape) if i not in gone))
+
+
+def permute_dims(x: Any, /, axes: tuple[int, ...]) -> Any:
+    """Return an array with its axes in another order."""
+    x = array_of(x, "permute_dims")
+    order = axes_of(tuple(axes), len(x.shape))
+    if len(order) != len(x.shape):
+        raise ValueError(f"permute_dims: {len(x.shape)} axes are wanted, not {axes}")
+    return transpose(x, order)
+
+
+def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Any:
+    """Return an array with axes moved to other places; the others keep their order."""
+    x = array_of(x, "moveaxis")
+    rank = len(x.shape)
+    old, new = (axes_of(one if isinstance(one, tuple | list) else (one,), rank) for one in (source, destination))
+    if len(old) != len(new):
+        raise ValueError(f"moveaxis: {source} and {destination} are other many axes")
+    order = [i for i in range(rank) if i not in old]
+    for where, which in sorted(zip(new, old, strict=True)):
+        order.insert(where, which)
+    return transpose(x, order)
+
+
+def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+    """Return the elements in another shape; one size may be -1, for what is left."""
+    x = array_of(x, "reshape")
+    sizes = list(shape if isinstance(shape, tuple | list) else (shape,))
+    for size in sizes:
+        if isinstance(size, Tracer):
+            raise refuse(size, "reshape()", "give numbers, or sizes of arrays (x.shape[0])")
+    unknown = [i for i, size in enumerate(sizes) if not isinstance(size, dims.Dim) and size == -1]
+    if len(unknown) > 1:
+        raise ValueError("reshape: one size may be -1")
+    if unknown:
+        known = dims.product([size for size in sizes if isinstance(size, dims.Dim) or size != -1])
+        total = dims.product(x.shape)
+        if not isinstance(known, dims.Dim) and known == 0:
+            raise ValueError(f"reshape: -1 stands for any size in {shown(sizes)}")
+        if not isinstance(total, dims.Dim) and not isinstance(known, dims.Dim) and total % known:
+            raise ValueError(f"reshape: an array of shape {shown(x.shape)} has no shape {shown(sizes)}")
+        sizes[unknown[0]] = total // known
+    found = reshaped(x, tuple(map(dims.size_of, sizes)))
+    return found.copy_of() if copy and found is x and hasattr(x, "copy_of") else found
+
+
+def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
+    """Return an array with its elements in the other order along axes; None: all."""
+    x = array_of(x, "flip")
+    return reverse(x, axes_of(axis, len(x.shape)))
+
+
+def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Any:
+    """Return an array with its elements moved along axes, those at the end to the front; None: as one vector."""
+    x = array_of(x, "roll")
+    if axis is None:
+        flat = reshape(x, (-1,))
+        return reshaped(roll(flat, shift, axis=0), x.shape)
+    axes = axis if isinstance(axis, tuple | list) else (axis,)
+    shifts = shift if isinstance(shift, tuple | list) else (shift,) * len(axes)
+    for by, one in zip(shifts, axes, strict=True):
+        x = _rolled(x, int(by), axis_of(one, len(x.shape)))
+    return x
+
+
+def _rolled(x: Any, by: int, axis: int) -> Any:
+    size = x.shape[axis]
+    if size == 0 or size == 1:
+        return x
+    first = by % size
+    middle, start, limit = [0] * len(x.shape), [0] * len(x.shape), list(x.shape)
+    start[axis] = limit[axis] = size - first
+    return concatenate([slice_(x, start, x.shape), slice_(x, middle, limit)], axis) if first != 0 else x
+
+
+def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
+    """Return an array with each element, or part along an axis, several times; None: elements, in one vector.
+
+    repeats: how often; an array of integers says it for each, and its elements must be known.
+    """
+    x = array_of(x, "repeat")
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    where = axis_of(axis, len(x.shape))
+    if isinstance(repeats, Tracer):
+        raise refuse(repeats, "repeat()", "give integers: the size of the result depends on them")
+    if not isinstance(repeats, int):
+        counts = np.asarray(repeats)
+        if counts.size != 1:
+            from stagec.arrays.namespace.indexing import take
+
+            size = x.shape[where]
+            return take(x, np.repeat(np.arange(size, dtype=np.int32), counts), axis=where)
+        repeats = int(counts.reshape(()))
+    shape = [*x.shape[: where + 1], repeats, *x.shape[where + 1 :]]
+    spread = broadcast(x, shape, [i for i in range(len(shape)) if i != where + 1])
+    return reshaped(spread, (*x.shape[:where], x.shape[where] * repeats, *x.shape[where + 1 :]))
+
+
+def tile(x: Any, repetitions: tuple[int, ...], /) -> Any:
+    """Return an array several times behind itself along each axis; axes that are missing are new ones at the front."""
+    x = array_of(x, "tile")
+    rank = max(len(x.shape), len(repetitions))
+    sizes = (*[1] * (rank - len(x.shape)), *x.shape)
+    times = (*[1] * (rank - len(repetitions)), *repetitions)
+    shape = [one for pair in zip(times, sizes, strict=True) for one in pair]
+    spread = broadcast(reshaped(x, sizes), shape, range(1, 2 * rank, 2))
+    return reshaped(spread, tuple(a * b for a, b in zip(times, sizes, strict=True)))
+
+
+def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
+    """Return the differences of neighbours along an axis, n times, with `prepend` and `append` at its ends."""
+    x = array_of(x, "diff")
+    where = axis_of(axis, len(x.shape))
+    parts = [part for part in (prepend, x, append) if part is not None]
+    x = concat(parts, axis=where) if len(parts) > 1 else x
+    for _ in range(n):
+        size = x.shape[where]
+        if size == 0:
+            break
+        start, limit = [0] * len(x.shape), list(x.shape)
+        start[where], limit[where] = 1, size - 1
+        later, earlier = slice_(x, start, x.shape), slice_(x, [0] * len(x.shape), limit)
+        x = p.bitwise_xor(later, earlier) if x.dtype == dtypes.bool_ else p.subtract(later, earlier)
+    return x

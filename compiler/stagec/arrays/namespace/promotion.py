@@ -1,0 +1,94 @@
+"""Operands of functions: what is taken for an array, and how several come to one dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import binding, dtypes
+from stagec.arrays.dims import Dim
+from stagec.arrays.dtypes import COMPLEX, FLOATING, INEXACT, KINDS, DType
+from stagec.arrays.primitives.structural import convert, size_value
+from stagec.arrays.values import SCALARS, Literal, Value, literal
+
+_PYTHON = {bool: "bool", int: dtypes.SIGNED, float: FLOATING, complex: COMPLEX}
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether x is one of Python's numbers, whose dtype gives way to that of arrays."""
+    return type(x) in _PYTHON
+
+
+def array_of(x: Any, function: str = "") -> Any:
+    """Return an operand as an array: a value of stagec's as it is, and NumPy's or a number as one of ours.
+
+    function: its name, for messages. Raises TypeError for what is no array.
+    """
+    if isinstance(x, Value | Literal):
+        return x
+    if isinstance(x, SCALARS):
+        return literal(x, dtypes.of_python(type(x)), weak_type=type(x) is not bool) if is_scalar(x) else _of_numpy(x)
+    if isinstance(x, np.ndarray | np.generic) or hasattr(x, "__array__"):
+        return _of_numpy(x)
+    if isinstance(x, Dim):
+        return size_value(x)
+    name = f"{function}: " if function else ""
+    raise TypeError(f"{name}an array is wanted, not a {type(x).__qualname__}; write asarray(...) of it")
+
+
+def _of_numpy(x: Any) -> Any:
+    array = np.asarray(x)
+    if array.dtype not in KINDS:
+        raise TypeError(f"there are no arrays of dtype {array.dtype}")
+    wanted = dtypes.canonical(array.dtype)
+    return binding.constant(array.astype(wanted, copy=False))
+
+
+def dtype_of(*operands: Any) -> tuple[DType, bool]:
+    """Return the dtype that operands promote to, and whether it is weak. Raises TypeError where there is none."""
+    strong: DType | None = None
+    weak: list[DType] = []
+    kinds: list[str] = []
+    for x in operands:
+        if is_scalar(x):
+            kinds.append(_PYTHON[type(x)])
+        elif getattr(x, "weak_type", False):
+            weak.append(x.dtype)
+            kinds.append(KINDS[x.dtype])
+        else:
+            dtype = x if isinstance(x, np.dtype) else x.dtype
+            strong = dtype if strong is None else dtypes.promote(strong, dtype)
+    if strong is None:
+        strong = max(weak, key=lambda dtype: _RANK[KINDS[dtype]]) if weak else dtypes.bool_
+        for kind in kinds:
+            strong = dtypes.with_scalar(strong, kind)
+        return strong, True
+    for kind in kinds:
+        strong = dtypes.with_scalar(strong, kind)
+    return strong, False
+
+
+_RANK = {"bool": 0, dtypes.SIGNED: 1, dtypes.UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
+
+
+def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[Any]:
+    """Return operands as arrays of one dtype. inexact: a floating-point one, the default of integers.
+
+    Raises TypeError where there is none, OverflowError where a Python integer does not fit.
+    """
+    given = [x if is_scalar(x) else array_of(x, function) for x in operands]
+    dtype, weak = dtype_of(*given)
+    if inexact and KINDS[dtype] not in INEXACT:
+        dtype = dtypes.default(FLOATING)
+    return [literal(x, dtype, weak) if is_scalar(x) else convert(x, dtype, weak) for x in given]
+
+
+def inexact(x: Any, function: str = "") -> Any:
+    """Return an operand as an array of floating-point or complex numbers."""
+    return promoted(x, function=function, inexact=True)[0]
+
+
+def like(x: Any, dtype: DType, function: str = "") -> Any:
+    """Return an operand as an array of a dtype."""
+    return literal(x, dtype) if is_scalar(x) else convert(array_of(x, function), dtype)

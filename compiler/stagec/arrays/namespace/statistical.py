@@ -1,0 +1,173 @@
+"""The standard's functions that make one number of many.
+
+https://data-apis.org/array-api/2024.12/API_specification/statistical_functions.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import dims, dtypes
+from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED, DType
+from stagec.arrays.namespace.promotion import array_of, inexact
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives import reductions as r
+from stagec.arrays.primitives.slicing import concatenate
+from stagec.arrays.primitives.structural import convert, full, reduce_sum, reshape, size_value
+from stagec.arrays.values import Literal, axes_of, axis_of, shown
+
+Axis = int | tuple[int, ...] | None
+
+
+def kept(x: Any, found: Any, axes: Sequence[int], keepdims: bool) -> Any:
+    """Return a reduction's result, with axes of size 1 where they were if `keepdims`."""
+    if not keepdims:
+        return found
+    return reshape(found, tuple(1 if axis in axes else size for axis, size in enumerate(x.shape)))
+
+
+def _summed(dtype: DType, asked: Any) -> DType:
+    """Return the dtype of a sum: integers narrower than the default one become that."""
+    if asked is not None:
+        return dtypes.asked(asked)
+    if KINDS[dtype] == BOOL:
+        return dtypes.default(SIGNED)
+    if KINDS[dtype] in INTEGRAL:
+        wide = dtypes.default(UNSIGNED if KINDS[dtype] == UNSIGNED else SIGNED)
+        return wide if dtypes.BITS[wide] > dtypes.BITS[dtype] else dtype
+    return dtype
+
+
+def _wide(operation: Callable[..., Any], x: Any, *arguments: Any) -> Any:
+    """Compute with f32 what floats of fewer bits would lose, and return the dtype that x has."""
+    if KINDS[x.dtype] == FLOATING and dtypes.BITS[x.dtype] < 32:
+        return convert(operation(convert(x, dtypes.float32), *arguments), x.dtype)
+    return operation(x, *arguments)
+
+
+def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:  # noqa: A001
+    """Return the sum along axes; None: of all elements."""
+    x = array_of(x, "sum")
+    axes = axes_of(axis, len(x.shape))
+    x = convert(x, _summed(x.dtype, dtype))
+    return kept(x, _wide(reduce_sum, x, axes), axes, keepdims)
+
+
+def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the product along axes; None: of all elements."""
+    x = array_of(x, "prod")
+    axes = axes_of(axis, len(x.shape))
+    x = convert(x, _summed(x.dtype, dtype))
+    return kept(x, _wide(r.reduce_prod, x, axes), axes, keepdims)
+
+
+def _count(x: Any, axes: Sequence[int], dtype: DType) -> Any:
+    """Return how many elements there are along axes: a number, or a value where sizes are symbolic."""
+    number = dims.product([x.shape[axis] for axis in axes])
+    return convert(size_value(number), dtype) if isinstance(number, dims.Dim) else Literal(np.asarray(number, dtype))
+
+
+def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the mean along axes; None: of all elements."""
+    x = inexact(x, "mean")
+    axes = axes_of(axis, len(x.shape))
+    return kept(x, _wide(_mean, x, axes), axes, keepdims)
+
+
+def _mean(x: Any, axes: Sequence[int]) -> Any:
+    return p.divide(reduce_sum(x, axes), _count(x, axes, x.dtype))
+
+
+def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    """Return the variance along axes; None: of all elements. correction: what the number of elements is less by."""
+    x = inexact(x, "var")
+    axes = axes_of(axis, len(x.shape))
+
+    def variance(x: Any) -> Any:
+        center = kept(x, _mean(x, axes), axes, keepdims=True)
+        apart = p.subtract(x, center)
+        if KINDS[x.dtype] == COMPLEX:
+            apart = p.absolute(apart)
+        squares = reduce_sum(p.square(apart), axes)
+        return p.divide(squares, p.maximum(p.subtract(_count(x, axes, squares.dtype), float(correction)), 0.0))
+
+    return kept(x, _wide(variance, x), axes, keepdims)
+
+
+def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    """Return the standard deviation along axes; parameters are those of `var`."""
+    return p.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+def _extremum(name: str, operation: Callable[..., Any], any_or_all: Callable[..., Any]) -> Callable[..., Any]:
+    def function(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:
+        x = array_of(x, name)
+        axes = axes_of(axis, len(x.shape))
+        empty = [axis for axis in axes if type(x.shape[axis]) is int and x.shape[axis] == 0]
+        if empty:
+            raise ValueError(f"{name} of no elements: axis {empty[0]} of shape {shown(x.shape)} has size 0")
+        if KINDS[x.dtype] == COMPLEX:
+            raise TypeError(f"{name}: real numbers are wanted, which have an order, not {x.dtype}")
+        reduce = any_or_all if x.dtype == dtypes.bool_ else operation
+        return kept(x, reduce(x, axes), axes, keepdims)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return the {name} along axes; None: of all elements. NaN where there is one."
+    return function
+
+
+max = _extremum("max", r.reduce_max, r.reduce_or)  # noqa: A001 - the standard's names
+min = _extremum("min", r.reduce_min, r.reduce_and)  # noqa: A001
+
+
+def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:  # noqa: A001
+    """Return whether all elements along axes are true; None: of the whole array."""
+    x = convert(array_of(x, "all"), dtypes.bool_)
+    axes = axes_of(axis, len(x.shape))
+    return kept(x, r.reduce_and(x, axes), axes, keepdims)
+
+
+def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:  # noqa: A001
+    """Return whether an element along axes is true; None: of the whole array."""
+    x = convert(array_of(x, "any"), dtypes.bool_)
+    axes = axes_of(axis, len(x.shape))
+    return kept(x, r.reduce_or(x, axes), axes, keepdims)
+
+
+def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return how many elements along axes are not 0; None: of the whole array."""
+    x = array_of(x, "count_nonzero")
+    axes = axes_of(axis, len(x.shape))
+    counted = convert(convert(x, dtypes.bool_), dtypes.default(SIGNED))
+    return kept(x, reduce_sum(counted, axes), axes, keepdims)
+
+
+def _cumulative(name: str, operation: Callable[[Any, int], Any], start: int) -> Callable[..., Any]:
+    def function(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
+        x = array_of(x, name)
+        if axis is None:
+            if len(x.shape) != 1:
+                raise ValueError(f"{name}: an array of {len(x.shape)} dimensions needs an axis")
+            axis = 0
+        where = axis_of(axis, len(x.shape))
+        x = convert(x, _summed(x.dtype, dtype))
+        found = _wide(operation, x, where) if x.shape[where] != 0 else x
+        if include_initial:
+            shape = (*x.shape[:where], 1, *x.shape[where + 1 :])
+            found = concatenate([full(shape, start, x.dtype), found], where)
+        return found
+
+    function.__name__ = function.__qualname__ = name
+    what = "sum" if start == 0 else "product"
+    function.__doc__ = (
+        f"Return for each element the {what} of it and all before it along an axis.\n\n"
+        f"    include_initial: whether {start} comes first, the {what} of none."
+    )
+    return function
+
+
+cumulative_sum = _cumulative("cumulative_sum", r.cumulative_sum, 0)
+cumulative_prod = _cumulative("cumulative_prod", lambda x, axis: r.cumulative(x, axis, p.multiply, 1), 1)

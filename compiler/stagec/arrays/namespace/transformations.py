@@ -1,0 +1,205 @@
+"""Derivatives of functions of arrays, under JAX's names: `grad`, `value_and_grad`, `vjp`, and what steers them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import binding, pytrees
+from stagec.arrays.dtypes import COMPLEX, KINDS
+from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.primitives import derivatives as d
+from stagec.arrays.primitives.calls import call_checkpointed, call_custom_vjp, stopped
+from stagec.arrays.primitives.structural import convert
+from stagec.arrays.values import Literal, shown
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Return what a function gives, and the function that maps cotangents of that to cotangents of the arguments.
+
+    As `jax.vjp` (https://docs.jax.dev/en/latest/_autosummary/jax.vjp.html). has_aux: the function gives a pair,
+    of which the second is returned as it is. Integers have cotangents of dtype float0.
+    """
+    leaves, structure = pytrees.flatten(primals)
+    values = [array_of(leaf) for leaf in leaves]
+    known: list[Any] = []
+
+    def flat(*given: Any) -> list[Any]:
+        result = fun(*structure.unflatten(given))
+        extra = None
+        if has_aux:
+            result, extra = result
+        found, out_structure = pytrees.flatten(result)
+        extras, extra_structure = pytrees.flatten(extra)
+        known[:] = [out_structure, len(found), extra_structure]
+        return [array_of(one) for one in (*found, *extras)]
+
+    results, pull = d.pullback(flat, values, getattr(fun, "__name__", ""))
+    out_structure, count, extra_structure = known
+
+    def pullback(cotangent: Any) -> Any:
+        given, given_structure = pytrees.flatten(cotangent)
+        if given_structure != out_structure:
+            raise TypeError(f"the cotangent has structure {given_structure}, the result has {out_structure}")
+        cotangents = [_cotangent(one, result) for one, result in zip(given, results[:count], strict=True)]
+        found = pull([*cotangents, *[None] * (len(results) - count)])
+        return structure.unflatten([_of_argument(one, value) for one, value in zip(found, values, strict=True)])
+
+    out = out_structure.unflatten(map(_array, results[:count]))
+    return (out, pullback, extra_structure.unflatten(map(_array, results[count:]))) if has_aux else (out, pullback)
+
+
+def _array(value: Any) -> Any:
+    """Return a result that is a scalar of a program as an array."""
+    return binding.constant(value.value) if isinstance(value, Literal) else value
+
+
+def _cotangent(given: Any, result: Any) -> Any:
+    if not d.is_differentiable(result):
+        return None
+    value = array_of(given)
+    if tuple(value.shape) != tuple(result.shape):
+        raise ValueError(f"a cotangent has shape {shown(value.shape)}, its result {shown(result.shape)}")
+    return convert(value, result.dtype)
+
+
+def _of_argument(found: Any, value: Any) -> Any:
+    if not d.is_differentiable(value):
+        return np.zeros(value.shape, d.FLOAT0)
+    return _array(d.zeros_like(value) if found is None else found)
+
+
+def value_and_grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, allow_int: bool = False
+) -> Callable[..., Any]:
+    """Return the function that gives what `fun` gives, a real number, and its gradient in arguments.
+
+    As `jax.value_and_grad`. argnums: which. has_aux: `fun` gives a pair, of which the first is the number.
+    Raises TypeError where the result is no real number of floating point, or an argument is of integers.
+    """
+
+    @functools.wraps(fun)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        numbers = tuple(number % len(args) for number in numbers)
+        for number in numbers:
+            for leaf in pytrees.flatten(args[number])[0]:
+                value = array_of(leaf)
+                if not allow_int and not d.is_differentiable(value):
+                    raise TypeError(f"grad: argument {number} has integers ({value.dtype}), which have no derivative")
+
+        def of_some(*some: Any) -> Any:
+            given = list(args)
+            for number, one in zip(numbers, some, strict=True):
+                given[number] = one
+            return fun(*given, **kwargs)
+
+        found = vjp(of_some, *(args[number] for number in numbers), has_aux=has_aux)
+        value, pull = found[:2]
+        leaves, _ = pytrees.flatten(value)
+        if len(leaves) != 1 or leaves[0].shape != () or not d.is_differentiable(leaves[0]):
+            what = ", ".join(f"{leaf.dtype} of shape {shown(leaf.shape)}" for leaf in leaves)
+            raise TypeError(f"grad: the function must give one real number, not {what or 'nothing'}")
+        if KINDS[leaves[0].dtype] == COMPLEX:
+            raise TypeError("grad: the function gives a complex number; take its real part, or use vjp")
+        cotangent = pytrees.tree_map(lambda leaf: np.ones((), leaf.dtype), value)
+        gradients = pull(cotangent)
+        gradient = gradients[0] if isinstance(argnums, int) else gradients
+        return ((value, found[2]) if has_aux else value), gradient
+
+    return evaluate
+
+
+def grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, allow_int: bool = False
+) -> Callable[..., Any]:
+    """Return the function that gives the gradient of `fun`, a real number, in arguments. As `jax.grad`.
+
+    Parameters and errors are those of `value_and_grad`.
+    """
+    both = value_and_grad(fun, argnums, has_aux, allow_int)
+
+    @functools.wraps(fun)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def stop_gradient(x: Any) -> Any:
+    """Return arrays, in a tree, whose derivative is zero."""
+    return pytrees.tree_map(lambda leaf: stopped(array_of(leaf)), x)
+
+
+def checkpoint(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that computes what its derivative needs a second time, in place of keeping it.
+
+    As `jax.checkpoint`.
+    """
+
+    @functools.wraps(fun)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytrees.flatten((args, kwargs))
+        known: list[Any] = []
+
+        def flat(*given: Any) -> list[Any]:
+            positional, named = structure.unflatten(given)
+            found, out_structure = pytrees.flatten(fun(*positional, **named))
+            known[:] = [out_structure]
+            return [array_of(one) for one in found]
+
+        results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves])
+        return known[0].unflatten(results)
+
+    return checkpointed
+
+
+class custom_vjp:  # noqa: N801 - JAX's name
+    """A function with a derivative of the user's, as `jax.custom_vjp`.
+
+        @custom_vjp
+        def f(x): ...
+        f.defvjp(fwd, bwd)
+
+    fwd: takes the arguments, gives the result and what bwd needs. bwd: takes that and the cotangent of the result,
+    gives a tuple with the cotangent of each argument.
+    """
+
+    def __init__(self, fun: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Say what the derivative is."""
+        self._rules = fwd, bwd
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function. Raises AttributeError where `defvjp` was not called."""
+        if self._rules is None:
+            raise AttributeError(f"{self._fun.__name__} has no derivative yet: call defvjp(fwd, bwd)")
+        fwd, bwd = self._rules
+        leaves, structure = pytrees.flatten(args)
+        known: list[Any] = []
+
+        def flat(*given: Any) -> list[Any]:
+            found, out_structure = pytrees.flatten(self._fun(*structure.unflatten(given)))
+            known[:] = [out_structure]
+            return [array_of(one) for one in found]
+
+        def derive(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            _, kept = fwd(*structure.unflatten(map(_array, operands)))
+            found = bwd(kept, known[0].unflatten(map(_array, cotangents)))
+            parts = list(found)
+            result: list[Any] = []
+            for tree, part in zip(structure.children(), parts, strict=True):
+                count = tree.num_leaves
+                result += [None] * count if part is None else map(array_of, pytrees.flatten(part)[0])
+            return result
+
+        results = call_custom_vjp(flat, derive, [array_of(leaf) for leaf in leaves])
+        return known[0].unflatten(results)

@@ -1,0 +1,96 @@
+"""Primitives that are programs: a function with a derivative of the user's, one that is computed again, a barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import binding, tracing
+from stagec.arrays.lowering import IRValue, Rule
+from stagec.arrays.primitives import derivatives as d
+from stagec.arrays.primitives.derivatives import Derivative
+from stagec.arrays.program import Primitive, Program, pruned
+from stagec.arrays.values import ShapedArray
+
+STOP_GRADIENT = Primitive("stop_gradient", lambda x: x, lambda rule, x: x)
+
+
+def stopped(x: Any) -> Any:
+    """Return x, whose derivative is zero."""
+    return binding.bind(STOP_GRADIENT, x)
+
+
+def _inline(rule: Rule, *values: IRValue, program: Program, **_: Any) -> list[IRValue]:
+    return rule.lowering.program(program, values)
+
+
+def _results(*avals: ShapedArray, program: Program, **_: Any) -> list[ShapedArray]:
+    return program.out_avals
+
+
+class DerivativeOfUser:
+    """What a `custom_vjp` does with cotangents, as a parameter of its equation: equal to itself alone.
+
+    captured: how many of the operands are values that the function closes over, which get no cotangent.
+    """
+
+    def __init__(self, derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]], captured: int) -> None:
+        self.derive = derive
+        self.captured = captured
+
+    def __str__(self) -> str:
+        return getattr(self.derive, "__qualname__", "a function")
+
+
+def _custom_vjp(given: Derivative, *, program: Program, derivative: DerivativeOfUser) -> list[Any]:
+    cotangents = [given.given(i) for i in range(len(given.results))]
+    found = derivative.derive(given.operands[derivative.captured :], cotangents)
+    return [*[None] * derivative.captured, *found]
+
+
+CUSTOM_VJP = Primitive("custom_vjp", _results, _inline, _custom_vjp, several=True)
+
+
+def call_custom_vjp(
+    function: Callable[..., Sequence[Any]],
+    derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+    values: Sequence[Any],
+) -> list[Any]:
+    """Call a function of arrays whose derivative is `derive`: of operands and cotangents, the operands' cotangents."""
+    program, captured = _traced(function, values)
+    of_user = DerivativeOfUser(derive, len(captured))
+    found: list[Any] = binding.bind(CUSTOM_VJP, *captured, *values, program=program, derivative=of_user)
+    return found
+
+
+def _traced(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> tuple[Program, Sequence[Any]]:
+    traced = tracing.trace(function, [binding.aval(value) for value in values])
+    return pruned(traced.program), traced.captured
+
+
+BARRIER: Primitive = Primitive(
+    "optimization_barrier",
+    lambda *avals: list(avals),
+    lambda rule, *values: list(hlo.OptimizationBarrierOp(list(values)).results),
+    lambda derivative: binding.bind(BARRIER, *(derivative.given(i) for i in range(len(derivative.results)))),
+    several=True,
+)
+
+
+def _checkpoint_vjp(derivative: Derivative, *, program: Program) -> list[Any]:
+    # The barrier keeps XLA from using what was computed before.
+    operands = binding.bind(BARRIER, *derivative.operands)
+    known = d.evaluate(program, operands)
+    return d.backward(program, known, derivative.cotangents, [True] * len(program.inputs))
+
+
+CHECKPOINT = Primitive("checkpoint", _results, _inline, _checkpoint_vjp, several=True)
+
+
+def call_checkpointed(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> list[Any]:
+    """Call a function of arrays that is computed again for its derivative."""
+    program, captured = _traced(function, values)
+    found: list[Any] = binding.bind(CHECKPOINT, *captured, *values, program=program)
+    return found

@@ -1,0 +1,183 @@
+"""Primitives that multiply and add up: `dot_general`, and convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dtypes
+from stagec.arrays.binding import bind
+from stagec.arrays.dtypes import DType
+from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
+from stagec.arrays.primitives.structural import transpose
+from stagec.arrays.program import Primitive
+from stagec.arrays.values import ShapedArray, shown
+
+Axes = tuple[int, ...]
+
+
+def dot_general(
+    x: Any,
+    y: Any,
+    contracted: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    precision: str = "DEFAULT",
+) -> Any:
+    """Return the sum of products over the axes `contracted` of both, for each index of the axes `batch` of both.
+
+    The result has the batch axes, then x's others, then y's. As `jax.lax.dot_general`. precision: "DEFAULT", "HIGH",
+    "HIGHEST": of the products, on devices that round them.
+    """
+    numbers = tuple(tuple(map(int, axes)) for axes in (*contracted, *batch))
+    return bind(DOT_GENERAL, x, y, numbers=numbers, precision=precision)
+
+
+def _free(x: Any, *taken: Axes) -> list[int]:
+    return [axis for axis in range(len(x.shape)) if not any(axis in axes for axes in taken)]
+
+
+def _dot_infer(x: ShapedArray, y: ShapedArray, *, numbers: tuple[Axes, ...], precision: str) -> ShapedArray:
+    x_contracted, y_contracted, x_batch, y_batch = numbers
+    if x.dtype != y.dtype:
+        raise TypeError(f"dot_general: arrays of one dtype are wanted, not {x.dtype} and {y.dtype}")
+    for a, b in ((x_contracted, y_contracted), (x_batch, y_batch)):
+        first, second = tuple(x.shape[axis] for axis in a), tuple(y.shape[axis] for axis in b)
+        if first != second:
+            where = f"axes {shown(a)} of shape {shown(x.shape)} and {shown(b)} of shape {shown(y.shape)}"
+            raise ValueError(f"arrays cannot be multiplied: {where} must have the same sizes")
+    sizes = [x.shape[axis] for axis in (*x_batch, *_free(x, x_contracted, x_batch))]
+    sizes += [y.shape[axis] for axis in _free(y, y_contracted, y_batch)]
+    return ShapedArray(tuple(sizes), x.dtype, x.weak_type and y.weak_type)
+
+
+def _dot_lower(rule: Rule, x: IRValue, y: IRValue, *, numbers: tuple[Axes, ...], precision: str) -> IRValue:
+    x_contracted, y_contracted, x_batch, y_batch = numbers
+    dimensions = hlo.DotDimensionNumbers.get(
+        lhs_batching_dimensions=list(x_batch),
+        rhs_batching_dimensions=list(y_batch),
+        lhs_contracting_dimensions=list(x_contracted),
+        rhs_contracting_dimensions=list(y_contracted),
+    )
+    how = ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2)
+    return hlo.dot_general(tensor_type(rule.out), x, y, dimensions, precision_config=how)
+
+
+def _dot_vjp(d: Any, *, numbers: tuple[Axes, ...], precision: str) -> list[Any]:
+    x, y = d.operands
+    x_contracted, y_contracted, x_batch, y_batch = numbers
+    x_free, y_free = _free(x, x_contracted, x_batch), _free(y, y_contracted, y_batch)
+    count, between = len(x_batch), len(x_batch) + len(x_free)
+
+    def one(other: Any, of_result: Sequence[int], free: Sequence[int], batch: Axes, order: Sequence[int]) -> Any:
+        found = dot_general(d.cotangent, other, (of_result, free), (range(count), batch), precision)
+        return transpose(found, np.argsort(order).tolist())
+
+    # The axes of what comes out are: batch, the own free ones, and the contracted ones in the order of the other's.
+    of_x = [*x_batch, *x_free, *(x_contracted[i] for i in np.argsort(y_contracted))]
+    of_y = [*y_batch, *y_free, *(y_contracted[i] for i in np.argsort(x_contracted))]
+    return [
+        one(y, range(between, between + len(y_free)), y_free, y_batch, of_x),
+        one(x, range(count, between), x_free, x_batch, of_y),
+    ]
+
+
+DOT_GENERAL = Primitive("dot_general", _dot_infer, _dot_lower, _dot_vjp)
+
+
+class ConvolutionNumbers(NamedTuple):
+    """Which axes of a convolution's arrays are what, as `jax.lax.ConvDimensionNumbers`.
+
+    Each is the batch axis (of the kernel: output features), the feature axis (input features), and the spatial ones.
+    """
+
+    lhs: Axes
+    rhs: Axes
+    out: Axes
+
+
+class Window(NamedTuple):
+    """How the kernel of a convolution moves, for each spatial axis.
+
+    strides: steps. padding: zeros before and after. lhs_dilation, rhs_dilation: distance of elements, of the array and
+    the kernel. feature_groups, batch_groups: parts that are convolved apart.
+    """
+
+    strides: Axes
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: Axes
+    rhs_dilation: Axes
+    feature_groups: int = 1
+    batch_groups: int = 1
+
+
+def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, precision: str = "DEFAULT") -> Any:
+    """Return the convolution of an array with a kernel, as `jax.lax.conv_general_dilated`: no axis is turned around."""
+    return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision)
+
+
+def _dilated(size: Any, by: int) -> Any:
+    return size if by == 1 else (size - 1) * by + 1
+
+
+def _convolution_infer(
+    x: ShapedArray, kernel: ShapedArray, *, numbers: ConvolutionNumbers, window: Window, precision: str
+) -> ShapedArray:
+    if x.dtype != kernel.dtype:
+        raise TypeError(f"convolution: arrays of one dtype are wanted, not {x.dtype} and {kernel.dtype}")
+    features, wanted = x.shape[numbers.lhs[1]], kernel.shape[numbers.rhs[1]]
+    if features != wanted * window.feature_groups:
+        groups = f" in {window.feature_groups} groups" if window.feature_groups > 1 else ""
+        raise ValueError(f"convolution: the array has {features} features, the kernel takes {wanted}{groups}")
+    sizes: list[Any] = [0] * len(x.shape)
+    sizes[numbers.out[0]] = x.shape[numbers.lhs[0]] // window.batch_groups
+    sizes[numbers.out[1]] = kernel.shape[numbers.rhs[0]]
+    for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
+        size = _dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
+        room = size - _dilated(kernel.shape[rhs], window.rhs_dilation[i])
+        sizes[out] = room // window.strides[i] + 1 if type(room) is not int or room >= 0 else 0
+    return ShapedArray(tuple(sizes), x.dtype, x.weak_type and kernel.weak_type)
+
+
+def _convolution_lower(
+    rule: Rule, x: IRValue, kernel: IRValue, *, numbers: ConvolutionNumbers, window: Window, precision: str
+) -> IRValue:
+    dimensions = hlo.ConvDimensionNumbers.get(
+        input_batch_dimension=numbers.lhs[0],
+        input_feature_dimension=numbers.lhs[1],
+        input_spatial_dimensions=list(numbers.lhs[2:]),
+        kernel_output_feature_dimension=numbers.rhs[0],
+        kernel_input_feature_dimension=numbers.rhs[1],
+        kernel_spatial_dimensions=list(numbers.rhs[2:]),
+        output_batch_dimension=numbers.out[0],
+        output_feature_dimension=numbers.out[1],
+        output_spatial_dimensions=list(numbers.out[2:]),
+    )
+    padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
+    return hlo.convolution(
+        tensor_type(rule.out),
+        x,
+        kernel,
+        dimension_numbers=dimensions,
+        feature_group_count=integer(window.feature_groups),
+        batch_group_count=integer(window.batch_groups),
+        window_strides=integers(window.strides),
+        padding=pairs(padding),
+        lhs_dilation=integers(window.lhs_dilation),
+        rhs_dilation=integers(window.rhs_dilation),
+        window_reversal=ir.DenseBoolArrayAttr.get([False] * len(window.padding)),
+        precision_config=ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2),
+    )
+
+
+CONVOLUTION = Primitive(
+    "convolution", _convolution_infer, _convolution_lower, "convolutions have no derivative yet: use dot_general"
+)
+
+
+def widened(dtype: DType) -> DType:
+    """Return the dtype in which products of a dtype are added up: f32 for narrower floats."""
+    return dtypes.float32 if dtypes.KINDS[dtype] == dtypes.FLOATING and dtypes.BITS[dtype] < 32 else dtype

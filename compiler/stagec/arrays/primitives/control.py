@@ -1,0 +1,257 @@
+"""Primitives of control flow: `case`, `while`, `scan`. Their branches and bodies are programs, as parameters.
+
+What these use of the traces around them are operands too, before the others (`captured`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dtypes, tracing
+from stagec.arrays.binding import aval, bind
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
+from stagec.arrays.primitives import derivatives as d
+from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives.derivatives import Derivative
+from stagec.arrays.program import Primitive, Program, Variable, pruned
+from stagec.arrays.tracing import Traced, Tracer
+from stagec.arrays.values import ShapedArray
+
+Function = Callable[..., Sequence[Any]]
+_I32 = ShapedArray((), dtypes.int32)
+
+
+# One of several branches.
+
+
+def case(index: Any, branches: Sequence[Function], operands: Sequence[Any]) -> list[Any]:
+    """Return what one of several functions gives for operands; a number out of range is moved inside.
+
+    index: of no dimensions, i32. The branches give arrays of the same avals.
+    """
+    traced = [tracing.trace(branch, [aval(one) for one in operands]) for branch in branches]
+    programs, captured = _of_same_inputs(traced)
+    inside = elementwise.minimum(elementwise.maximum(index, 0), len(branches) - 1)
+    found: list[Any] = bind(CASE, inside, *captured, *operands, branches=tuple(programs))
+    return found
+
+
+def _of_same_inputs(traced: Sequence[Traced]) -> tuple[list[Program], list[Tracer]]:
+    """Return programs that all take what any of them has captured, and that."""
+    every: dict[Any, Tracer] = {one._operand: one for part in traced for one in part.captured}
+    programs = []
+    for part in traced:
+        own = {one._operand: variable for one, variable in zip(part.captured, part.program.inputs, strict=False)}
+        first = [own.get(key) or Variable(one.aval) for key, one in every.items()]
+        given = part.program.inputs[len(part.captured) :]
+        program = Program([*first, *given], part.program.equations, part.program.outputs, part.program.constants)
+        programs.append(pruned(program))
+    return programs, list(every.values())
+
+
+def _case_infer(index: ShapedArray, *avals: ShapedArray, branches: Sequence[Program]) -> list[ShapedArray]:
+    first = branches[0].out_avals
+    for number, other in enumerate(branches[1:], 1):
+        if [one[:2] for one in other.out_avals] != [one[:2] for one in first]:
+            texts = [", ".join(map(str, one.out_avals)) for one in (branches[0], other)]
+            raise TypeError(f"branches give arrays of other avals: branch 0 ({texts[0]}), branch {number} ({texts[1]})")
+    weak = [all(one.out_avals[i].weak_type for one in branches) for i in range(len(first))]
+    return [ShapedArray(one.shape, one.dtype, both) for one, both in zip(first, weak, strict=True)]
+
+
+def _case_lower(rule: Rule, index: IRValue, *values: IRValue, branches: Sequence[Program]) -> list[IRValue]:
+    operation = hlo.CaseOp([tensor_type(one) for one in rule.outputs], index, len(branches))
+    for number, branch in enumerate(branches):
+        rule.subprogram(operation, number, branch, values)
+    return list(operation.results)
+
+
+def _case_vjp(given: Derivative, *, branches: Sequence[Program]) -> list[Any]:
+    index, *operands = given.operands
+    wanted = [d.is_differentiable(one) for one in operands]
+    derived = [d.backward_program(branch, wanted) for branch in branches]
+    cotangents = [given.given(i) for i, one in enumerate(given.results) if d.is_differentiable(one)]
+    found = bind(CASE, index, *operands, *cotangents, branches=tuple(program for program, _ in derived))
+    parts = iter(found)
+    return [None, *(next(parts) if want else None for want in wanted)]
+
+
+CASE: Primitive = Primitive("case", _case_infer, _case_lower, _case_vjp, several=True)
+
+
+# As long as a condition holds.
+
+
+def while_(condition: Function, body: Function, init: Sequence[Any]) -> list[Any]:
+    """Return the values that a body, called again and again, gives when a condition no longer holds of them.
+
+    condition: gives one bool. The body gives arrays of the avals that it takes.
+    """
+    avals = [aval(one) for one in init]
+    test, step = tracing.trace(condition, avals, "cond_fun"), tracing.trace(body, avals, "body_fun")
+    (tested, stepped), captured = _of_same_inputs([test, step])
+    found: list[Any] = bind(WHILE, *captured, *init, condition=tested, body=stepped, captured=len(captured))
+    return found
+
+
+def _while_infer(*avals: ShapedArray, condition: Program, body: Program, captured: int) -> list[ShapedArray]:
+    (test,) = condition.out_avals
+    if test.shape != () or test.dtype != dtypes.bool_:
+        raise TypeError(f"the condition of a loop gives one bool, not {test}")
+    _same("the body of a loop", avals[captured:], body.out_avals)
+    return list(avals[captured:])
+
+
+def _same(what: str, taken: Sequence[ShapedArray], given: Sequence[ShapedArray]) -> None:
+    """Raise TypeError where a body gives other avals than it takes."""
+    if [one[:2] for one in taken] != [one[:2] for one in given]:
+        texts = [", ".join(str(ShapedArray(*one[:2])) for one in avals) for avals in (taken, given)]
+        raise TypeError(f"{what} takes ({texts[0]}) and gives ({texts[1]}); they must be the same")
+
+
+def _while_lower(rule: Rule, *values: IRValue, condition: Program, body: Program, captured: int) -> list[IRValue]:
+    kinds = [tensor_type(one) for one in rule.inputs]
+    operation = hlo.WhileOp(kinds, list(values))
+    rule.subprogram(operation, 0, condition)
+    block = rule.block(operation, 1, rule.inputs)
+    with ir.InsertionPoint(block):
+        arguments = list(block.arguments)
+        hlo.return_([*arguments[:captured], *rule.lowering.program(body, arguments)])
+    return list(operation.results)[captured:]
+
+
+WHILE = Primitive(
+    "while",
+    _while_infer,
+    _while_lower,
+    "how often the loop turns is not known: write scan, or fori_loop with numbers as bounds",
+    several=True,
+)
+
+
+# Once for each element of an axis.
+
+
+def scan(
+    function: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    length: int,
+    backward: bool = False,
+) -> tuple[list[Any], list[Any]]:
+    """Return what is carried at the end, and for each result its values along a new first axis.
+
+    function: takes what is carried and the parts of xs at one index of their first axis, gives what is carried next and
+    results. backward: from the last index to the first.
+    """
+    avals = [aval(one) for one in init]
+    parts = [ShapedArray(one.shape[1:], one.dtype) for one in map(aval, xs)]
+
+    def flat(*values: Any) -> list[Any]:
+        carry, ys = function(values[: len(avals)], values[len(avals) :])
+        return [*carry, *ys]
+
+    traced = tracing.trace(flat, [*avals, *parts], "the body of a scan")
+    found = bind(
+        SCAN,
+        *traced.captured,
+        *init,
+        *xs,
+        body=pruned(traced.program),
+        captured=len(traced.captured),
+        carried=len(init),
+        length=length,
+        backward=backward,
+    )
+    return found[: len(init)], found[len(init) :]
+
+
+def _scan_infer(
+    *avals: ShapedArray, body: Program, captured: int, carried: int, length: int, backward: bool
+) -> list[ShapedArray]:
+    carry = avals[captured : captured + carried]
+    _same("the body of a scan", carry, body.out_avals[:carried])
+    ys = [ShapedArray((length, *one.shape), one.dtype) for one in body.out_avals[carried:]]
+    return [*(ShapedArray(*one[:2]) for one in carry), *ys]
+
+
+def _scan_lower(
+    rule: Rule, *values: IRValue, body: Program, captured: int, carried: int, length: int, backward: bool
+) -> list[IRValue]:
+    fixed = [*rule.inputs[:captured], *rule.inputs[captured + carried :]]
+    carry, ys = rule.inputs[captured : captured + carried], rule.outputs[carried:]
+    avals = [_I32, *fixed, *carry, *ys]
+    empty = [rule.full(0, one) for one in ys]
+    start = [constant(np.asarray(0, np.int32)), *values[:captured], *values[captured + carried :]]
+    start += [*values[captured : captured + carried], *empty]
+    operation = hlo.WhileOp([tensor_type(one) for one in avals], start)
+    test = rule.block(operation, 0, avals)
+    with ir.InsertionPoint(test):
+        limit = constant(np.asarray(length, np.int32))
+        hlo.return_([compare(test.arguments[0], limit, "LT", dtypes.int32)])
+    block = rule.block(operation, 1, avals)
+    with ir.InsertionPoint(block):
+        count, *rest = block.arguments
+        one, zero = constant(np.asarray(1, np.int32)), constant(np.asarray(0, np.int32))
+        last = constant(np.asarray(length - 1, np.int32))
+        index = hlo.subtract(last, count) if backward else count
+        end = len(fixed) + carried
+        xs = []
+        for value, known in zip(rest[captured : len(fixed)], fixed[captured:], strict=True):
+            sizes = [1, *known.shape[1:]]
+            part = hlo.dynamic_slice(value, [index, *[zero] * (len(sizes) - 1)], integers(sizes))
+            xs.append(hlo.reshape(tensor_type(ShapedArray(known.shape[1:], known.dtype)), part))
+        results = rule.lowering.program(body, [*rest[:captured], *rest[len(fixed) : end], *xs])
+        updated = []
+        for value, result, known in zip(rest[end:], results[carried:], ys, strict=True):
+            wide = hlo.reshape(tensor_type(ShapedArray((1, *known.shape[1:]), known.dtype)), result)
+            updated.append(hlo.dynamic_update_slice(value, wide, [index, *[zero] * (len(known.shape) - 1)]))
+        hlo.return_([hlo.add(count, one), *rest[: len(fixed)], *results[:carried], *updated])
+    return list(operation.results)[1 + len(fixed) :]
+
+
+def _scan_vjp(
+    given: Derivative, *, body: Program, captured: int, carried: int, length: int, backward: bool
+) -> list[Any]:
+    fixed, init = given.operands[:captured], given.operands[captured : captured + carried]
+    xs = given.operands[captured + carried :]
+    # What was carried into each turn is computed once more, and kept; the body is computed again from that.
+    _, carries = scan(lambda carry, x: (d.run(body, [*fixed, *carry, *x])[:carried], carry), init, xs, length, backward)
+    of_carry = [i for i, one in enumerate(init) if d.is_differentiable(one)]
+    of_fixed = [i for i, one in enumerate(fixed) if d.is_differentiable(one)]
+    of_xs = [i for i, one in enumerate(xs) if d.is_differentiable(one)]
+    ys = [i for i in range(carried, len(given.results)) if d.is_differentiable(given.results[i])]
+
+    def turn(state: Sequence[Any], parts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        cotangents: list[Any] = [None] * len(given.results)
+        for i, cotangent in zip(of_carry, state[: len(of_carry)], strict=True):
+            cotangents[i] = cotangent
+        for i, cotangent in zip(ys, parts[carried + len(xs) :], strict=True):
+            cotangents[i] = cotangent
+        known = d.evaluate(body, [*fixed, *parts[: carried + len(xs)]])
+        found = d.backward(body, known, cotangents, [True] * len(body.inputs))
+        full = [
+            d.zeros_like(variable.aval) if one is None and d.is_differentiable(variable.aval) else one
+            for one, variable in zip(found, body.inputs, strict=True)
+        ]
+        sums = [elementwise.add(before, full[i]) for before, i in zip(state[len(of_carry) :], of_fixed, strict=True)]
+        return [*(full[captured + i] for i in of_carry), *sums], [full[captured + carried + i] for i in of_xs]
+
+    start = [given.given(i) for i in of_carry] + [d.zeros_like(fixed[i]) for i in of_fixed]
+    state, of_parts = scan(turn, start, [*carries, *xs, *map(given.given, ys)], length, not backward)
+    found: list[Any] = [None] * len(given.operands)
+    for i, one in zip(of_carry, state[: len(of_carry)], strict=True):
+        found[captured + i] = one
+    for i, one in zip(of_fixed, state[len(of_carry) :], strict=True):
+        found[i] = one
+    for i, one in zip(of_xs, of_parts, strict=True):
+        found[captured + carried + i] = one
+    return found
+
+
+SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True)

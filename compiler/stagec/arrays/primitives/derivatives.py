@@ -1,0 +1,184 @@
+"""Reverse mode: a program's vector-Jacobian product, by the third column of the table.
+
+The program is evaluated in the current trace, or outside of one, and walked backwards: each equation's rule `vjp` gives
+the cotangents of its operands of those of its results. The rules are functions of primitives, so that derivatives of
+derivatives need nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stagec.arrays import binding, tracing
+from stagec.arrays.dtypes import INEXACT, KINDS
+from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives.structural import broadcast
+from stagec.arrays.program import Program, Variable, pruned
+from stagec.arrays.values import Literal, ShapedArray
+
+FLOAT0 = np.dtype([("float0", np.void, 0)])
+"""The dtype of the cotangent of integers and bools, which is nothing, as in JAX."""
+
+
+class Derivative(NamedTuple):
+    """What a primitive's rule `vjp` is given.
+
+    cotangents: of the results; None for zero. operands, results: the values.
+    """
+
+    cotangents: Sequence[Any]
+    operands: Sequence[Any]
+    results: Sequence[Any]
+
+    @property
+    def cotangent(self) -> Any:
+        """Of the only result."""
+        return self.cotangents[0]
+
+    def given(self, number: int) -> Any:
+        """Return a cotangent, zeros where it is zero."""
+        found = self.cotangents[number]
+        return zeros_like(self.results[number]) if found is None else found
+
+
+def zeros_like(x: Any) -> Any:
+    """Return zeros of the shape and dtype of x."""
+    return broadcast(Literal(np.zeros((), x.dtype)), x.shape, ())
+
+
+def is_differentiable(aval: Any) -> bool:
+    """Whether an array has a derivative: integers and bools have none."""
+    return KINDS[aval.dtype] in INEXACT
+
+
+def evaluate(program: Program, values: Sequence[Any]) -> dict[Variable, Any]:
+    """Bind a program's equations, on arguments, and return the value of each of its variables."""
+    known: dict[Variable, Any] = dict(zip(program.inputs, values, strict=True))
+    for variable, array in program.constants.items():
+        known[variable] = binding.constant(array)
+    for equation in program.equations:
+        operands = [read(known, operand) for operand in equation.inputs]
+        found = binding.bind(equation.primitive, *operands, **equation.params)
+        results = found if equation.primitive.several else [found]
+        known.update(zip(equation.outputs, results, strict=True))
+    return known
+
+
+def read(known: dict[Variable, Any], operand: Any) -> Any:
+    """Return the value of an operand."""
+    return operand if isinstance(operand, Literal) else known[operand]
+
+
+def run(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Return what a program gives for arguments."""
+    known = evaluate(program, values)
+    return [read(known, operand) for operand in program.outputs]
+
+
+def backward(
+    program: Program, known: dict[Variable, Any], cotangents: Sequence[Any], wanted: Sequence[bool]
+) -> list[Any]:
+    """Return the cotangent of each of a program's inputs that is `wanted`; None for zero.
+
+    known: values of all variables (`evaluate`). cotangents: of the results; None for zero.
+    Raises TypeError for a primitive that is not differentiable.
+    """
+    active = {one for one, want in zip(program.inputs, wanted, strict=True) if want and is_differentiable(one.aval)}
+    for equation in program.equations:
+        if equation.primitive.vjp is not None and not active.isdisjoint(equation.inputs):
+            active.update(one for one in equation.outputs if is_differentiable(one.aval))
+    found: dict[Variable, Any] = {}
+
+    def add(operand: Any, cotangent: Any) -> None:
+        if cotangent is not None and isinstance(operand, Variable) and operand in active:
+            before = found.get(operand)
+            found[operand] = cotangent if before is None else elementwise.add(before, cotangent)
+
+    for operand, cotangent in zip(program.outputs, cotangents, strict=True):
+        add(operand, cotangent)
+    for equation in reversed(program.equations):
+        given = [found.pop(variable, None) for variable in equation.outputs]
+        if all(one is None for one in given):
+            continue
+        rule = equation.primitive.vjp
+        if isinstance(rule, str):
+            raise TypeError(f"{equation.primitive.name} has no derivative: {rule}")
+        assert rule is not None, equation.primitive
+        operands = [read(known, operand) for operand in equation.inputs]
+        results = [known[variable] for variable in equation.outputs]
+        parts = rule(Derivative(given, operands, results), **equation.params)
+        for operand, part in zip(equation.inputs, parts, strict=True):
+            add(operand, part)
+    return [found.get(variable) for variable in program.inputs]
+
+
+def pullback(
+    function: Callable[..., Sequence[Any]], values: Sequence[Any], name: str = ""
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Return the results of a function of arrays, and what gives its arguments' cotangents of its results'.
+
+    A cotangent that is zero is None.
+    """
+    traced = tracing.trace(function, [binding.aval(value) for value in values], name)
+    program = pruned(traced.program)
+    known = evaluate(program, [*traced.captured, *values])
+    results = [read(known, operand) for operand in program.outputs]
+    wanted = [False] * len(traced.captured) + [True] * len(values)
+
+    def pull(cotangents: Sequence[Any]) -> list[Any]:
+        return backward(program, known, cotangents, wanted)[len(traced.captured) :]
+
+    return results, pull
+
+
+def backward_program(program: Program, wanted: Sequence[bool]) -> tuple[Program, list[int]]:
+    """Return the program of a program's vector-Jacobian product, and the numbers of the inputs that it gives.
+
+    It takes the arguments, and then the cotangents of those results that are floats; it gives the cotangents of those
+    inputs that are wanted and floats, zeros where they are zero.
+    """
+    given = [i for i, aval in enumerate(program.out_avals) if is_differentiable(aval)]
+    numbers = [i for i, aval in enumerate(program.in_avals) if wanted[i] and is_differentiable(aval)]
+
+    def function(*values: Any) -> list[Any]:
+        known = evaluate(program, values[: len(program.inputs)])
+        cotangents: list[Any] = [None] * len(program.outputs)
+        for i, cotangent in zip(given, values[len(program.inputs) :], strict=True):
+            cotangents[i] = cotangent
+        found = backward(program, known, cotangents, wanted)
+        return [zeros_like(program.in_avals[i]) if found[i] is None else found[i] for i in numbers]
+
+    avals = [*program.in_avals, *(_strong(program.out_avals[i]) for i in given)]
+    return pruned(tracing.trace(function, avals, "backward", apart=True).program), numbers
+
+
+def _strong(aval: ShapedArray) -> ShapedArray:
+    return ShapedArray(aval.shape, aval.dtype)
+
+
+def vjp_program(program: Program) -> Program:
+    """Return the program of a program's vector-Jacobian product, as `jax.export` has it.
+
+    It takes the arguments, and a cotangent of each result; it gives one of each argument. Those of integers are bools.
+    """
+
+    def function(*values: Any) -> list[Any]:
+        count = len(program.inputs)
+        known = evaluate(program, values[:count])
+        pairs = zip(values[count:], program.out_avals, strict=True)
+        cotangents = [given if is_differentiable(one) else None for given, one in pairs]
+        found = backward(program, known, cotangents, [True] * count)
+        return [
+            zeros_like(_cotangent(one)) if part is None else part
+            for part, one in zip(found, program.in_avals, strict=True)
+        ]
+
+    avals = [*map(_strong, program.in_avals), *map(_cotangent, program.out_avals)]
+    return pruned(tracing.trace(function, avals, "vjp", apart=True).program)
+
+
+def _cotangent(one: ShapedArray) -> ShapedArray:
+    return ShapedArray(one.shape, one.dtype if is_differentiable(one) else np.dtype(bool))

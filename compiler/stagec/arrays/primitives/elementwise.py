@@ -1,0 +1,368 @@
+"""Primitives that compute each element of the result from the elements in its place.
+
+Operands broadcast by NumPy's rules, and have one dtype; a Python number takes that of the other operands. Derivatives
+follow JAX's conventions: that of a function of complex numbers is multiplied, not conjugated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxlib.mlir.dialects import chlo
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dtypes, lowering
+from stagec.arrays.binding import bind
+from stagec.arrays.dtypes import ANY, BOOL, COMPLEX, FLOATING, INEXACT, INTEGRAL, KINDS, NUMERIC, REAL, UNSIGNED
+from stagec.arrays.lowering import IRValue, Rule
+from stagec.arrays.primitives.structural import unbroadcast
+from stagec.arrays.program import Primitive
+from stagec.arrays.values import Literal, ShapedArray, broadcast_shapes
+
+Operation: TypeAlias = Callable[..., Any]
+"""A function that binds a primitive of elements."""
+
+_ONLY_FLOATING = frozenset({FLOATING})
+_ONLY_COMPLEX = frozenset({COMPLEX})
+_BITS = INTEGRAL | {BOOL}
+
+
+def _operation(
+    name: str,
+    arity: int,
+    kinds: frozenset[str],
+    lower: Callable[..., IRValue],
+    vjp: Callable[..., Any] | None = None,
+    result: Callable[[dtypes.DType], dtypes.DType] = lambda dtype: dtype,
+) -> Callable[..., Any]:
+    """Add a row to the table, and return the function that binds it.
+
+    kinds: of the dtypes that it takes. lower: takes the operands' MLIR values, each of the shape of the result.
+    vjp: takes the cotangent, the operands and the result; gives a cotangent for each operand, of the result's shape.
+    result: of an operand's dtype, that of the result.
+    """
+
+    def infer(*avals: ShapedArray) -> ShapedArray:
+        dtype = avals[0].dtype
+        for aval in avals[1:]:
+            if aval.dtype != dtype:
+                raise TypeError(f"{name}: arrays of one dtype are wanted, not {', '.join(str(a.dtype) for a in avals)}")
+        dtypes.require(name, dtype, kinds)
+        shape = avals[0].shape if arity == 1 else broadcast_shapes(*(aval.shape for aval in avals))
+        return ShapedArray(shape, result(dtype), all(aval.weak_type for aval in avals))
+
+    def derive(d: Any) -> list[Any]:
+        assert vjp is not None
+        found = vjp(d.cotangent, *d.operands, d.results[0])
+        parts = found if isinstance(found, tuple) else (found,)
+        return [
+            None if part is None else unbroadcast(part, operand.shape)
+            for part, operand in zip(parts, d.operands, strict=True)
+        ]
+
+    lowered = lower if lower.__name__ == "with_rule" else lambda rule, *values: lower(*rule.broadcasts(values))
+    primitive = Primitive(name, infer, lowered, derive if vjp is not None else None)
+
+    def function(*operands: Any) -> Any:
+        return bind(primitive, *(operands if arity == 1 else _of_one_dtype(operands)))
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def _of_one_dtype(operands: tuple[Any, ...]) -> list[Any]:
+    """Return operands with Python's numbers as scalars of the others' dtype."""
+    dtype = next(one.dtype for one in operands if hasattr(one, "dtype"))
+    return [one if hasattr(one, "dtype") else Literal(np.asarray(one).astype(dtype)) for one in operands]
+
+
+def _with_rule(lower: Callable[..., IRValue]) -> Callable[..., IRValue]:
+    """Let a lowering see what is known of the operands: `lower(rule, *values)`."""
+
+    def with_rule(rule: Rule, *values: IRValue) -> IRValue:
+        return lower(rule, *rule.broadcasts(values))
+
+    return with_rule
+
+
+def _unary(name: str, kinds: frozenset[str], lower: Any, vjp: Any = None, result: Any = lambda dtype: dtype) -> Any:
+    return _operation(name, 1, kinds, lower, vjp, result)
+
+
+def _binary(name: str, kinds: frozenset[str], lower: Any, vjp: Any = None, result: Any = lambda dtype: dtype) -> Any:
+    return _operation(name, 2, kinds, lower, vjp, result)
+
+
+def _to_bool(dtype: dtypes.DType) -> dtypes.DType:
+    return dtypes.bool_
+
+
+# Comparisons, and choosing.
+
+
+def _comparison(name: str, direction: str, kinds: frozenset[str]) -> Any:
+    @_with_rule
+    def lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
+        return lowering.compare(x, y, direction, rule.inputs[0].dtype)
+
+    return _binary(name, kinds, lower, None, _to_bool)
+
+
+equal: Operation = _comparison("equal", "EQ", ANY)
+not_equal: Operation = _comparison("not_equal", "NE", ANY)
+less: Operation = _comparison("less", "LT", REAL | {BOOL})
+less_equal: Operation = _comparison("less_equal", "LE", REAL | {BOOL})
+greater: Operation = _comparison("greater", "GT", REAL | {BOOL})
+greater_equal: Operation = _comparison("greater_equal", "GE", REAL | {BOOL})
+
+
+def select(condition: Any, x: Any, y: Any) -> Any:
+    """Return the elements of x where the condition, an array of bools, is true, and those of y elsewhere."""
+    return bind(SELECT, condition, *_of_one_dtype((x, y)))
+
+
+def _select_infer(condition: ShapedArray, x: ShapedArray, y: ShapedArray) -> ShapedArray:
+    if condition.dtype != dtypes.bool_ or x.dtype != y.dtype:
+        raise TypeError(f"select: bools and two arrays of one dtype are wanted, not {condition}, {x}, {y}")
+    shape = broadcast_shapes(condition.shape, x.shape, y.shape)
+    return ShapedArray(shape, x.dtype, x.weak_type and y.weak_type)
+
+
+def _select_vjp(d: Any) -> list[Any]:
+    condition, x, y = d.operands
+    g, zero = d.cotangent, Literal(np.zeros((), d.cotangent.dtype))
+    return [
+        None,
+        unbroadcast(select(condition, g, zero), x.shape),
+        unbroadcast(select(condition, zero, g), y.shape),
+    ]
+
+
+SELECT = Primitive("select", _select_infer, lambda rule, *values: hlo.select(*rule.broadcasts(values)), _select_vjp)
+
+
+# Arithmetic.
+
+
+def _logical(on_bools: Any, otherwise: Any) -> Any:
+    @_with_rule
+    def lower(rule: Rule, *values: IRValue) -> IRValue:
+        return (on_bools if rule.inputs[0].dtype == dtypes.bool_ else otherwise)(*values)
+
+    return lower
+
+
+def _extremum(operation: Any, direction: str) -> Any:
+    """Complex numbers are compared as pairs."""
+
+    @_with_rule
+    def lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
+        dtype = rule.inputs[0].dtype
+        if KINDS[dtype] != COMPLEX:
+            return operation(x, y)
+        part = dtypes.real_part(dtype)
+        first = lowering.compare(hlo.real(x), hlo.real(y), direction, part)
+        second = lowering.compare(hlo.imag(x), hlo.imag(y), direction, part)
+        same = lowering.compare(hlo.real(x), hlo.real(y), "EQ", part)
+        return hlo.select(hlo.select(same, second, first), x, y)
+
+    return lower
+
+
+def _of_larger(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
+    """Half goes to each where they are equal."""
+    half = multiply(g, 0.5)
+    zero = Literal(np.zeros((), g.dtype))
+
+    def part(own: Any, other: Any) -> Any:
+        return select(equal(own, z), select(equal(other, z), half, g), zero)
+
+    return part(x, y), part(y, x)
+
+
+@_with_rule
+def _sign_lower(rule: Rule, x: IRValue) -> IRValue:
+    aval = rule.inputs[0]
+    if KINDS[aval.dtype] != UNSIGNED:
+        return hlo.sign(x)
+    zero = rule.full(0, aval)
+    return hlo.select(lowering.compare(x, zero, "EQ", aval.dtype), zero, rule.full(1, aval))
+
+
+@_with_rule
+def _abs_lower(rule: Rule, x: IRValue) -> IRValue:
+    return x if KINDS[rule.inputs[0].dtype] == UNSIGNED else hlo.abs(x)
+
+
+def _abs_vjp(g: Any, x: Any, y: Any) -> Any:
+    if KINDS[x.dtype] != COMPLEX:
+        return multiply(g, sign(x))
+    length = select(equal(y, 0), Literal(np.ones((), y.dtype)), y)
+    return multiply(complex_(g, Literal(np.zeros((), g.dtype))), divide(conj(x), complex_(length, multiply(length, 0))))
+
+
+def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
+    one = Literal(np.ones((), y.dtype))
+    of_x = multiply(g, multiply(y, power(x, select(equal(y, 0), one, subtract(y, one)))))
+    safe = select(equal(x, 0), Literal(np.ones((), x.dtype)), x)
+    return of_x, multiply(g, multiply(log(safe), z))
+
+
+add: Operation = _binary("add", NUMERIC | {BOOL}, hlo.add, lambda g, x, y, z: (g, g))
+subtract: Operation = _binary("subtract", NUMERIC, hlo.subtract, lambda g, x, y, z: (g, negative(g)))
+multiply: Operation = _binary(
+    "multiply", NUMERIC | {BOOL}, hlo.multiply, lambda g, x, y, z: (multiply(g, y), multiply(g, x))
+)
+divide: Operation = _binary(
+    "divide", NUMERIC, hlo.divide, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y))))
+)
+remainder: Operation = _binary(  # with the sign of x, as C has it
+    "remainder", REAL, hlo.remainder, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
+)
+power: Operation = _binary("power", NUMERIC, hlo.power, _power_vjp)
+maximum: Operation = _binary("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
+minimum: Operation = _binary("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
+negative: Operation = _unary("negative", NUMERIC, hlo.negate, lambda g, x, y: negative(g))
+sign: Operation = _unary("sign", NUMERIC, _sign_lower)
+absolute: Operation = _unary("absolute", NUMERIC, _abs_lower, _abs_vjp, dtypes.real_part)
+square: Operation = _unary("square", NUMERIC, lambda x: hlo.multiply(x, x), lambda g, x, y: multiply(g, multiply(x, 2)))
+
+bitwise_and: Operation = _binary("and", _BITS, hlo.and_)
+bitwise_or: Operation = _binary("or", _BITS, hlo.or_)
+bitwise_xor: Operation = _binary("xor", _BITS, hlo.xor)
+bitwise_not: Operation = _unary("not", _BITS, hlo.not_)
+shift_left: Operation = _binary("shift_left", INTEGRAL, hlo.shift_left)
+shift_right_arithmetic: Operation = _binary("shift_right_arithmetic", INTEGRAL, hlo.shift_right_arithmetic)
+shift_right_logical: Operation = _binary("shift_right_logical", INTEGRAL, hlo.shift_right_logical)
+population_count: Operation = _unary("population_count", INTEGRAL, hlo.popcnt)
+count_leading_zeros: Operation = _unary("count_leading_zeros", INTEGRAL, hlo.count_leading_zeros)
+
+floor: Operation = _unary("floor", _ONLY_FLOATING, hlo.floor)
+ceil: Operation = _unary("ceil", _ONLY_FLOATING, hlo.ceil)
+round_even: Operation = _unary("round_even", _ONLY_FLOATING, hlo.round_nearest_even)
+round_away: Operation = _unary("round_away", _ONLY_FLOATING, hlo.round_nearest_afz)
+is_finite: Operation = _unary("is_finite", _ONLY_FLOATING, hlo.is_finite, None, _to_bool)
+next_after: Operation = _binary("next_after", _ONLY_FLOATING, chlo.next_after)
+
+
+def truncate(x: Any) -> Any:
+    """Return each number cut off at the point."""
+    return select(less(x, 0), ceil(x), floor(x))
+
+
+# Exponentials, and functions of angles.
+
+_LN2 = math.log(2.0)
+
+
+def _one_less(x: Any) -> Any:
+    return subtract(x, 1.0)
+
+
+exp: Operation = _unary("exp", INEXACT, hlo.exponential, lambda g, x, y: multiply(g, y))
+expm1: Operation = _unary("expm1", INEXACT, hlo.exponential_minus_one, lambda g, x, y: multiply(g, add(y, 1.0)))
+log: Operation = _unary("log", INEXACT, hlo.log, lambda g, x, y: divide(g, x))
+log1p: Operation = _unary("log1p", INEXACT, hlo.log_plus_one, lambda g, x, y: divide(g, add(x, 1.0)))
+sqrt: Operation = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multiply(g, 0.5), y))
+rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
+cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(y, multiply(x, 3.0))))
+logistic: Operation = _unary(
+    "logistic", INEXACT, hlo.logistic, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
+)
+
+sin: Operation = _unary("sin", INEXACT, hlo.sine, lambda g, x, y: multiply(g, cos(x)))
+cos: Operation = _unary("cos", INEXACT, hlo.cosine, lambda g, x, y: negative(multiply(g, sin(x))))
+tan: Operation = _unary("tan", INEXACT, hlo.tan, lambda g, x, y: multiply(g, add(square(y), 1.0)))
+asin: Operation = _unary("asin", INEXACT, chlo.asin, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
+acos: Operation = _unary(
+    "acos", INEXACT, chlo.acos, lambda g, x, y: negative(multiply(g, rsqrt(subtract(1.0, square(x)))))
+)
+atan: Operation = _unary("atan", INEXACT, chlo.atan, lambda g, x, y: divide(g, add(square(x), 1.0)))
+sinh: Operation = _unary("sinh", INEXACT, chlo.sinh, lambda g, x, y: multiply(g, cosh(x)))
+cosh: Operation = _unary("cosh", INEXACT, chlo.cosh, lambda g, x, y: multiply(g, sinh(x)))
+tanh: Operation = _unary(
+    "tanh", INEXACT, hlo.tanh, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y)))
+)
+asinh: Operation = _unary("asinh", INEXACT, chlo.asinh, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
+acosh: Operation = _unary(
+    "acosh", INEXACT, chlo.acosh, lambda g, x, y: multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
+)
+atanh: Operation = _unary(
+    "atanh", INEXACT, chlo.atanh, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x)))
+)
+
+
+def _atan2_vjp(g: Any, y: Any, x: Any, z: Any) -> tuple[Any, Any]:
+    scaled = divide(g, add(square(x), square(y)))
+    return multiply(scaled, x), negative(multiply(scaled, y))
+
+
+atan2: Operation = _binary("atan2", INEXACT, hlo.atan2, _atan2_vjp)
+
+# Special functions.
+
+_TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
+
+
+def _gauss(g: Any, x: Any) -> Any:
+    return multiply(g, multiply(exp(negative(square(x))), _TWO_OVER_ROOT_PI))
+
+
+erf: Operation = _unary("erf", _ONLY_FLOATING, chlo.erf, lambda g, x, y: _gauss(g, x))
+erfc: Operation = _unary("erfc", _ONLY_FLOATING, chlo.erfc, lambda g, x, y: negative(_gauss(g, x)))
+erf_inv: Operation = _unary(
+    "erf_inv",
+    _ONLY_FLOATING,
+    chlo.erf_inv,
+    lambda g, x, y: multiply(g, multiply(exp(square(y)), 1 / _TWO_OVER_ROOT_PI)),
+)
+lgamma: Operation = _unary("lgamma", _ONLY_FLOATING, chlo.lgamma, lambda g, x, y: multiply(g, digamma(x)))
+digamma: Operation = _unary(
+    "digamma", _ONLY_FLOATING, chlo.digamma, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x))
+)
+polygamma: Operation = _binary(
+    "polygamma", _ONLY_FLOATING, chlo.polygamma, lambda g, m, x, y: (None, multiply(g, polygamma(add(m, 1.0), x)))
+)
+
+# Complex numbers.
+
+_COMPLEX = {dtypes.float32: dtypes.complex64, dtypes.float64: dtypes.complex128}
+
+
+def _zero(x: Any) -> Literal:
+    return Literal(np.zeros((), x.dtype))
+
+
+complex_: Operation = _binary(
+    "complex",
+    _ONLY_FLOATING,
+    hlo.complex,
+    lambda g, x, y, z: (real(g), negative(imag(g))),
+    lambda dtype: _COMPLEX.get(dtype, dtypes.complex64),
+)
+real: Operation = _unary("real", _ONLY_COMPLEX, hlo.real, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
+imag: Operation = _unary(
+    "imag", _ONLY_COMPLEX, hlo.imag, lambda g, x, y: complex_(_zero(g), negative(g)), dtypes.real_part
+)
+conj: Operation = _unary("conj", _ONLY_COMPLEX, chlo.conj, lambda g, x, y: conj(g))
+
+
+def bitcast(x: Any, dtype: dtypes.DType) -> Any:
+    """Return the bits of each element as one of another dtype of as many bits."""
+    return bind(BITCAST, x, dtype=dtype)
+
+
+def _bitcast_infer(x: ShapedArray, *, dtype: dtypes.DType) -> ShapedArray:
+    if dtypes.BITS[x.dtype] != dtypes.BITS[dtype]:
+        raise TypeError(f"bitcast: {x.dtype} and {dtype} have other many bits")
+    return ShapedArray(x.shape, dtype)
+
+
+BITCAST = Primitive(
+    "bitcast",
+    _bitcast_infer,
+    lambda rule, x, *, dtype: hlo.bitcast_convert(lowering.tensor_type(rule.out), x),
+)

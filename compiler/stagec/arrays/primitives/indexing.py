@@ -1,0 +1,229 @@
+"""Primitives that read and write elements at places that are values: gather, scatter, slices at computed starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dims
+from stagec.arrays.binding import bind
+from stagec.arrays.dims import Shape
+from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
+from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives.structural import broadcast
+from stagec.arrays.program import Primitive
+from stagec.arrays.values import Literal, ShapedArray
+
+Axes = tuple[int, ...]
+
+
+class GatherNumbers(NamedTuple):
+    """Which axes of a gather are what, as `jax.lax.GatherDimensionNumbers`; a scatter has the same, of its updates.
+
+    The last axis of the indices is that of their components.
+
+    offset: axes of the result that are axes of a slice. collapsed: axes of the operand, of which a slice has one
+    element that is no axis of the result. starts: for each component of an index the axis of the operand.
+    operand_batch, index_batch: axes of both that go together.
+    """
+
+    offset: Axes
+    collapsed: Axes
+    starts: Axes
+    operand_batch: Axes = ()
+    index_batch: Axes = ()
+
+
+def gather(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
+    """Return slices of `sizes` of an array, one for each index; a start is moved such that its slice is inside.
+
+    https://openxla.org/stablehlo/spec#gather
+    """
+    return bind(GATHER, x, indices, numbers=numbers, sizes=tuple(sizes))
+
+
+def _batch_axes(rank: int, numbers: GatherNumbers) -> list[int]:
+    return [axis for axis in range(rank) if axis not in numbers.offset]
+
+
+def _gather_infer(x: ShapedArray, indices: ShapedArray, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
+    gone = {*numbers.collapsed, *numbers.operand_batch}
+    own = [size for axis, size in enumerate(sizes) if axis not in gone]
+    batch = list(indices.shape[:-1])
+    rank = len(own) + len(batch)
+    shape = [own.pop(0) if axis in numbers.offset else batch.pop(0) for axis in range(rank)]
+    return ShapedArray(tuple(shape), x.dtype, x.weak_type)
+
+
+def _gather_lower(rule: Rule, x: IRValue, indices: IRValue, *, numbers: GatherNumbers, sizes: Shape) -> IRValue:
+    dimensions = hlo.GatherDimensionNumbers.get(
+        collapsed_slice_dims=list(numbers.collapsed),
+        operand_batching_dims=list(numbers.operand_batch),
+        start_indices_batching_dims=list(numbers.index_batch),
+        index_vector_dim=len(rule.inputs[1].shape) - 1,
+        offset_dims=list(numbers.offset),
+        start_index_map=list(numbers.starts),
+    )
+    if dims.is_static(sizes):
+        return hlo.gather(x, indices, dimensions, integers(sizes))
+    return hlo.dynamic_gather(x, indices, rule.lowering.shape(sizes), dimensions)
+
+
+def _gather_vjp(d: Any, *, numbers: GatherNumbers, sizes: Shape) -> list[Any]:
+    x, indices = d.operands
+    zeros = broadcast(Literal(np.zeros((), d.cotangent.dtype)), x.shape, ())
+    return [scatter(zeros, indices, d.cotangent, numbers, "add", clipped=tuple(sizes)), None]
+
+
+GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp)
+
+_COMBINE: dict[str, Callable[[IRValue, IRValue], IRValue]] = {
+    "set": lambda old, new: new,
+    "add": hlo.add,
+    "multiply": hlo.multiply,
+    "max": hlo.maximum,
+    "min": hlo.minimum,
+}
+
+
+def scatter(
+    x: Any,
+    indices: Any,
+    updates: Any,
+    numbers: GatherNumbers,
+    how: str = "set",
+    unique: bool = False,
+    clipped: Sequence[Any] | None = None,
+) -> Any:
+    """Return an array in which slices, one for each index, are changed by updates; a slice that is not inside is not.
+
+    how: "set", "add", "multiply", "max" or "min". unique: whether no element is changed twice.
+    clipped: sizes of the slices, to move their starts such that they are inside, as `gather` does.
+    https://openxla.org/stablehlo/spec#scatter
+    """
+    if clipped is not None:
+        room = [x.shape[axis] - clipped[axis] for axis in numbers.starts]
+        if all(type(one) is int for one in room):
+            limit = np.asarray(room).clip(0, np.iinfo(indices.dtype).max).astype(indices.dtype)
+            shape = (1,) * (len(indices.shape) - 1) + limit.shape
+            highest = limit.reshape(shape)
+            indices = elementwise.minimum(elementwise.maximum(indices, 0), highest)
+    return bind(SCATTER, x, indices, updates, numbers=numbers, how=how, unique=unique)
+
+
+def _scatter_lower(
+    rule: Rule, x: IRValue, indices: IRValue, updates: IRValue, *, numbers: GatherNumbers, how: str, unique: bool
+) -> IRValue:
+    dimensions = hlo.ScatterDimensionNumbers.get(
+        update_window_dims=list(numbers.offset),
+        inserted_window_dims=list(numbers.collapsed),
+        input_batching_dims=list(numbers.operand_batch),
+        scatter_indices_batching_dims=list(numbers.index_batch),
+        scattered_dims_to_operand_dims=list(numbers.starts),
+        index_vector_dim=len(rule.inputs[1].shape) - 1,
+    )
+    operation = hlo.ScatterOp(
+        [tensor_type(rule.out)],
+        [x],
+        indices,
+        [updates],
+        dimensions,
+        indices_are_sorted=ir.BoolAttr.get(False),
+        unique_indices=ir.BoolAttr.get(unique),
+    )
+    scalar = ShapedArray((), rule.out.dtype)
+    block = rule.block(operation, 0, [scalar, scalar])
+    with ir.InsertionPoint(block):
+        hlo.return_([_COMBINE[how](*block.arguments)])
+    return operation.results[0]
+
+
+def _slice_sizes(x: Any, updates: Any, numbers: GatherNumbers) -> list[Any]:
+    """Return the sizes of the slices that a scatter changes."""
+    own = [updates.shape[axis] for axis in numbers.offset]
+    gone = {*numbers.collapsed, *numbers.operand_batch}
+    return [1 if axis in gone else own.pop(0) for axis in range(len(x.shape))]
+
+
+def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool) -> list[Any]:
+    x, indices, updates = d.operands
+    g, sizes = d.cotangent, _slice_sizes(x, updates, numbers)
+    of_updates = gather(g, indices, numbers, sizes)
+    if how == "add":
+        return [g, None, of_updates]
+    if how != "set":
+        raise TypeError(f"scatter with {how!r} has no derivative")
+    zeros = broadcast(Literal(np.zeros((), g.dtype)), updates.shape, ())
+    # Of several updates to one element the one that was kept is known by its number.
+    if not unique:
+        count = broadcast_numbers(updates.shape)
+        marks = broadcast(Literal(np.zeros((), count.dtype)), x.shape, ())
+        kept = gather(scatter(marks, indices, count, numbers), indices, numbers, sizes)
+        of_updates = elementwise.select(elementwise.equal(kept, count), of_updates, zeros)
+    return [scatter(g, indices, zeros, numbers, unique=unique), None, of_updates]
+
+
+def broadcast_numbers(shape: Shape) -> Any:
+    """Return an array of 1, 2, 3, ... in row-major order."""
+    count = int(np.prod(shape))
+    return np.arange(1, count + 1, dtype=np.int32).reshape(shape)
+
+
+SCATTER = Primitive("scatter", lambda x, indices, updates, *, numbers, how, unique: x, _scatter_lower, _scatter_vjp)
+
+
+def dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """Return the slice of `sizes` at computed starts: an integer array of no dimensions for each axis, moved inside."""
+    return bind(DYNAMIC_SLICE, x, *starts, sizes=tuple(sizes))
+
+
+def _dynamic_slice_lower(rule: Rule, x: IRValue, *starts: IRValue, sizes: Shape) -> IRValue:
+    if dims.is_static(sizes):
+        return hlo.dynamic_slice(x, list(starts), integers(sizes))
+    aval = rule.inputs[0]
+    count = len(starts)
+    one = tensor_type(ShapedArray((1,), np.dtype(np.int32)))
+    scalar = tensor_type(ShapedArray((), np.dtype(np.int32)))
+    shape, wanted = rule.lowering.shape(aval.shape), rule.lowering.shape(sizes)
+    first = hlo.concatenate([hlo.reshape(one, hlo.convert(scalar, start)) for start in starts], integer(0))
+    first = hlo.clamp(rule.lowering.shape((0,) * count), first, hlo.subtract(shape, wanted))
+    last = hlo.add(first, wanted)
+    return hlo.real_dynamic_slice(tensor_type(rule.out), x, first, last, rule.lowering.shape((1,) * count))
+
+
+def _dynamic_slice_vjp(d: Any, *, sizes: Shape) -> list[Any]:
+    x, *starts = d.operands
+    zeros = broadcast(Literal(np.zeros((), d.cotangent.dtype)), x.shape, ())
+    return [dynamic_update_slice(zeros, d.cotangent, starts), *[None] * len(starts)]
+
+
+DYNAMIC_SLICE = Primitive(
+    "dynamic_slice",
+    lambda x, *starts, sizes: ShapedArray(sizes, x.dtype, x.weak_type),
+    _dynamic_slice_lower,
+    _dynamic_slice_vjp,
+)
+
+
+def dynamic_update_slice(x: Any, update: Any, starts: Sequence[Any]) -> Any:
+    """Return the array with `update` in place of the slice at computed starts, which is moved inside."""
+    return bind(DYNAMIC_UPDATE_SLICE, x, update, *starts)
+
+
+def _dynamic_update_slice_vjp(d: Any) -> list[Any]:
+    _, update, *starts = d.operands
+    zeros = broadcast(Literal(np.zeros((), d.cotangent.dtype)), update.shape, ())
+    own = dynamic_update_slice(d.cotangent, zeros, starts)
+    return [own, dynamic_slice(d.cotangent, starts, update.shape), *[None] * len(starts)]
+
+
+DYNAMIC_UPDATE_SLICE = Primitive(
+    "dynamic_update_slice",
+    lambda x, update, *starts: x,
+    lambda rule, x, update, *starts: hlo.dynamic_update_slice(x, update, list(starts)),
+    _dynamic_update_slice_vjp,
+)

@@ -1,0 +1,168 @@
+"""Programs: a function as a list of equations over variables, as JAX's jaxprs are.
+
+A `Program` is what tracing gives, and what lowering, execution and derivatives take. `str(program)` is its text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxlib import _jax
+
+from stagec.arrays.values import Literal, ShapedArray
+
+
+@dataclass(frozen=True, eq=False)
+class Primitive:
+    """An operation of programs: a row of the table of primitives. All that is said of it is said here.
+
+    name: in a program's text.
+    infer: takes the `ShapedArray` of each operand, and parameters by name; gives that of the result, or a list of those
+        of the results where `several`. Raises TypeError, ValueError or IndexError, in the user's words, where operands
+        do not fit.
+    lower: takes a `lowering.Rule`, the operands' MLIR values, and parameters by name; gives the result's, or a list.
+    vjp: the derivative. Takes a `Derivative` (cotangents, operands, results), and parameters by name; gives the
+        cotangent of each operand, None for zero. None where the derivative is zero; a text says that
+        there is none, and why.
+    several: whether it has a list of results.
+
+    Parameters are hashable.
+    """
+
+    name: str
+    infer: Callable[..., Any] = field(repr=False)
+    lower: Callable[..., Any] = field(repr=False)
+    vjp: Callable[..., Any] | str | None = field(default=None, repr=False)
+    several: bool = False
+
+    def results(self, avals: Sequence[ShapedArray], params: Mapping[str, Any]) -> list[ShapedArray]:
+        """Return what is known of the results, by the rule `infer`."""
+        found = self.infer(*avals, **params)
+        return list(found) if self.several else [found]
+
+
+class Variable:
+    """What an equation gives, or a program takes: one array. Two are the same if they are one object."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: ShapedArray) -> None:
+        self.aval = aval
+
+
+Operand: TypeAlias = Variable | Literal
+
+
+class Equation:
+    """An operation on operands.
+
+    primitive: which. inputs: its operands. params: its parameters. outputs: variables, one for each result.
+    traceback: of jaxlib, from where it was traced; None where nobody knows.
+    """
+
+    __slots__ = ("inputs", "outputs", "params", "primitive", "traceback")
+
+    def __init__(
+        self,
+        primitive: Primitive,
+        inputs: Sequence[Operand],
+        params: Mapping[str, Any],
+        outputs: Sequence[Variable],
+        traceback: _jax.Traceback | None = None,
+    ) -> None:
+        self.primitive = primitive
+        self.inputs = inputs
+        self.params = params
+        self.outputs = outputs
+        self.traceback = traceback
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A function of arrays.
+
+    inputs: variables for its arguments. equations: in the order in which they were traced; each uses what came before.
+    outputs: its results. constants: arrays that it has with it, each with the variable that stands for it.
+    """
+
+    inputs: Sequence[Variable]
+    equations: Sequence[Equation]
+    outputs: Sequence[Operand]
+    constants: Mapping[Variable, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def in_avals(self) -> list[ShapedArray]:
+        """What is known of the arguments."""
+        return [variable.aval for variable in self.inputs]
+
+    @property
+    def out_avals(self) -> list[ShapedArray]:
+        """What is known of the results."""
+        return [operand.aval for operand in self.outputs]
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def pruned(program: Program) -> Program:
+    """Return the program without equations and constants whose results nobody uses."""
+    used = {operand for operand in program.outputs if isinstance(operand, Variable)}
+    kept: list[Equation] = []
+    for equation in reversed(program.equations):
+        if not used.isdisjoint(equation.outputs):
+            kept.append(equation)
+            used.update(operand for operand in equation.inputs if isinstance(operand, Variable))
+    constants = {variable: value for variable, value in program.constants.items() if variable in used}
+    return Program(program.inputs, kept[::-1], program.outputs, constants)
+
+
+def subprograms(equation: Equation) -> Iterator[Program]:
+    """Yield the programs among an equation's parameters: the branches of a `cond`, the body of a loop."""
+    for value in equation.params.values():
+        yield from (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Program))
+
+
+def _letters() -> Iterator[str]:
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    for length in itertools.count(1):
+        for letters in itertools.product(alphabet, repeat=length):
+            yield "".join(letters)
+
+
+def _lines(program: Program) -> Iterator[str]:
+    names: dict[Variable, str] = {}
+    letters = _letters()
+
+    def bound(variables: Sequence[Variable]) -> str:
+        for variable in variables:
+            names[variable] = next(letters)
+        return " ".join(f"{names[variable]}:{variable.aval}" for variable in variables)
+
+    constants = bound(list(program.constants))
+    yield f"{{ lambda {constants} ; {bound(program.inputs)} . let".replace("  ", " ")
+    for equation in program.equations:
+        inner = list(subprograms(equation))
+        shown = {name: value for name, value in equation.params.items() if not has_programs(value)}
+        params = " ".join(f"{name}={_param(value)}" for name, value in sorted(shown.items()))
+        operands = " ".join(str(one) if isinstance(one, Literal) else names[one] for one in equation.inputs)
+        name = f"{equation.primitive.name}{f'[{params}]' if params else ''}"
+        yield f"    {bound(equation.outputs)} = {name} {operands}".rstrip()
+        for one in inner:
+            yield from (f"        {line}" for line in _lines(one))
+    results = ", ".join(str(one) if isinstance(one, Literal) else names[one] for one in program.outputs)
+    yield f"  in ({results}{',' * (len(program.outputs) == 1)}) }}"
+
+
+def has_programs(value: Any) -> bool:
+    """Whether a parameter of an equation is a program, or has some."""
+    return isinstance(value, Program) or (isinstance(value, tuple) and any(isinstance(one, Program) for one in value))
+
+
+def _param(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_param, value))}{',' * (len(value) == 1)})"
+    return str(value)

@@ -1,0 +1,200 @@
+"""Tracing: running a function with `Tracer`s in place of arrays, which record what it does as a `Program`.
+
+A `Trace` is one such run. The current one is in a context variable, so that threads and coroutines each have their own,
+and an error leaves none behind. Traces nest: inside of a function that is traced, `trace` records a part of it apart
+(a loop's body). That part may use values of the traces around it, which become its first inputs (`Traced.captured`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxlib import _jax
+
+from stagec.arrays.dims import Shape
+from stagec.arrays.dtypes import DType
+from stagec.arrays.places import here
+from stagec.arrays.program import Equation, Operand, Primitive, Program, Variable
+from stagec.arrays.values import Literal, ShapedArray, Value
+
+
+class TracerError(TypeError):
+    """A value of a trace is used as one that is known: in Python's `if`, as an `int`, or by NumPy."""
+
+
+class LeakedTracer(ValueError):
+    """A value of a trace is used where that trace is over, or in another one that is not inside of it."""
+
+
+class Tracer(Value):
+    """An array of a trace: what is known of it, and no elements."""
+
+    __slots__ = ("_operand", "_trace")
+
+    def __init__(self, trace: Trace, operand: Operand) -> None:
+        self._trace = trace
+        self._operand = operand
+
+    @property
+    def aval(self) -> ShapedArray:
+        """What is known of it."""
+        return self._operand.aval
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of its dimensions."""
+        return self._operand.aval.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        return self._operand.aval.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether its dtype gives way to another array's."""
+        return self._operand.aval.weak_type
+
+    def known(self) -> np.ndarray[Any, Any] | None:
+        """Return its elements if it is a constant of its trace; None otherwise."""
+        if isinstance(self._operand, Literal):
+            return self._operand.value
+        return self._trace.constants().get(self._operand)
+
+    def __repr__(self) -> str:
+        return f"Tracer({self.aval})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        known = self.known()
+        if known is None:
+            raise refuse(self, "NumPy", "write the function of stagec.numpy in its place")
+        return np.array(known, dtype=dtype, copy=copy)
+
+
+class Trace:
+    """One run of a function that is traced: the equations up to now.
+
+    around: the trace in which this one was begun; None for the outermost. name: of the function, for messages.
+    """
+
+    __slots__ = ("_captured", "_constants", "around", "equations", "is_open", "name")
+
+    def __init__(self, around: Trace | None, name: str) -> None:
+        self.around = around
+        self.name = name
+        self.is_open = True
+        self.equations: list[Equation] = []
+        self._captured: dict[Variable, tuple[Tracer, Variable]] = {}
+        self._constants: dict[int, tuple[Any, np.ndarray[Any, Any], Variable]] = {}
+
+    def constant(self, array: np.ndarray[Any, Any]) -> Tracer:
+        """Return a known array as a value of this trace."""
+        return Tracer(self, self.operand(array))
+
+    def operand(self, value: Any) -> Operand:
+        """Return what stands for a value in this trace: its own, one of the traces around it, or a known array.
+
+        Raises LeakedTracer.
+        """
+        if isinstance(value, Tracer):
+            if value._trace is self:
+                return value._operand
+            return value._operand if isinstance(value._operand, Literal) else self._capture(value, value._operand)
+        if isinstance(value, Literal):
+            return value
+        array = np.asarray(value)
+        if array.ndim == 0:
+            return Literal(array)
+        held = getattr(value, "_buffer", value)  # what is the same for as long as the elements are
+        found = self._constants.get(id(held))
+        if found is None:
+            found = self._constants[id(held)] = held, array, Variable(ShapedArray(array.shape, array.dtype))
+        return found[2]
+
+    def record(
+        self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any], avals: Sequence[ShapedArray]
+    ) -> list[Tracer]:
+        """Add an equation, and return its results. avals: what is known of them."""
+        outputs = [Variable(aval) for aval in avals]
+        inputs = [self.operand(value) for value in values]
+        self.equations.append(Equation(primitive, inputs, params, outputs, _jax.Traceback.get_traceback()))
+        return [Tracer(self, variable) for variable in outputs]
+
+    def captured(self) -> dict[Variable, Tracer]:
+        """Return the values of the traces around this one that it uses, by the variables that stand for them here."""
+        return {variable: outer for outer, variable in self._captured.values()}
+
+    def constants(self) -> dict[Variable, np.ndarray[Any, Any]]:
+        """Return the known arrays that it uses, by the variables that stand for them."""
+        return {variable: array for _, array, variable in self._constants.values()}
+
+    def _capture(self, value: Tracer, variable: Variable) -> Variable:
+        found = self._captured.get(variable)
+        if found is not None:
+            return found[1]
+        home = value._trace
+        if not home.is_open:
+            what = f"a value of the traced function {home.name} ({value.aval}) is used after that function was traced"
+            raise LeakedTracer(f"{what}, at {here()}; return it from the function, or compute it again")
+        trace: Trace | None = self.around
+        while trace is not None and trace is not home:
+            trace = trace.around
+        if trace is None:
+            what = f"a value of the traced function {home.name} ({value.aval}) is used in {self.name}, at {here()}"
+            raise LeakedTracer(f"{what}, which is traced apart from it; pass it as an argument")
+        inner = Variable(value.aval)
+        # Of its own: an assignment to an element gives the user's object another variable.
+        self._captured[variable] = Tracer(home, variable), inner
+        return inner
+
+
+_CURRENT: ContextVar[Trace | None] = ContextVar("stagec_trace", default=None)
+
+
+def current() -> Trace | None:
+    """Return the trace in which this thread is; None where it is in none, and operations run at once."""
+    return _CURRENT.get()
+
+
+class Traced(NamedTuple):
+    """What `trace` gives.
+
+    program: its inputs are what was captured, and then the arguments. result: what the function returned, with
+    `Tracer`s in it, which are of use to nobody else. captured: values of the traces around it.
+    """
+
+    program: Program
+    captured: Sequence[Tracer]
+
+
+def trace(
+    function: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray], name: str = "", apart: bool = False
+) -> Traced:
+    """Run a function of arrays with tracers for `avals`, and return what it did.
+
+    function: gives a sequence of results: arrays, of this trace or others. name: of it, for messages.
+    apart: whether it may not use values of the trace that is current.
+    Raises what the function raises, and LeakedTracer.
+    """
+    run = Trace(None if apart else _CURRENT.get(), name or getattr(function, "__name__", "a function"))
+    token = _CURRENT.set(run)
+    try:
+        given = [Variable(aval) for aval in avals]
+        inputs = [Tracer(run, variable) for variable in given]
+        outputs = [run.operand(one) for one in function(*inputs)]
+    finally:
+        _CURRENT.reset(token)
+        run.is_open = False
+    captured = run.captured()
+    variables = [*captured, *given]
+    program = Program(variables, run.equations, outputs, run.constants())
+    return Traced(program, list(captured.values()))
+
+
+def refuse(value: Tracer, use: str, write: str) -> TracerError:
+    """Return the error for a use of a tracer that needs its elements: "int() of it"."""
+    what = f"{here()}: {use} needs the elements of an array that is traced ({value.aval}), which are not known yet"
+    return TracerError(f"{what}; {write}")

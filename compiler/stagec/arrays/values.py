@@ -1,0 +1,194 @@
+"""Values: what is known of an array without its elements, and the base of the arrays that functions take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from stagec.arrays import dims, dtypes
+from stagec.arrays.dims import Shape
+from stagec.arrays.dtypes import DType
+from stagec.core.avals import Aval
+
+Scalar: TypeAlias = bool | int | float | complex
+SCALARS = (bool, int, float, complex)
+
+
+class ShapedArray(NamedTuple):
+    """An abstract array, as `jax.core.ShapedArray`.
+
+    shape: sizes, or `dims.Dim` where one is symbolic. dtype: of its elements.
+    weak_type: whether it comes of Python scalars alone, so that its dtype gives way to another array's.
+    """
+
+    shape: Shape
+    dtype: DType
+    weak_type: bool = False
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return str(self.to_aval())
+
+    def to_aval(self) -> Aval:
+        """Return it as artifacts and manifests write it."""
+        shape = tuple(size if type(size) is int else str(size) for size in self.shape)
+        return Aval(dtypes.SHORT[self.dtype], shape, self.weak_type)
+
+    @staticmethod
+    def of(value: Any) -> ShapedArray:
+        """Return that of anything with `shape` and `dtype`."""
+        return ShapedArray(tuple(value.shape), value.dtype, bool(getattr(value, "weak_type", False)))
+
+
+class ShapeDtypeStruct:
+    """A stand-in for an array that a function is traced for, as `jax.ShapeDtypeStruct`.
+
+    shape: sizes, which `symbolic_shape` makes symbolic. dtype: of its elements. weak_type: as of a Python scalar.
+    """
+
+    __slots__ = ("dtype", "shape", "weak_type")
+
+    def __init__(self, shape: Sequence[Any], dtype: Any, weak_type: bool = False) -> None:
+        self.shape = tuple(map(dims.size_of, shape))
+        self.dtype = dtypes.asked(dtype)
+        self.weak_type = weak_type
+
+    def __repr__(self) -> str:
+        return f"ShapeDtypeStruct({ShapedArray.of(self)})"
+
+
+class Value:
+    """An array: one of a trace (`tracing.Tracer`) or one with elements (`execution.Array`).
+
+    It has the operators, methods and indexing of the standard's array object, which `namespace.array_object` gives it.
+    """
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+    __array_priority__ = 1000  # numpy's operators leave an expression to ours
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of its dimensions, which are `dims.Dim` where they are symbolic."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        raise NotImplementedError
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether its dtype gives way to another array's."""
+        return False
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> Any:
+        """How many elements it has."""
+        return dims.product(self.shape)
+
+
+class Literal:
+    """A scalar in a program, written where it is used.
+
+    value: of no dimensions. weak_type: whether it was a Python scalar, and its dtype gives way to an array's.
+    """
+
+    __slots__ = ("value", "weak_type")
+
+    def __init__(self, value: np.ndarray[Any, Any], weak_type: bool = False) -> None:
+        self.value = value
+        self.weak_type = weak_type
+
+    @property
+    def aval(self) -> ShapedArray:
+        """What is known of it without its value."""
+        return ShapedArray((), self.value.dtype, self.weak_type)
+
+    @property
+    def shape(self) -> Shape:
+        """(): it is a scalar."""
+        return ()
+
+    @property
+    def dtype(self) -> DType:
+        """Of the scalar."""
+        found: DType = self.value.dtype
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.value.item()}:{self.aval}"
+
+
+def literal(value: Scalar, dtype: DType, weak_type: bool = False) -> Literal:
+    """Return a Python scalar as one of `dtype`. Raises OverflowError where an integer does not fit in it."""
+    if isinstance(value, int) and dtypes.KINDS[dtype] in dtypes.INTEGRAL:
+        info = np.iinfo(dtype) if dtype.isbuiltin == 1 else None
+        if info is not None and not info.min <= value <= info.max:
+            raise OverflowError(f"{value} is out of the range of {dtype}")
+    if isinstance(value, complex) and dtypes.KINDS[dtype] != dtypes.COMPLEX:
+        raise TypeError(f"{value} is complex, and an array of {dtype} holds real numbers")
+    with np.errstate(all="ignore"):
+        return Literal(np.asarray(value).astype(dtype), weak_type)
+
+
+def broadcast_shapes(*shapes: Sequence[Any]) -> Shape:
+    """Return the shape that arrays of these shapes broadcast to, by NumPy's rules. Raises ValueError where none is."""
+    if len(set(map(tuple, shapes))) == 1:
+        return tuple(shapes[0])
+    rank = max(map(len, shapes), default=0)
+    found: list[Any] = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if size == 1:
+                continue
+            if found[axis] == 1:
+                found[axis] = size
+            elif found[axis] != size:
+                raise ValueError(f"shapes {', '.join(map(shown, shapes))} do not broadcast")
+    return tuple(found)
+
+
+def shown(shape: Iterable[Any]) -> str:
+    """Return a shape as Python writes it, symbolic sizes by their names."""
+    sizes = [str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
+    """Return an axis counted from the front. Raises IndexError where an array of `ndim` dimensions has no such one."""
+    try:
+        number = axis.__index__()
+    except AttributeError:
+        raise TypeError(f"{what} is {axis!r}; write an integer") from None
+    if not -ndim <= number < ndim:
+        raise IndexError(f"{what} {number} is out of range for an array of {ndim} dimensions")
+    return int(number % ndim)
+
+
+def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the axes that an `axis` argument names, each counted from the front: all for None. Raises IndexError."""
+    if axis is None:
+        return tuple(range(ndim))
+    given = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(axis_of(one, ndim) for one in given)
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"axis {axis} names one dimension twice")
+    return axes
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Return how many elements an array of static shape has."""
+    return math.prod(shape)

@@ -1,0 +1,398 @@
+"""`Wrapped` and `Traced` of the arrays frontend: a function of arrays, traced by stagec, through the stages.
+
+The classes are those of `jax.stages` (https://docs.jax.dev/en/latest/jax.stages.html); `frontends.wrapped` has them for
+functions of JAX's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import dtypes, execution, exporting, pytrees, tracing
+from stagec.arrays.primitives.derivatives import vjp_program
+from stagec.arrays.program import Program, pruned
+from stagec.arrays.tracing import Tracer
+from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
+from stagec.core.avals import Aval
+from stagec.core.specs import CompilerOption
+from stagec.core.trees import LEAF, Tree
+from stagec.pjrt import dialects
+from stagec.stages.compiled import Compiled
+from stagec.stages.exported import Exported
+from stagec.stages.info import ArgInfo
+from stagec.stages.lowered import Lowered
+from stagec.stages.lowering import lower_exported
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `jit` is given beside the function; as its parameters."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+    keep_unused: bool = False
+    compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
+
+
+def jit(
+    fun: Callable[..., Any],
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Iterable[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+) -> Wrapped:
+    """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`."""
+    static_numbers, static_names = _both(fun, static_argnums, static_argnames)
+    donated_numbers, donated_names = _both(fun, donate_argnums, donate_argnames)
+    options = Options(static_numbers, static_names, donated_numbers, donated_names, keep_unused, compiler_options or {})
+    return Wrapped(fun, options)
+
+
+class Wrapped:
+    """A function of arrays that is ready to be traced, lowered and compiled; calling it does all, once per signature.
+
+    A call takes arrays of stagec's, NumPy's and Python's numbers in pytrees, and gives arrays of stagec's. Inside of a
+    function that is traced it is part of that function.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
+        functools.update_wrapper(self, fun)
+        self.__wrapped__ = fun
+        self._options = options
+        self._compiled: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function. Raises what it raises when it is traced; ValueError for a static argument without hash."""
+        if tracing.current() is not None:
+            return self.__wrapped__(*args, **kwargs)
+        dynamic, static = _split(self._options, args, kwargs)
+        leaves, structure = pytrees.flatten(dynamic)
+        avals = tuple(map(_abstract, leaves))
+        key = static, structure, avals, dtypes.x64()
+        try:
+            found = self._compiled.get(key)
+        except TypeError as error:
+            raise ValueError(f"{self}: static arguments must be hashable: {error}") from error
+        if found is None:
+            traced = self.trace(*args, **kwargs)
+            found = self._compiled[key] = _runnable(traced), traced.out_structure
+        call, out_structure = found
+        return out_structure.unflatten(call(leaves, avals))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the method of an instance; of the class, this function."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Return the function as a program, for arguments like these: arrays, or `ShapeDtypeStruct`.
+
+        Static arguments are given as values. Raises what the function raises.
+        """
+        return Traced(self.__wrapped__, self._options, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a `ShapeDtypeStruct` for each result, in its structure; nothing is compiled."""
+        traced = self.trace(*args, **kwargs)
+        with dtypes.enable_x64():  # what is there already stays
+            structs = [ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type) for aval in traced.program.out_avals]
+        return traced.out_structure.unflatten(structs)
+
+    def clear_cache(self) -> None:
+        """Forget what was compiled: the next call does it again."""
+        self._compiled.clear()
+
+    def __repr__(self) -> str:
+        return f"Wrapped({getattr(self, '__name__', self.__wrapped__)})"
+
+
+class Traced:
+    """A function traced for arguments of certain shapes and dtypes.
+
+    program: what it does, as equations (`as_text`). fun_name: name of the function.
+    in_tree: structure of `(args, kwargs)` without the static ones; out_tree: of the result.
+    out_structure: jaxlib's PyTreeDef of the result. in_avals, out_avals: flat, of arguments and results.
+    donated: for each argument, whether the caller gives its buffer away.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        dynamic, _ = _split(options, args, kwargs)
+        leaves, structure = pytrees.flatten(dynamic)
+        avals = list(map(_abstract, leaves))
+        out: list[Any] = []
+
+        def flat(*values: Tracer) -> list[Any]:
+            given, named = structure.unflatten(values)
+            found, out_structure = pytrees.flatten(fun(*_merged(options, args, given), **{**kwargs, **named}))
+            out.append(out_structure)
+            return list(map(_result, found))
+
+        self.fun_name: str = getattr(fun, "__name__", type(fun).__name__)
+        self._options = options
+        self._structure = structure
+        self.program: Program = pruned(tracing.trace(flat, avals, self.fun_name, apart=True).program)
+        self.in_tree = pytrees.to_tree(structure)
+        self.out_structure = out[0]
+        self.out_tree = pytrees.to_tree(self.out_structure)
+        self.donated = _donated(options, dynamic, args)
+        self._parameters = tuple(_parameters(fun, options, kwargs))
+
+    @property
+    def in_avals(self) -> list[ShapedArray]:
+        """Of the arguments, flat."""
+        return self.program.in_avals
+
+    @property
+    def out_avals(self) -> list[ShapedArray]:
+        """Of the results, flat."""
+        return self.program.out_avals
+
+    @property
+    def args_info(self) -> Any:
+        """An `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
+        pairs = zip(self.in_avals, self.donated, strict=True)
+        return self._structure.unflatten([ArgInfo(aval.shape, aval.dtype, given) for aval, given in pairs])
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Indices of the donated arguments, among the leaves of the arguments."""
+        return tuple(i for i, given_away in enumerate(self.donated) if given_away)
+
+    def as_text(self) -> str:
+        """Return the program as text: its equations, one a line."""
+        return f"{self.program}\n"
+
+    def lower(self, platforms: Sequence[str] = ("cpu",)) -> Lowered:
+        """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
+
+        Raises ValueError for several platforms, and CannotLower where sizes are symbolic: those are bound when an
+        `Exported` is called or compiled.
+        """
+        if len(platforms) != 1:
+            raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
+        lowered = lower_exported(self.export(platforms), platforms[0], {})
+        return dataclasses.replace(lowered, compiler_options=self._options.compiler_options)
+
+    def export(self, platforms: Sequence[str] = ("cpu",)) -> Exported:
+        """Return the function as an exported artifact for several platforms; sizes may be symbolic.
+
+        Its vector-Jacobian product is traced when it is asked for.
+        """
+        found = _exported(
+            self.program,
+            self.fun_name,
+            pytrees.names(self._structure, self._parameters),
+            (_avals(self.in_avals), _avals(self.out_avals)),
+            platforms,
+            self._options.keep_unused,
+            self.donated,
+        )
+        return dataclasses.replace(found, in_tree=self.in_tree, out_tree=self.out_tree, _parameters=self._parameters)
+
+    def module_with_locations(self, platforms: Sequence[str] = ("cpu",)) -> Any:
+        """Return the module of `export`, in the current context, with the places of its operations in the sources."""
+        taken = exporting.kept(self.program, self._options.keep_unused)
+        names = pytrees.names(self._structure, self._parameters)
+        return exporting.module(self.program, taken, platforms, names, self.donated, located=True)
+
+
+def _exported(
+    program: Program,
+    name: str,
+    names: Sequence[str],
+    avals: tuple[Sequence[Aval], Sequence[Aval]],
+    platforms: Sequence[str],
+    keep_unused: bool,
+    donated: Sequence[bool] = (),
+) -> Exported:
+    """Return a program as an artifact whose arguments and results are flat.
+
+    names: of the arguments. avals: of arguments and results; of those that are float0, the program's are bools.
+    """
+    taken = exporting.kept(program, keep_unused)
+    with dialects.make_context():
+        serialized = exporting.portable(exporting.module(program, taken, platforms, names, donated))
+
+    def vjp() -> Exported:
+        derived = vjp_program(program)
+        in_avals, out_avals = ([_cotangent(one) for one in some] for some in avals)
+        both = [*avals[0], *out_avals], in_avals
+        given = [*names, *(f"cotangents[{i}]" for i in range(len(out_avals)))]
+        return _exported(derived, f"{name}_vjp", given, both, platforms, keep_unused=True)
+
+    return Exported(
+        fun_name=name,
+        in_tree=Tree("tuple", (Tree("tuple", (LEAF,) * len(avals[0])), Tree("dict"))),
+        in_avals=tuple(avals[0]),
+        out_tree=Tree("tuple", (LEAF,) * len(avals[1])),
+        out_avals=tuple(avals[1]),
+        nr_devices=1,
+        platforms=tuple(platforms),
+        ordered_effects=(),
+        unordered_effects=(),
+        disabled_safety_checks=(),
+        mlir_module_serialized=serialized,
+        calling_convention_version=exporting.CALLING_CONVENTION,
+        module_kept_var_idx=taken,
+        uses_global_constants=len(platforms) > 1 or bool(exporting.named_sizes(program.in_avals)),
+        _in_shardings=(None,) * len(avals[0]),
+        _out_shardings=(None,) * len(avals[1]),
+        _vjp=vjp,
+    )
+
+
+def _cotangent(aval: Aval) -> Aval:
+    """Return the aval of a cotangent: of integers and bools it is float0."""
+    floats = aval.dtype[0] in "fc" or aval.dtype == "bf16"
+    return Aval(aval.dtype if floats else "f0", aval.shape)
+
+
+def _avals(avals: Sequence[ShapedArray]) -> tuple[Aval, ...]:
+    return tuple(aval.to_aval() for aval in avals)
+
+
+def _abstract(leaf: Any) -> ShapedArray:
+    """Return what is known of an argument. Raises TypeError for what is no array and no number."""
+    if isinstance(leaf, SCALARS) and type(leaf) in SCALARS:
+        return ShapedArray((), dtypes.of_python(type(leaf)), weak_type=type(leaf) is not bool)
+    if isinstance(leaf, execution.Array | np.ndarray | np.generic):
+        return ShapedArray(tuple(leaf.shape), _dtype(leaf))
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return ShapedArray(tuple(leaf.shape), _dtype(leaf), bool(getattr(leaf, "weak_type", False)))
+    raise TypeError(
+        f"an argument is a {type(leaf).__qualname__}, which is no array: "
+        "pass an array or a number, or name the argument in static_argnames"
+    )
+
+
+def _dtype(leaf: Any) -> dtypes.DType:
+    dtype = np.dtype(leaf.dtype)
+    if dtype not in dtypes.KINDS:
+        raise TypeError(f"an argument has dtype {dtype}, which arrays on devices do not have")
+    return dtypes.canonical(dtype.newbyteorder("=") if not dtype.isnative else dtype)
+
+
+def _result(leaf: Any) -> Any:
+    """Return a result as an operand. Raises TypeError for what is no array and no number."""
+    if isinstance(leaf, Tracer | execution.Array):
+        return leaf
+    if type(leaf) in SCALARS:
+        return np.asarray(leaf).astype(dtypes.of_python(type(leaf)))
+    if hasattr(leaf, "__array__"):
+        array = np.asarray(leaf)
+        if array.dtype in dtypes.KINDS:
+            return array.astype(dtypes.canonical(array.dtype), copy=False)
+    raise TypeError(
+        f"a result is a {type(leaf).__qualname__}, which is no array: return arrays, numbers, or trees of them"
+    )
+
+
+def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
+    """Compile for this process's CPU, and return what takes leaves of arguments and gives those of the result."""
+    if traced._options.compiler_options or any(traced.donated):
+        return _compiled(traced.lower().compile())
+    program = traced.program
+    taken = exporting.kept(program, False)
+    used = Program([program.inputs[i] for i in taken], program.equations, program.outputs, program.constants)
+    executable = execution.load(used, dialects.make_context())
+
+    def call(leaves: Sequence[Any], avals: Sequence[ShapedArray]) -> list[execution.Array]:
+        buffers = [_placed(leaves[i], avals[i])._buffer for i in taken]
+        return list(map(execution.Array, executable.execute(buffers), executable.results))
+
+    return call
+
+
+def _compiled(compiled: Compiled) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
+    def call(leaves: Sequence[Any], avals: Sequence[ShapedArray]) -> list[execution.Array]:
+        placed = [_placed(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
+        found = compiled.call_flat(placed)
+        return [one if isinstance(one, execution.Array) else execution.array(np.asarray(one)) for one in found]
+
+    return call
+
+
+def _placed(leaf: Any, aval: ShapedArray) -> execution.Array:
+    if isinstance(leaf, execution.Array):
+        return leaf
+    return execution.array(np.asarray(leaf).astype(aval.dtype, copy=False))
+
+
+def _both(
+    fun: Callable[..., Any], numbers: int | Iterable[int] | None, names: str | Iterable[str] | None
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return numbers and names of arguments; as in JAX, one is found from the other."""
+    numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    positional = _positional(fun)
+    if not numbers:
+        numbers = tuple(i for i, name in enumerate(positional) if name in names)
+    if not names:
+        names = tuple(positional[number] for number in numbers if -len(positional) <= number < len(positional))
+    return tuple(numbers), tuple(names)
+
+
+def _positional(fun: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _parameters(fun: Callable[..., Any], options: Options, kwargs: Mapping[str, Any]) -> Iterable[str]:
+    positional = _positional(fun)
+    static = {*options.static_argnames, *(positional[i] for i in options.static_argnums if i < len(positional))}
+    return (name for name in positional if name not in static)
+
+
+def _static_numbers(options: Options, count: int) -> set[int]:
+    return {number % count for number in options.static_argnums if -count <= number < count}
+
+
+def _split(options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the arguments that are arrays, and those that are static, by position and name."""
+    numbers = _static_numbers(options, len(args))
+    dynamic = tuple(value for i, value in enumerate(args) if i not in numbers)
+    named = {name: value for name, value in kwargs.items() if name not in options.static_argnames}
+    static = (
+        tuple((i, args[i]) for i in sorted(numbers)),
+        tuple((name, kwargs[name]) for name in sorted(kwargs) if name not in named),
+    )
+    return (dynamic, named), static
+
+
+def _merged(options: Options, args: tuple[Any, ...], dynamic: Sequence[Any]) -> list[Any]:
+    numbers, left = _static_numbers(options, len(args)), iter(dynamic)
+    return [value if i in numbers else next(left) for i, value in enumerate(args)]
+
+
+def _donated(options: Options, dynamic: Any, args: tuple[Any, ...]) -> tuple[bool, ...]:
+    """Return for each leaf of the arguments that are arrays whether it is donated."""
+    given, named = dynamic
+    static = _static_numbers(options, len(args))
+    places = [i for i in range(len(args)) if i not in static]
+    wanted = {number % len(args) for number in options.donate_argnums if -len(args) <= number < len(args)}
+    found: list[bool] = []
+    for place, tree in zip(places, given, strict=True):
+        found += [place in wanted] * len(pytrees.flatten(tree)[0])
+    for name in sorted(named):
+        found += [name in options.donate_argnames] * len(pytrees.flatten(named[name])[0])
+    return tuple(found)

@@ -1,0 +1,143 @@
+"""The arrays frontend: trace the Python function of a manifest with `stagec.arrays`, and export it, without JAX."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.arrays import dims, dtypes, pytrees
+from stagec.arrays.values import ShapeDtypeStruct
+from stagec.core import dimensions, phases
+from stagec.core.avals import FILES, AvalError, parse_aval
+from stagec.core.errors import Problem, StagecError
+from stagec.core.specs import FunctionSpec
+from stagec.core.version import VERSION
+from stagec.frontends import array_stages, entries, packages, source_locations, user_code
+from stagec.frontends.array_stages import Traced
+from stagec.frontends.frontend import NamedArray
+from stagec.pjrt import compatibility, dialects
+
+
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
+    """Trace, lower and export the function of `spec`.
+
+    import_roots: folders below which the user's modules and files are found, first wins.
+    Returns the bytes of `jax.export`'s serialization format, which hold no source location, and no bytes: the same
+    module is for all devices. Raises StagecError for every mistake of the user's.
+    """
+    traced = _traced(spec, import_roots)
+    with phases.phase("lower"):
+        exported = user_code.run(
+            lambda: traced.export(spec.platforms), f"exporting {spec.entry} raised", spec.manifest, spec.key
+        )
+    return exported.serialize(spec.vjp_order), b""
+
+
+def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+    """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources."""
+    traced = _traced(spec, import_roots)
+    with dialects.make_context():
+        module = traced.module_with_locations(spec.platforms)
+        source_locations.rewrite(module, import_roots)
+        return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
+    """Return the program of the function of `spec`, as text: what a jaxpr is to JAX."""
+    return _traced(spec, import_roots).as_text()
+
+
+def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
+    """Return the names of the parameters that take positional arguments, in order; the last may be `*name`."""
+    user_code.add_import_roots(import_roots)
+    return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
+
+
+def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
+    """Yield nothing: the function's constants have no names yet."""
+    yield from ()
+
+
+def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
+    """Return what JAX calls of the artifact: the function itself is no function of JAX's."""
+    from stagec.frontends import stablehlo
+
+    return stablehlo.reference(spec, import_roots, serialized)
+
+
+def versions(spec: FunctionSpec) -> dict[str, str]:
+    """Return what an exported artifact was made with: name -> version."""
+    return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
+
+
+def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
+    """Return the function of `spec` traced. Raises StagecError with all that is wrong."""
+    os.environ.update(spec.environment)
+    user_code.add_import_roots(import_roots)
+    packages.check(spec, import_roots)
+    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
+    if not callable(function):
+        raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
+    with dtypes.enable_x64(spec.enable_x64):
+        args, kwargs = _arguments(spec)
+        entries.check_names(spec, function, args, kwargs)
+        static = {name: entries.hashable(value) for name, value in spec.static.items()}
+        wrapped = array_stages.jit(
+            entries.bind(function, static) if static else function,
+            donate_argnums=tuple(spec.donate_argnums) or None,
+            donate_argnames=tuple(spec.donate_argnames) or None,
+            keep_unused=spec.keep_unused,
+        )
+        with phases.phase("trace"):
+            return user_code.run(
+                lambda: wrapped.trace(*args, **kwargs), f"tracing {spec.entry} raised", spec.manifest, spec.key
+            )
+
+
+def _arguments(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
+    if spec.avals is not None:
+        return _arguments_from_callable(spec)
+    constraints = tuple(map(dimensions.canonical_constraint, spec.constraints))
+    problems: list[Problem] = []
+
+    def abstract(tree: Any, key: str) -> Any:
+        if isinstance(tree, Mapping):
+            return {name: abstract(child, f"{key}.{name}") for name, child in tree.items()}
+        if isinstance(tree, Sequence) and not isinstance(tree, str):
+            return [abstract(child, f"{key}[{i}]") for i, child in enumerate(tree)]
+        if tree is None:
+            return None
+        try:
+            if tree.startswith(FILES):
+                raise spec.problem(key, f"{tree}: avals of a file are read by JAX's frontend alone", "write the avals")
+            aval = parse_aval(tree)
+            shape = tuple(dims.parse(size, constraints) for size in aval.shape)
+            return ShapeDtypeStruct(shape, dtypes.of_short(aval.dtype), aval.weak_type)
+        except StagecError as error:
+            problems.extend(error.problems)
+        except (TypeError, AvalError) as error:
+            problems.extend(spec.problem(key, f"{tree}: {error}", "write another dtype").problems)
+
+    args = tuple(abstract(tree, f"args[{i}]") for i, tree in enumerate(spec.args))
+    kwargs = {name: abstract(tree, f"kwargs.{name}") for name, tree in spec.kwargs.items()}
+    if problems:
+        raise StagecError(*problems)
+    return args, kwargs
+
+
+def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    assert spec.avals is not None
+    key = f"{spec.key}.avals"
+    function = user_code.load_entry(spec.avals, spec.manifest, key)
+    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
+    advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of ShapeDtypeStruct"
+    if not isinstance(result, tuple | dict):
+        raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+    wrong = [type(leaf).__name__ for leaf in pytrees.flatten(result)[0] if not hasattr(leaf, "dtype")]
+    if wrong:
+        raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
+    result = pytrees.tree_map(lambda leaf: ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
+    return (result, {}) if isinstance(result, tuple) else ((), result)

@@ -1,0 +1,77 @@
+"""`jit`: the first stage of every function, by the frontend that traces it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from stagec.core.errors import either, missing_package, near
+from stagec.core.frontends import TRACERS
+from stagec.core.specs import CompilerOption
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+    host_callbacks: str = "refuse",
+    frontend: str = "jax",
+    **refused: Any,
+) -> Any:
+    """Return `fun` as a `Wrapped`; without `fun`, a decorator.
+
+    Parameters mean what they mean in `jax.jit` (https://docs.jax.dev/en/latest/_autosummary/jax.jit.html):
+
+    in_shardings, out_shardings: trees of shardings, JAX's or `NamedSharding`; None leaves them to XLA.
+    static_argnums, static_argnames: arguments that are Python values at tracing time.
+    donate_argnums, donate_argnames: arguments whose buffers a call may overwrite (device arrays; numpy's are copied).
+    keep_unused: whether arguments that the function does not use stay parameters of the program.
+    inline: whether the function is inlined into those that call it.
+    compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
+        ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
+        `fdo_profile` (a ProfiledInstructionsProto, as bytes).
+    host_callbacks: "drop" leaves callbacks into Python out that have no results, such as `jax.debug.print`; "refuse"
+        raises for all. If an environment variable turns those of a library off, set
+        it before you import the library.
+    frontend: what traces the function. "jax": JAX. "arrays": stagec itself, a function of `stagec.numpy`; then there
+        are no shardings and no callbacks.
+    Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, ValueError for
+    another `host_callbacks` or `frontend`, and ModuleNotFoundError where JAX is wanted and not installed.
+    """
+    options: dict[str, Any] = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+        "compiler_options": compiler_options,
+    }
+    of_jax = {"in_shardings": in_shardings, "out_shardings": out_shardings, "inline": inline, **refused}
+    if frontend == "arrays":
+        from stagec.frontends import array_stages
+
+        given = [name for name, value in of_jax.items() if value]
+        if given or host_callbacks != "refuse":
+            raise TypeError(f'jit() does not take {", ".join(given) or "host_callbacks"} with frontend = "arrays"')
+        return array_stages.jit(fun, **options) if fun is not None else lambda fun: array_stages.jit(fun, **options)
+    if frontend not in TRACERS:
+        raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")
+    try:
+        wrapped = importlib.import_module("stagec.frontends.wrapped")
+    except ModuleNotFoundError as error:
+        sentence = missing_package(error, "stagec.jit")
+        if sentence is None:
+            raise
+        instead = 'or write frontend="arrays" for a function of stagec.numpy'
+        raise ModuleNotFoundError(f"{sentence}, {instead}", name=error.name) from None
+    return wrapped.jit(fun, **options, **of_jax, host_callbacks=host_callbacks)

@@ -1,0 +1,47 @@
+"""`stagec.numpy` with each of its functions inside of `stagec.jit`: what array-api-tests are given the second time.
+
+ARRAY_API_TESTS_MODULE="exec('from tests.arrays.jitted import xp')" pytest array_api_tests
+"""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import stagec
+import stagec.numpy
+from stagec.arrays import pytrees
+from stagec.arrays.execution import Array
+
+OUTSIDE = {
+    *("asarray", "from_dlpack", "nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"),
+    *("finfo", "iinfo", "isdtype", "can_cast", "result_type", "enable_x64", "symbolic_shape"),
+}
+"""Functions that take what is no array of ours, give what is none, or whose shapes depend on elements."""
+
+
+def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is traced anew for each call, with the arrays among its arguments as those of `jit`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytrees.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Array)]
+
+        def inner(*arrays: Any) -> Any:
+            given = list(leaves)
+            for i, one in zip(places, arrays, strict=True):
+                given[i] = one
+            positional, named = structure.unflatten(given)
+            return function(*positional, **named)
+
+        return stagec.jit(inner, frontend="arrays")(*(leaves[i] for i in places))
+
+    return call
+
+
+xp = types.ModuleType("stagec_jitted", __doc__)
+for _name in [*stagec.numpy.__all__, "__array_namespace_info__"]:
+    _value = getattr(stagec.numpy, _name)
+    traced = isinstance(_value, types.FunctionType) and _name not in OUTSIDE and not _name.startswith("__")
+    setattr(xp, _name, jitted(_value) if traced else _value)

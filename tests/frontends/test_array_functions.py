@@ -1,0 +1,86 @@
+"""A function of `stagec.numpy` by a manifest: exported by the command, in a process that cannot import JAX."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stagec.core.errors import StagecError
+from stagec.core.specs import FunctionSpec, to_json
+from stagec.manifest.load import load_manifest
+from stagec.manifest.planning import plan
+from stagec.stages.exported import Exported
+from tests.building import action_environment, stagec
+from tests.frontends.exporting import spec
+
+MODEL = '''"""A model."""
+import stagec.numpy as np
+
+
+def scaled(x, by=1.0):
+    return {"y": np.tanh(x) * by}
+
+
+def guess(x):
+    if np.sum(x) > 0:
+        return x
+    return -x
+'''
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    for name, text in {"pkg/model.py": MODEL, "jax.py": "raise ImportError('there is no JAX here')"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def run(workspace: Path, function: FunctionSpec, *words: str) -> str:
+    (workspace / "f.spec").write_text(to_json(function))
+    environment = {"PYTHONPATH": os.pathsep.join([str(workspace), action_environment()["PYTHONPATH"]])}
+    done = stagec("export", "--spec", "f.spec", "--import-root", ".", *words, cwd=workspace, env=environment)
+    return done.stderr
+
+
+def test_it_is_exported_without_jax(workspace: Path) -> None:
+    function = spec(entry="pkg.model:scaled", frontend="arrays", args=["f32[batch,3]"], static={"by": 2.0}, vjp_order=1)
+    texts = "--debug-output", "out/debug.mlir", "--jaxpr", "out/f.txt"
+    assert run(workspace, function, "--output", "out/f.exported", "--description", "out/f.json", *texts) == ""
+    exported = Exported.deserialize((workspace / "out/f.exported").read_bytes())
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_allclose(exported.call(x)["y"], np.tanh(x) * 2, 1e-6)
+    assert exported.has_vjp()
+    assert "b:f32[batch,3] = tanh a" in (workspace / "out/f.txt").read_text()
+    assert '"pkg/model.py":6' in (workspace / "out/debug.mlir").read_text()
+    assert '"jax"' not in (workspace / "out/f.json").read_text()
+
+
+def test_the_users_mistake_has_their_line(workspace: Path) -> None:
+    function = spec(entry="pkg.model:guess", frontend="arrays")
+    stderr = run(workspace, function, "--output", "out/f.exported")
+    assert 'File "pkg/model.py", line 10, in guess' in stderr
+    assert "pkg/model.py:10: Python's if, while, and, or, not or bool() needs the elements" in stderr
+    assert "stagec/arrays" not in stderr
+
+
+def test_a_manifest_names_it(tmp_path: Path) -> None:
+    text = """
+        [manifest]
+        name = "m"
+        version = "1.0.0"
+        [functions.f]
+        entry = "pkg.model:scaled"
+        frontend = "arrays"
+        args = ["f32[2]"]
+        platforms = ["cpu"]
+    """
+    path = tmp_path / "m.toml"
+    path.write_text(text)
+    (export,) = plan(load_manifest(path, "m.toml")).exports
+    assert export.spec.frontend == "arrays"
+    path.write_text(text + 'matmul_precision = "highest"\n')
+    with pytest.raises(StagecError, match="leave matmul_precision out; it says how JAX traces"):
+        load_manifest(path, "m.toml")
