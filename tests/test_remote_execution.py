@@ -259,7 +259,17 @@ def test_an_image_without_the_interpreter(built: Built) -> None:
     built.cluster("add-worker", "4", "image=unstable", "python=spare")
     message = built.refused("spare")
     built.cluster("kill-worker", "4")
-    assert re.search(r"Unable to execute \[/.*python3.*\]: No such file or directory", message), message
+    assert re.search(r"stagec: the machine that runs this action has no /\S*python3", message), message
+
+
+def test_a_machine_that_starts_again_with_another_python(built: Built) -> None:
+    """What its image has at the path of the interpreter is not what the packages were installed for."""
+    base = Path(built.workspace.run("info", "output_base").stdout.strip())
+    (python,) = (path.read_text().strip() for path in base.glob("external/*stagec_python/interpreter.txt"))
+    built.cluster("add-worker", "6", "python=spare", f"stale={python}")
+    message = built.refused("spare")
+    built.cluster("kill-worker", "6")
+    assert re.search(r"is Python 3\.1[2-9].*, and this action is for Python 3\.11", message), message
 
 
 def test_an_engine_of_another_version(built: Built, tmp_path: Path) -> None:
