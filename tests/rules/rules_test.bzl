@@ -18,6 +18,22 @@ def _repositories(paths, name):
     folders = [path.split("/") for path in paths]
     return [folder[-2].replace("~", "+").split("+")[-1] for folder in folders if folder[-1] == name]
 
+def _folders(line):
+    """The folders of packages in a line of a launcher: of each $(packages IN_RUNFILES IN_EXECUTION_ROOT) the first word."""
+    words = line.replace("'", "").split("$(packages ")[1:]
+    return [word.split(" ")[0] for word in words]
+
+def _plugins(target):
+    """Platform and folder of each `--plugin PLATFORM="$(packages ...)"` of a program, as two lists."""
+    (command,) = [
+        line
+        for action in target[ActionsInfo].actions
+        for line in (action.content or "").splitlines()
+        if line.startswith("exec ")
+    ]
+    words = command.split("--plugin ")[1:]
+    return [word.split("=")[0] for word in words], [folder for word in words for folder in _folders(word)]
+
 def _command_problems(action, command, environments = ["stagec_python"]):
     """How an action does not run the compiler as all must: flags, variables, and which environments it has as inputs."""
     own = ["PYTHONPATH", "STAGEC_PYTHON_ABI", "STAGEC_PYTHON_VERSION"]
@@ -47,7 +63,7 @@ def _launcher_problems(target, found, there):
     ]
     files = [file.short_path for file in target[DefaultInfo].default_runfiles.files.to_list()]
     return (
-        difference("packages", _repositories(line.replace("'", "").split(":"), "site-packages"), found) +
+        difference("packages", _repositories(_folders(line), "site-packages"), found) +
         difference("runfiles", sorted(_repositories(files, "site-packages")), sorted(there)) +
         difference("fingerprints", sorted(_repositories(files, "fingerprint.txt")), sorted(there))
     )
@@ -161,20 +177,13 @@ _WITH_PLUGIN = ["stagec_python", "stagec_planning"]
 
 def _plugin_explanation_test_impl(ctx):
     target = ctx.attr.target
-    (command,) = [
-        line
-        for action in target[ActionsInfo].actions
-        for line in (action.content or "").splitlines()
-        if line.startswith("exec ")
-    ]
-    words = command.replace("'", "").replace("\"", "").split(" ")
-    plugins = [words[i + 1].split("=") for i in range(len(words)) if words[i] == "--plugin"]
+    platforms, folders = _plugins(target)
     return verdict(
         ctx,
         # What is traced does not see the plugin.
         _launcher_problems(target, ["stagec_python"], _WITH_PLUGIN) +
-        difference("platforms", [platform for platform, _ in plugins], ["tpu"]) +
-        difference("plugins", _repositories([path for _, path in plugins], "site-packages"), ["stagec_planning"]),
+        difference("platforms", platforms, ["tpu"]) +
+        difference("plugins", _repositories(folders, "site-packages"), ["stagec_planning"]),
     )
 
 plugin_explanation_test = analysis_test(_plugin_explanation_test_impl)
@@ -258,18 +267,13 @@ autotuning_test = analysis_test(_autotuning_test_impl)
 
 def _plugin_reproducibility_test_impl(ctx):
     target = ctx.attr.target
-    (lines,) = [
-        action.content.splitlines()
-        for action in target[ActionsInfo].actions
-        if names(action.outputs) == [target.label.name + ".arguments"]
-    ]
-    plugins = [lines[i + 1].split("=") for i in range(len(lines)) if lines[i] == "--plugin"]
+    platforms, folders = _plugins(target)
     return verdict(
         ctx,
         # What is traced again does not see the plugin.
         _launcher_problems(target, ["stagec_python"], _WITH_PLUGIN) +
-        difference("platforms", [platform for platform, _ in plugins], ["tpu"]) +
-        difference("plugins", _repositories([path for _, path in plugins], "site-packages"), ["stagec_planning"]),
+        difference("platforms", platforms, ["tpu"]) +
+        difference("plugins", _repositories(folders, "site-packages"), ["stagec_planning"]),
     )
 
 plugin_reproducibility_test = analysis_test(_plugin_reproducibility_test_impl)

@@ -45,5 +45,8 @@ def raised(call: Callable[[], object]) -> Exception:
 unsigned = raised(lambda: stagec.load(built, keys=[b"a key"]))
 assert str(unsigned).endswith("the package cryptography, which is not installed: pip install stagec[signing]")
 untraced = raised(lambda: stagec.jit(abs))
-assert str(untraced) == "stagec.jit needs the package jax, which is not installed: pip install stagec[compiler]"
+assert str(untraced) == (
+    "stagec.jit needs the package jax, which is not installed: pip install stagec[compiler], "
+    'or write frontend="arrays" for a function of stagec.numpy'
+)
 assert "jit" not in dir(stagec)
