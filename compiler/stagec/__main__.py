@@ -45,8 +45,10 @@ def _another_python() -> "str | None":
 
 
 if __name__ == "__main__":
-    # Where Python puts the folder of this file on the path, `import numpy` would find stagec.numpy.
-    sys.path[:] = [entry for entry in sys.path if entry != __file__.rpartition(os.sep)[0]]
+    # Where Python puts the folder of a script on the path, or of what a link to it leads to, `import numpy` would find
+    # stagec.numpy.
+    if __spec__ is None and not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
     problem = _another_python() or _other_packages()
     if not problem:
         from stagec.worker.installed import find_packages
