@@ -136,7 +136,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What `help` and completion list: without JAX, nothing of what traces."""
+    """What `help` and completion list: without JAX, not the stages of functions that JAX traces."""
     import importlib.util
 
     missing = () if importlib.util.find_spec("jax") else _MODULES["frontends.wrapped"]

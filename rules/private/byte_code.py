@@ -9,21 +9,26 @@ interpreter alone. Packages' own tests are not compiled: nothing that a build ru
 from __future__ import annotations
 
 import csv
+import importlib.machinery
 import importlib.metadata
 import importlib.util
+import marshal
 import os
-import py_compile
 import shutil
 import sys
 import tempfile
+import types
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path, PurePosixPath
 
-_CACHE = f"stagec-byte-code/{sys.implementation.cache_tag}-{sys.hexversion:x}"
+_CACHE = f"stagec-byte-code-2/{sys.implementation.cache_tag}-{sys.hexversion:x}"
 _AT_ONCE = 20  # modules for a process at once
+
+# A hash of the source, which is never checked: https://peps.python.org/pep-0552
+_HEADER = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little")
 
 
 def compile_all(folder: Path, wheels: Mapping[str, str], cache: Path | None) -> None:
@@ -67,10 +72,52 @@ def _compile(file: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(file, doraise=True, invalidation_mode=mode, quiet=2)
-        except (OSError, py_compile.PyCompileError):
+            source = Path(file).read_bytes()
+            code = importlib.machinery.SourceFileLoader("<module>", file).source_to_code(source, file)
+            compiled = Path(_compiled(file))
+            compiled.parent.mkdir(exist_ok=True)
+            compiled.write_bytes(_HEADER + importlib.util.source_hash(source) + _marshalled(code))
+            shutil.copymode(file, compiled)
+        except (OSError, SyntaxError, ValueError):
             pass
+
+
+def _marshalled(code: types.CodeType) -> bytes:
+    """Return a module's code as importlib reads it, the same bytes in every process.
+
+    marshal marks what may be referred to again: all that has more than one reference
+    (https://github.com/python/cpython/issues/78274), and strings that are interned. Whether a name has another
+    reference, or the one string of a character is interned, depends on what the process imported before. Here all have
+    one reference more, and all such strings are interned.
+    """
+    for character in map(chr, range(256)):
+        sys.intern(character)
+    held = _objects(code)
+    try:
+        return marshal.dumps(code)
+    finally:
+        del held
+
+
+def _objects(value: object) -> list[object]:
+    """Return what a code object is made of, each with one reference more."""
+    parts: Iterable[object] = ()
+    if isinstance(value, types.CodeType):
+        parts = (
+            value.co_consts,
+            value.co_names,
+            value.co_varnames,
+            value.co_cellvars,
+            value.co_freevars,
+            value.co_filename,
+            value.co_name,
+            value.co_qualname,
+            value.co_linetable,
+            value.co_exceptiontable,
+        )
+    elif isinstance(value, tuple | frozenset):
+        parts = value
+    return [value, *(one for part in parts for one in _objects(part))]
 
 
 def _restore(folder: Path, kept: Path, modules: Sequence[str]) -> bool:
@@ -86,7 +133,7 @@ def _restore(folder: Path, kept: Path, modules: Sequence[str]) -> bool:
             compiled = folder / _compiled(module)
             compiled.parent.mkdir(exist_ok=True)
             compiled.write_bytes(content)
-            shutil.copymode(folder / module, compiled)  # as py_compile does
+            shutil.copymode(folder / module, compiled)
     return True
 
 

@@ -49,4 +49,5 @@ assert str(untraced) == (
     "stagec.jit needs the package jax, which is not installed: pip install stagec[compiler], "
     'or write frontend="arrays" for a function of stagec.numpy'
 )
-assert "jit" not in dir(stagec)
+assert "jit" in dir(stagec)
+assert "Wrapped" not in dir(stagec)
