@@ -12,7 +12,7 @@ from stagec.core.keyed import key_of
 from stagec.core.node_types import serializer
 from stagec.core.nodes import Fields, name_of
 from stagec.core.one_level import OneLevel
-from stagec.core.trees import LEAF, Tree
+from stagec.core.trees import Tree, of_structure
 
 PyTreeDef = _jax.pytree.PyTreeDef
 
@@ -37,25 +37,19 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def to_tree(structure: Any) -> Tree:
     """Return a structure as artifacts have it (`core.trees`). Raises ValueError for a node that has no description."""
-    data = structure.node_data()
-    if data is None:
-        return LEAF
-    kind, auxdata = data
-    children = tuple(map(to_tree, structure.children()))
-    if kind is type(None):
-        return Tree("none")
-    if kind in (tuple, list):
-        return Tree(kind.__name__, children)
-    if kind is dict:
-        return Tree("dict", children, tuple(map(key_of, auxdata)))
+    return of_structure(structure, _describe, key_of)
+
+
+def _describe(node: Any) -> tuple[str, bytes]:
+    kind, auxdata = node.node_data()
     if registered := serializer(kind):
-        return Tree("custom", children, (), registered[0], bytes(registered[1](auxdata)))
+        return registered[0], bytes(registered[1](auxdata))
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
-        return Tree("custom", children, (), name_of(kind), Fields(kind._fields).to_bytes())
-    level = OneLevel.of(structure.unflatten([object() for _ in range(structure.num_leaves)]))
+        return name_of(kind), Fields(kind._fields).to_bytes()
+    level = OneLevel.of(node.unflatten([object() for _ in range(node.num_leaves)]))
     if level is None:
         raise ValueError(f"{name_of(kind)} has no description")
-    return Tree("custom", children, (), name_of(kind), level.describe())
+    return name_of(kind), level.describe()
 
 
 def names(structure: Any, parameters: Sequence[str]) -> list[str]:

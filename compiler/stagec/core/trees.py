@@ -335,6 +335,25 @@ _read_fields = functools.lru_cache(1024)(Fields.from_bytes)
 
 
 @functools.lru_cache(4096)
+def of_structure(structure: Any, describe: Callable[[Any], tuple[str, bytes]], key: Callable[[Any], Key]) -> Tree:
+    """Return jaxlib's PyTreeDef as a Tree.
+
+    describe: name and static data of a node whose type JAX does not serialize. key: a dict's key as a tree has it.
+    """
+    data = structure.node_data()
+    if data is None:
+        return LEAF
+    kind, auxdata = data
+    children = tuple(of_structure(child, describe, key) for child in structure.children())
+    if kind is type(None):
+        return Tree("none")
+    if kind in (tuple, list):
+        return Tree(kind.__name__, children)
+    if kind is dict:
+        return Tree("dict", children, tuple(map(key, auxdata)))
+    return Tree("custom", children, (), *describe(structure))
+
+
 def _read_keyed(auxdata: bytes) -> Keyed | None:
     from stagec.core.keyed import Keyed
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stagec.arrays import dims, dtypes, pytrees
 from stagec.arrays.values import ShapeDtypeStruct
 from stagec.core import dimensions, phases
-from stagec.core.avals import FILES, AvalError, parse_aval
-from stagec.core.errors import Problem, StagecError
+from stagec.core.avals import Aval, AvalError
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
 from stagec.frontends import array_stages, entries, packages, source_locations, user_code
@@ -99,43 +98,24 @@ def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
 def _arguments(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
     if spec.avals is not None:
-        return _arguments_from_callable(spec)
+        return _arguments_of_callable(spec)
     constraints = tuple(map(dimensions.canonical_constraint, spec.constraints))
-    problems: list[Problem] = []
 
-    def abstract(tree: Any, key: str) -> Any:
-        if isinstance(tree, Mapping):
-            return {name: abstract(child, f"{key}.{name}") for name, child in tree.items()}
-        if isinstance(tree, Sequence) and not isinstance(tree, str):
-            return [abstract(child, f"{key}[{i}]") for i, child in enumerate(tree)]
-        if tree is None:
-            return None
+    def struct(aval: Aval, key: str) -> ShapeDtypeStruct:
         try:
-            if tree.startswith(FILES):
-                raise spec.problem(key, f"{tree}: avals of a file are read by JAX's frontend alone", "write the avals")
-            aval = parse_aval(tree)
             shape = tuple(dims.parse(size, constraints) for size in aval.shape)
             return ShapeDtypeStruct(shape, dtypes.of_short(aval.dtype), aval.weak_type)
-        except StagecError as error:
-            problems.extend(error.problems)
         except (TypeError, AvalError) as error:
-            problems.extend(spec.problem(key, f"{tree}: {error}", "write another dtype").problems)
+            raise spec.problem(key, f"{aval}: {error}", "write another dtype") from None
 
-    args = tuple(abstract(tree, f"args[{i}]") for i, tree in enumerate(spec.args))
-    kwargs = {name: abstract(tree, f"kwargs.{name}") for name, tree in spec.kwargs.items()}
-    if problems:
-        raise StagecError(*problems)
-    return args, kwargs
+    def read(text: str, key: str) -> Any:
+        raise spec.problem(key, f"{text}: avals of a file are read by JAX's frontend alone", "write the avals")
+
+    return entries.arguments(spec, struct, read)
 
 
-def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    assert spec.avals is not None
-    key = f"{spec.key}.avals"
-    function = user_code.load_entry(spec.avals, spec.manifest, key)
-    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
-    advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of ShapeDtypeStruct"
-    if not isinstance(result, tuple | dict):
-        raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
     wrong = [type(leaf).__name__ for leaf in pytrees.flatten(result)[0] if not hasattr(leaf, "dtype")]
     if wrong:
         raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)

@@ -1,4 +1,4 @@
-"""What frontends that trace a Python function do with it before: names of its arguments, and static ones."""
+"""What frontends that trace a Python function do before: its arguments, their names, and static ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,55 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stagec.core.avals import FILES, Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import FunctionSpec
+from stagec.frontends import user_code
+
+
+def arguments(
+    spec: FunctionSpec, struct: Callable[[Aval, str], Any], read: Callable[[str, str], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the abstract arguments that a manifest writes as avals.
+
+    struct: what stands for an array, of its aval and key. read: the tree of avals of a file, of its text and key.
+    Raises StagecError with all that is wrong.
+    """
+    problems: list[Problem] = []
+
+    def abstract(tree: Any, key: str) -> Any:
+        if isinstance(tree, Mapping):
+            return {name: abstract(child, f"{key}.{name}") for name, child in tree.items()}
+        if isinstance(tree, Sequence) and not isinstance(tree, str):
+            return [abstract(child, f"{key}[{i}]") for i, child in enumerate(tree)]
+        if tree is None:
+            return None
+        try:
+            return abstract(read(tree, key), key) if tree.startswith(FILES) else struct(parse_aval(tree), key)
+        except StagecError as error:
+            problems.extend(error.problems)
+
+    args = tuple(abstract(tree, f"args[{i}]") for i, tree in enumerate(spec.args))
+    kwargs = {name: abstract(tree, f"kwargs.{name}") for name, tree in spec.kwargs.items()}
+    if problems:
+        raise StagecError(*problems)
+    return args, kwargs
+
+
+def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, ...] | dict[str, Any], str]:
+    """Return what `avals = "module:name"` names, or returns when it is called, and the advice where that is wrong.
+
+    struct: the class of an abstract array, for messages. Raises StagecError for what is no tuple and no dict.
+    """
+    assert spec.avals is not None
+    key = f"{spec.key}.avals"
+    function = user_code.load_entry(spec.avals, spec.manifest, key)
+    # Example inputs may be there as they are.
+    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
+    advice = f"return the positional arguments as a tuple, or keyword arguments as a dict, of {struct}"
+    if not isinstance(result, tuple | dict):
+        raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+    return result, advice
 
 
 def bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:

@@ -18,8 +18,8 @@ import jax.monitoring
 from jax._src import effects
 
 from stagec.core import partitions, phases
-from stagec.core.avals import DTYPES, FILES, Aval, parse_aval
-from stagec.core.errors import Problem, StagecError
+from stagec.core.avals import DTYPES, Aval
+from stagec.core.errors import StagecError
 from stagec.core.platforms import PLATFORMS
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
@@ -378,42 +378,17 @@ def _configure(spec: FunctionSpec) -> None:
 def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
     if spec.avals is not None:
-        return _arguments_from_callable(spec)
+        return _arguments_of_callable(spec)
     scope = jax.export.SymbolicScope(tuple(spec.constraints))
-    problems: list[Problem] = []
 
-    def abstract(tree: Any, key: str) -> Any:
-        """Turn a tree of aval strings into the same tree of ShapeDtypeStruct."""
-        if isinstance(tree, Mapping):
-            return {name: abstract(child, f"{key}.{name}") for name, child in tree.items()}
-        if isinstance(tree, Sequence) and not isinstance(tree, str):
-            return [abstract(child, f"{key}[{i}]") for i, child in enumerate(tree)]
-        if tree is None:
-            return None
-        try:
-            if tree.startswith(FILES):
-                return abstract(checkpoints.avals(spec, tree, key, roots), key)
-            aval = parse_aval(tree)
-            return user_code.run(lambda: _struct(aval, scope), f"{tree} raised", spec.manifest, f"{spec.key}.{key}")
-        except StagecError as error:
-            problems.extend(error.problems)
+    def struct(aval: Aval, key: str) -> jax.ShapeDtypeStruct:
+        return user_code.run(lambda: _struct(aval, scope), f"{aval} raised", spec.manifest, f"{spec.key}.{key}")
 
-    args = tuple(abstract(tree, f"args[{i}]") for i, tree in enumerate(spec.args))
-    kwargs = {name: abstract(tree, f"kwargs.{name}") for name, tree in spec.kwargs.items()}
-    if problems:
-        raise StagecError(*problems)
-    return args, kwargs
+    return entries.arguments(spec, struct, lambda text, key: checkpoints.avals(spec, text, key, roots))
 
 
-def _arguments_from_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    assert spec.avals is not None
-    key = f"{spec.key}.avals"
-    function = user_code.load_entry(spec.avals, spec.manifest, key)
-    # Example inputs may be there as they are.
-    result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
-    advice = "return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct"
-    if not isinstance(result, tuple | dict):
-        raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    result, advice = entries.arguments_of_callable(spec, "jax.ShapeDtypeStruct")
     result = filtering.closed(result)
     wrong = [
         f"{jax.tree_util.keystr(path)} is a {type(leaf).__name__}"

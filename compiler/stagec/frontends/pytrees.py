@@ -24,7 +24,7 @@ from stagec.core.keyed import key_of, with_keys
 from stagec.core.node_types import serializer
 from stagec.core.nodes import STATIC, Fields, name_of
 from stagec.core.one_level import PLACEHOLDERS, OneLevel, StaticLeaf
-from stagec.core.trees import LEAF, Tree
+from stagec.core.trees import Tree, of_structure
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
 
@@ -99,22 +99,14 @@ def describe(node: Any) -> tuple[str, bytes]:
 
 def to_tree(structure: Any) -> Tree:
     """Describe a PyTreeDef. A type that cannot be described keeps its name."""
-    data = structure.node_data()
-    if data is None:
-        return LEAF
-    kind, auxdata = data
-    children = tuple(map(to_tree, structure.children()))
-    if kind is type(None):
-        return Tree("none")
-    if kind in (tuple, list):
-        return Tree(kind.__name__, children)
-    if kind is dict:
-        return Tree("dict", children, tuple(map(_key, auxdata)))
-    try:
-        name, described = describe(structure)
-    except ValueError:
-        name, described = name_of(kind), b""
-    return Tree("custom", children, (), name, described)
+
+    def described(node: Any) -> tuple[str, bytes]:
+        try:
+            return describe(node)
+        except ValueError:
+            return name_of(node.node_data()[0]), b""
+
+    return of_structure(structure, described, _key)
 
 
 def _serializable(structure: Any) -> Any:

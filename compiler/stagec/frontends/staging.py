@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -48,22 +49,22 @@ def jit(
     Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, ValueError for
     another `host_callbacks` or `frontend`, and ModuleNotFoundError where JAX is wanted and not installed.
     """
-    options: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
         "keep_unused": keep_unused,
-        "compiler_options": compiler_options,
     }
-    of_jax = {"in_shardings": in_shardings, "out_shardings": out_shardings, "inline": inline, **refused}
+    of_jax = {"in_shardings": in_shardings, "out_shardings": out_shardings, "inline": inline}
     if frontend == "arrays":
         from stagec.frontends import array_stages
 
-        given = [name for name, value in of_jax.items() if value]
+        given = [name for name, value in {**of_jax, **refused}.items() if value]
         if given or host_callbacks != "refuse":
             raise TypeError(f'jit() does not take {", ".join(given) or "host_callbacks"} with frontend = "arrays"')
-        return array_stages.jit(fun, **options) if fun is not None else lambda fun: array_stages.jit(fun, **options)
+        wrap: Callable[..., Any] = functools.partial(array_stages.jit, **shared, compiler_options=compiler_options)
+        return wrap if fun is None else wrap(fun)
     if frontend not in TRACERS:
         raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")
     try:
@@ -74,4 +75,4 @@ def jit(
             raise
         instead = 'or write frontend="arrays" for a function of stagec.numpy'
         raise ModuleNotFoundError(f"{sentence}, {instead}", name=error.name) from None
-    return wrapped.jit(fun, **options, **of_jax, host_callbacks=host_callbacks)
+    return wrapped.jit(fun, {**shared, **of_jax}, compiler_options or {}, host_callbacks, refused)

@@ -41,42 +41,30 @@ _REFUSED = {
 
 
 def jit(
-    fun: Callable[..., Any] | None = None,
-    /,
-    *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    keep_unused: bool = False,
-    inline: bool = False,
-    compiler_options: Mapping[str, CompilerOption] | None = None,
-    host_callbacks: str = "refuse",
-    **refused: Any,
+    fun: Callable[..., Any] | None,
+    options: Mapping[str, Any],
+    compiler_options: Mapping[str, CompilerOption],
+    host_callbacks: str,
+    refused: Iterable[str],
 ) -> Any:
-    """Return `fun` as a `Wrapped` of JAX's frontend. Parameters and errors are those of `stagec.jit`."""
+    """Return `fun` as a `Wrapped`; without `fun`, a decorator. `staging.jit` says what the parameters mean.
+
+    options: those of `jax.jit`, with shardings of ours too. refused: names that were given besides.
+    """
     for name in refused:
         if name in _REFUSED:
             raise TypeError(f"jit() does not take {name}: {_REFUSED[name]}")
         raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
     if host_callbacks not in ("refuse", "drop"):
         raise ValueError(f'host_callbacks is {host_callbacks!r}; write "refuse" or "drop"')
-    options: dict[str, Any] = {
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-        "inline": inline,
-    }
-    for name, shardings in (("in_shardings", in_shardings), ("out_shardings", out_shardings)):
+    options = dict(options)
+    for name in ("in_shardings", "out_shardings"):
+        shardings = options.pop(name)
         if shardings is not None:
             options[name] = jax.tree.map(_to_jax, shardings)
 
     def wrap(fun: Callable[..., Any]) -> Wrapped:
-        return Wrapped(fun, options, compiler_options or {}, host_callbacks)
+        return Wrapped(fun, options, compiler_options, host_callbacks)
 
     return wrap if fun is None else wrap(fun)
 
