@@ -44,9 +44,14 @@ def test_links_lead_to_files(page: str) -> None:
 @pytest.mark.parametrize("page", WRITTEN)
 def test_every_command_is_run(page: str) -> None:
     script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    suite = re.search(r'name = "thorough",.*?\n\)', (ROOT / "tests" / "BUILD").read_text("utf-8"), re.DOTALL)
+    thorough = {f"//tests:{name}" for name in re.findall(r'"(\w+)",', suite[0])} if suite else set()
     for command in commands(page):
         if command.startswith(".venv/bin/python -m pytest tests/"):  # a part of the whole run
             assert [path for path in command.split()[3:] if not (ROOT / path).exists()] == []
+        elif command.startswith("./bazelw test "):  # another one
+            assert "./bazelw test //... //tests:thorough" in script
+            assert {"//...", "//tests:thorough", *thorough} >= set(command.split()[2:]), f"{page}: {command}"
         else:
             assert command in script or command in RUN_ELSEWHERE, f"{page}: {command}"
 
