@@ -272,6 +272,14 @@ def test_a_machine_that_starts_again_with_another_python(built: Built) -> None:
     assert re.search(r"is Python 3\.1[2-9].*, and this action is for Python 3\.11", message), message
 
 
+def test_a_full_disk(built: Built) -> None:
+    """The machine has less room than the packages need."""
+    built.cluster("add-worker", "5", "python=spare", "disk=150m")
+    message = built.refused("spare")
+    built.cluster("kill-worker", "5")
+    assert "the disk of the machine that should run this action is full: free it" in message
+
+
 def test_an_engine_of_another_version(built: Built, tmp_path: Path) -> None:
     """buildbox-casd speaks versions from 2.1 on, and Bazel before 8 version 2.0."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""Runs an action for buildbox-worker, in the place of buildbox-run-hosttools, which it becomes.
+"""Runs an action for buildbox-worker, in the place of buildbox-run-hosttools, which it starts.
 
 It lets buildbox 1.4 run actions of Bazel before 6. That names outputs as version 2.0 of the API does (`output_files`,
 `output_directories`), and buildbox reads `output_paths` alone, which later versions have: it would create no folders
@@ -7,10 +7,13 @@ for outputs, and return none. The messages are those of build/bazel/remote/execu
 (https://github.com/bazelbuild/remote-apis).
 
 Where the worker's folder has a file `delay`, an action waits for so many seconds first: `tools/cluster slow-worker`.
+
+If the disk of the worker is full, buildbox 1.4 waits for ever for the action's inputs. The action fails here, and says so.
 """
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,14 +23,17 @@ from pathlib import Path
 
 RUNNER = "buildbox-run-hosttools"
 
-# Fields by number: of Action; of Digest; of Command.
+FULL = "the disk of the machine that should run this action is full: free it, or give it a larger one\n"
+
+# Fields by number: of Action; of Digest; of Command; of ActionResult.
 COMMAND_DIGEST = 1
 HASH, SIZE_BYTES = 1, 2
 OUTPUT_FILES, OUTPUT_DIRECTORIES, OUTPUT_PATHS = 3, 4, 7
+EXIT_CODE, STDERR_RAW = 4, 7
 
 
 def main(arguments: list[str]) -> None:
-    """Become the runner. arguments: the runner's."""
+    """Run the runner, and end as it does. arguments: the runner's."""
     given = dict(word.split("=", 1) for word in arguments if "=" in word)
     action = given.get("--action")
     if action and "--validate-parameters" not in arguments:
@@ -39,7 +45,23 @@ def main(arguments: list[str]) -> None:
             written = Path(f"{action}.paths")
             written.write_bytes(changed)
             arguments = [f"--action={written}" if word == f"--action={action}" else word for word in arguments]
-    os.execvp(RUNNER, [RUNNER, *arguments])
+    full, started = Path(os.environ["STAGEC_WORKER_FULL"]), time.time()
+    runner = subprocess.Popen([RUNNER, *arguments])
+    # What ends an action by a signal means all that it runs.
+    signal.signal(signal.SIGTERM, lambda *_: runner.terminate())
+    while True:
+        try:
+            sys.exit(runner.wait(1))
+        except subprocess.TimeoutExpired:
+            if full.exists() and full.stat().st_mtime > started:
+                runner.kill()
+                Path(given["--action-result"]).write_bytes(refusal(FULL))
+                sys.exit(0)
+
+
+def refusal(text: str) -> bytes:
+    """Return an ActionResult of an action that ended with status 1 and said this."""
+    return varint(EXIT_CODE << 3) + varint(1) + field(STDERR_RAW, text.encode())
 
 
 def with_paths(action: bytes, remote: str) -> bytes | None:
