@@ -8,7 +8,7 @@ for outputs, and return none. The messages are those of build/bazel/remote/execu
 
 Where the worker's folder has a file `delay`, an action waits for so many seconds first: `tools/cluster slow-worker`.
 
-If the disk of the worker is full, buildbox 1.4 waits for ever for the action's inputs. The action fails here, and says so.
+If the disk of the worker is full, buildbox 1.4 waits for ever for the inputs of the action. Here it fails, and says so.
 """
 
 import hashlib
