@@ -3,6 +3,7 @@
 `tools/cluster` installs and starts it: BuildGrid on PostgreSQL, buildbox workers, nginx. Nothing of it is a stand-in.
 """
 
+import json
 import re
 import shutil
 import socket
@@ -21,8 +22,10 @@ from tests.clusters import Cluster, needs_cluster
 from tests.nested import NestedBazel
 
 FUNCTIONS = 200
+ACCELERATORS = ("h200", "v5e:1x1")
 EXAMPLES = ("//examples/digits", "//examples/digits:digits.provenance", "//examples/transformer:tiny")
 MANY = "//many"
+FOR_ACCELERATORS = "//many:accelerators"
 
 MODULE = """module @{name} {{
   func.func public @main(%x: tensor<{size}xf32>) -> tensor<{size}xf32> {{
@@ -32,7 +35,7 @@ MODULE = """module @{name} {{
 }}
 """
 MANIFEST = """[manifest]
-name = "many"
+name = "{name}"
 version = "1"
 reproducible = false
 
@@ -44,10 +47,11 @@ isa = "SSE4_2"
 FUNCTION = """
 [functions.{name}]
 entry = "{name}.mlir"
-platforms = ["cpu"]
-targets = [{targets}]
+platforms = {platforms}
+targets = {targets}
 """
-BUILD = """load("@many_manifest//:defs.bzl", "aot_manifest")
+BUILD = """load("@accelerators_manifest//:defs.bzl", accelerators = "aot_manifest")
+load("@many_manifest//:defs.bzl", many = "aot_manifest")
 
 # Actions run on machines with the property that the platform names.
 platform(
@@ -70,23 +74,28 @@ toolchain(
     toolchain_type = "//rules:toolchain_type",
 )
 
-aot_manifest(
+accelerators(
+    name = "accelerators",
+    data = ["f000.mlir"],
+)
+
+many(
     name = "many",
     data = glob(["*.mlir"]),
 )
 """
 WORKSPACE = """
 stagec_manifest(
-    name = "many_manifest",
-    manifest = "//many:many.toml",
+    name = "{name}_manifest",
+    manifest = "//many:{name}.toml",
 )
 """
 MODULE_BAZEL = """
 stagec.manifest(
-    name = "many_manifest",
-    manifest = "//many:many.toml",
+    name = "{name}_manifest",
+    manifest = "//many:{name}.toml",
 )
-use_repo(stagec, "many_manifest")
+use_repo(stagec, "{name}_manifest")
 """
 
 
@@ -99,15 +108,20 @@ class Workspace(NestedBazel):
         for name in ("examples/digits", "examples/transformer"):
             shutil.copytree(ROOT / name, root / name)
         (root / "many").mkdir()
-        manifest = [MANIFEST]
+        functions = []
         for number in range(FUNCTIONS):
             name = f"f{number:03}"
             (root / "many" / f"{name}.mlir").write_text(MODULE.format(name=name, size=number + 1))
-            manifest.append(FUNCTION.format(name=name, targets='"cpu"' if number % 5 == 0 else ""))
-        (root / "many" / "many.toml").write_text("".join(manifest))
-        for file, text in (("WORKSPACE", WORKSPACE), ("MODULE.bazel", MODULE_BAZEL)):
-            with (root / file).open("a") as lines:
-                lines.write(text)
+            targets = json.dumps(["cpu"] if number % 5 == 0 else [])
+            functions.append(FUNCTION.format(name=name, platforms='["cpu"]', targets=targets))
+        for_accelerators = FUNCTION.format(
+            name="f000", platforms='["cuda", "tpu"]', targets=json.dumps(list(ACCELERATORS))
+        )
+        for name, written in (("accelerators", [for_accelerators]), ("many", functions)):
+            (root / "many" / f"{name}.toml").write_text(MANIFEST.format(name=name) + "".join(written))
+            for file, text in (("WORKSPACE", WORKSPACE), ("MODULE.bazel", MODULE_BAZEL)):
+                with (root / file).open("a") as lines:
+                    lines.write(text.format(name=name))
 
     def python_of_machines(self, python: str) -> None:
         """Write the platform of the machines. python: the value of the property by which the engine chooses them."""
@@ -166,7 +180,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         with ThreadPoolExecutor(1) as pool:
             started = pool.submit(cluster, "start")
             workspace.python_of_machines("")
-            workspace.build(*EXAMPLES, MANY)
+            workspace.build(*EXAMPLES, MANY, FOR_ACCELERATORS)
             local = workspace.artifacts()
             started.result()
         workspace.run("clean")
@@ -191,6 +205,14 @@ def test_the_examples_are_those_of_a_local_build(built: Built) -> None:
     made = built.workspace.artifacts()
     assert made == {name: data for name, data in built.local.items() if not name.startswith("many/")}
     assert len(made) > 50
+
+
+def test_the_compilers_of_accelerators_run_there(built: Built) -> None:
+    done = built.workspace.build(FOR_ACCELERATORS, *built.host())
+    assert set(processes(done)) == {"remote"}
+    made = {name: data for name, data in built.workspace.artifacts().items() if name.startswith("many/accelerators.")}
+    assert made == {name: data for name, data in built.local.items() if name.startswith("many/accelerators.")}
+    assert sum(name.endswith(".xla") for name in made) == len(ACCELERATORS)
 
 
 def test_tests_run_there(built: Built) -> None:
@@ -223,7 +245,7 @@ def test_nothing_is_lost_where_machines_are(built: Built) -> None:
     done = subprocess.CompletedProcess(started.args, started.returncode, output, errors)
     assert processes(done) == {"remote": FUNCTIONS + FUNCTIONS // 5 + 1}
     made = built.workspace.artifacts()
-    many = {name for name in built.local if name.startswith("many/")}
+    many = {name for name in built.local if name.startswith("many/many.")}
     assert {name: made.get(name) for name in many} == {name: built.local[name] for name in many}
     cluster("kill-worker", "3")
 

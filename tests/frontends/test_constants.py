@@ -75,6 +75,28 @@ def test_they_are_told_with_name_place_and_size(folder: Path) -> None:
     assert done.stderr.count('  pass it as an argument, and bind that: bind = { NAME = "weights.safetensors" }\n') == 4
 
 
+def test_those_of_functions_of_arrays_too(tmp_path: Path) -> None:
+    """The module's own array, and one of stagec's."""
+    (tmp_path / "m.toml").write_text(MANIFEST + 'frontend = "arrays"\n')
+    (tmp_path / "model.py").write_text("""
+import numpy
+import stagec.numpy as np
+
+W = numpy.random.default_rng(0).standard_normal((700, 700), dtype=numpy.float32)
+TABLES = {"counts": np.arange(300_000, dtype=np.int32)}
+
+def f(x):
+    return np.asarray(W) @ x, TABLES["counts"][:700] + x
+""")
+    write_specs("m.toml", tmp_path, tmp_path)
+    done = command("export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition("warning: ")[2] for line in done.stderr.splitlines() if line.startswith("m.toml")] == [
+        "W of model.py:8 (f32[700,700], 1,960,000 bytes) is a constant of every executable",
+        "TABLES['counts'] of model.py:8 (i32[300000], 1,200,000 bytes) is a constant of every executable",
+    ]
+
+
 def test_they_are_shown_in_a_bundle(folder: Path) -> None:
     bundle = build("m.toml", folder, folder)
     assert "constant: PARAMS['w'][0] f32[700,700]  1,960,000" in checked("inspect", bundle)

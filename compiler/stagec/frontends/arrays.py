@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stagec.arrays import dims, dtypes, pytrees
@@ -13,10 +13,11 @@ from stagec.core import dimensions, phases
 from stagec.core.avals import Aval, AvalError
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
-from stagec.frontends import array_stages, entries, packages, source_locations, user_code
+from stagec.frontends import array_stages, closures, entries, packages, source_locations, user_code
 from stagec.frontends.array_stages import Traced
-from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import compatibility, dialects
+
+named_arrays = closures.named_arrays
 
 
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
@@ -52,11 +53,6 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     """Return the names of the parameters that take positional arguments, in order; the last may be `*name`."""
     user_code.add_import_roots(import_roots)
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
-
-
-def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
-    """Yield nothing: the function's constants have no names yet."""
-    yield from ()
 
 
 def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
+from jaxlib import _jax
 
+from stagec.core.specs import FunctionSpec
 from stagec.frontends import user_code
+from stagec.frontends.frontend import NamedArray
+from stagec.pjrt.arrays import Array
+
+_ARRAYS = (np.ndarray, _jax.ArrayImpl, Array)
+"""NumPy's, JAX's and stagec's."""
 
 
-def arrays(function: Any, least: int) -> Iterator[tuple[str, Any, str]]:
+def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
     """Yield each array that a function, or one that it calls, reaches by a name: the name, it, the function's place.
 
     least: bytes of the smallest. The place is FILE:LINE; functions of installed packages are left out.
     """
-    yield from _arrays(function, least, set())
+    yield from _arrays(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), least, set())
 
 
-def _arrays(function: Any, least: int, seen: set[int]) -> Iterator[tuple[str, Any, str]]:
+def _arrays(function: Any, least: int, seen: set[int]) -> Iterator[NamedArray]:
     while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     function = getattr(function, "__func__", function)
@@ -43,9 +50,10 @@ def _arrays(function: Any, least: int, seen: set[int]) -> Iterator[tuple[str, An
     for name, value in values.items():
         if callable(value) and not isinstance(value, type):
             yield from _arrays(value, least, seen)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-            if isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes >= least:
-                yield name + jax.tree_util.keystr(path), leaf, where
+        leaves, _ = _jax.pytree.default_registry().flatten_with_path(value)
+        for path, leaf in leaves:
+            if isinstance(leaf, _ARRAYS) and math.prod(leaf.shape) * leaf.dtype.itemsize >= least:
+                yield name + "".join(map(str, path)), leaf, where
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

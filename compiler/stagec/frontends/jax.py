@@ -36,9 +36,10 @@ from stagec.frontends import (
     source_locations,
     user_code,
 )
-from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
+
+named_arrays = closures.named_arrays
 
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -154,12 +155,6 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     """
     user_code.add_import_roots(import_roots)
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
-
-
-def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
-    """Yield the arrays that the function closed over, and those of its module that it uses."""
-    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
-    yield from closures.arrays(function, least)
 
 
 def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
