@@ -56,6 +56,9 @@ PACKAGES: Mapping[str, Package] = {
         "arrays arrays.primitives bundle core loader pjrt stages",
         "jax jaxlib msgpack numpy orbax",
     ),
+    "numpy": _package(
+        "the face of `arrays/namespace`: `stagec.numpy`, and its `linalg` and `fft`", "arrays arrays.namespace"
+    ),
     "arrays.namespace": _package(
         "the array API standard, written with primitives: what `stagec.numpy` has",
         "arrays arrays.primitives pjrt",

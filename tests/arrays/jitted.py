@@ -40,8 +40,17 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-xp = types.ModuleType("stagec_jitted", __doc__)
-for _name in [*stagec.numpy.__all__, "__array_namespace_info__"]:
-    _value = getattr(stagec.numpy, _name)
-    traced = isinstance(_value, types.FunctionType) and _name not in OUTSIDE and not _name.startswith("__")
-    setattr(xp, _name, jitted(_value) if traced else _value)
+def namespace(module: types.ModuleType) -> types.ModuleType:
+    """Return a module with the names of another, of which each function is traced, and each module made so too."""
+    found = types.ModuleType(f"{module.__name__}_jitted", __doc__)
+    for name in [*module.__all__, "__array_namespace_info__"]:
+        value = getattr(module, name, None)
+        if isinstance(value, types.ModuleType):
+            value = namespace(value)
+        elif isinstance(value, types.FunctionType) and name not in OUTSIDE and not name.startswith("__"):
+            value = jitted(value)
+        setattr(found, name, value)
+    return found
+
+
+xp = namespace(stagec.numpy)

@@ -161,10 +161,12 @@ class Lowering:
 class Rule:
     """What a rule is given: what is known of operands and results, and how to write what depends on sizes."""
 
-    __slots__ = ("inputs", "lowering", "outputs")
+    __slots__ = ("_traceback", "inputs", "lowering", "name", "outputs")
 
     def __init__(self, lowering: Lowering, equation: Equation) -> None:
         self.lowering = lowering
+        self.name = equation.primitive.name
+        self._traceback = equation.traceback
         self.inputs: list[ShapedArray] = [operand.aval for operand in equation.inputs]
         self.outputs: list[ShapedArray] = [variable.aval for variable in equation.outputs]
 
@@ -172,6 +174,12 @@ class Rule:
     def out(self) -> ShapedArray:
         """Of the only result."""
         return self.outputs[0]
+
+    @property
+    def place(self) -> str:
+        """FILE:LINE in the user's sources, for messages; "" where nobody knows."""
+        frames = _frames_of_user(self._traceback) if self._traceback is not None else []
+        return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""
 
     def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:
         """Return an array of `aval` broadcast to `shape`; `axes` are those that its own become, None: the last."""
@@ -291,11 +299,15 @@ def _frames(traceback: _jax.Traceback) -> tuple[Any, ...]:
     return tuple(traceback.frames)
 
 
-def location(traceback: _jax.Traceback, name: str) -> ir.Location:
-    """Return where an operation was traced: its name, and the call stack of the user's own code, innermost first."""
+def _frames_of_user(traceback: _jax.Traceback) -> list[Any]:
     from stagec.arrays.places import is_ours
 
-    frames = [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
+    return [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
+
+
+def location(traceback: _jax.Traceback, name: str) -> ir.Location:
+    """Return where an operation was traced: its name, and the call stack of the user's own code, innermost first."""
+    frames = _frames_of_user(traceback)
     lines = [
         ir.Location.name(frame.function_name, ir.Location.file(frame.file_name, frame.line_num, 1)) for frame in frames
     ]

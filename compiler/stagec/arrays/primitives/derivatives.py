@@ -155,6 +155,41 @@ def backward_program(program: Program, wanted: Sequence[bool]) -> tuple[Program,
     return pruned(tracing.trace(function, avals, "backward", apart=True).program), numbers
 
 
+def linearly(forward: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+    """Return the rule `vjp` of a primitive that has a rule of forward mode, which is linear: its transpose.
+
+    forward: takes a `Derivative` without cotangents, the tangent of each operand, and parameters by name; gives that of
+    each result, None for zero. What is linear has itself, backwards, as its derivative.
+    """
+
+    def vjp(d: Derivative, **params: Any) -> list[Any]:
+        given = [i for i, one in enumerate(d.cotangents) if one is not None]
+        count = len(d.operands)
+
+        def back(*values: Any) -> list[Any]:
+            known = Derivative((), values[:count], values[count : len(values) - len(given)])
+            cotangents = dict(zip(given, values[len(values) - len(given) :], strict=True))
+            used: list[int] = []
+
+            def along(*tangents: Any) -> list[Any]:
+                found = forward(known, *tangents, **params)
+                used[:] = [i for i in given if found[i] is not None]
+                return [found[i] for i in used]
+
+            _, pull = pullback(along, [zeros_like(one) for one in known.operands], "forward")
+            found = pull([cotangents[i] for i in used])
+            pairs = zip(found, known.operands, strict=True)
+            return [zeros_like(one) if part is None else part for part, one in pairs]
+
+        values = [*d.operands, *d.results, *(d.cotangents[i] for i in given)]
+        # Apart, so that what is computed along zeros alone is dropped.
+        program = pruned(tracing.trace(back, list(map(binding.aval, values)), "transpose", apart=True).program)
+        pairs = zip(run(program, values), d.operands, strict=True)
+        return [found if is_differentiable(one) else None for found, one in pairs]
+
+    return vjp
+
+
 def _strong(aval: ShapedArray) -> ShapedArray:
     return ShapedArray(aval.shape, aval.dtype)
 

@@ -166,6 +166,7 @@ from stagec.arrays.namespace.statistical import (
     var,
 )
 from stagec.arrays.values import ShapeDtypeStruct
+from stagec.numpy import fft, linalg
 
 __array_api_version__ = "2024.12"
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
@@ -255,6 +256,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "finfo",
     "flip",
     "float4_e2m1fn",
@@ -292,6 +294,7 @@ __all__ = [
     "isnan",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log1p",

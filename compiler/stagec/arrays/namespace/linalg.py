@@ -1,0 +1,337 @@
+"""The standard's extension of linear algebra: what `stagec.numpy.linalg` has.
+
+https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functions.html, with eig and eigvals of 2025.12.
+Matrices are the last two axes, the others are a batch. What cannot be factorized gives NaN, as in JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stagec.arrays import dtypes
+from stagec.arrays.dtypes import COMPLEX, INEXACT, KINDS, SIGNED
+from stagec.arrays.namespace import statistical
+from stagec.arrays.namespace.linear import matmul
+from stagec.arrays.namespace.promotion import array_of, like, promoted
+from stagec.arrays.places import here
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives import factorizations, matrices, spectra, systems
+from stagec.arrays.primitives.foreign import require_matrices
+from stagec.arrays.primitives.reductions import reduce_max, reduce_min
+from stagec.arrays.primitives.slicing import concatenate, slice_
+from stagec.arrays.primitives.structural import broadcast, convert, full, reduce_sum, reshape
+from stagec.arrays.values import ShapedArray, axes_of, axis_of, broadcast_shapes, shown
+
+
+class EighResult(NamedTuple):
+    """Of `eigh`: eigenvalues in ascending order, and eigenvectors as columns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class EigResult(NamedTuple):
+    """Of `eig`: eigenvalues, and eigenvectors as columns, all complex."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """Of `qr`: x = Q @ R."""
+
+    Q: Any
+    R: Any
+
+
+class SlogdetResult(NamedTuple):
+    """Of `slogdet`: det(x) = sign * exp(logabsdet)."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class SVDResult(NamedTuple):
+    """Of `svd`: x = U @ diag(S) @ Vh, singular values in descending order."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+def _factorized(x: Any, name: str, square: bool = False) -> Any:
+    """Return an operand as matrices that LAPACK takes. Raises TypeError or ValueError, with the user's line."""
+    x = array_of(x, name)
+    try:
+        require_matrices(name, ShapedArray.of(x), square)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{here()}: {error}") from None
+    return x
+
+
+def _inexact(x: Any, name: str) -> Any:
+    x = array_of(x, name)
+    try:
+        dtypes.require(name, x.dtype, INEXACT)
+    except TypeError as error:
+        raise TypeError(f"{here()}: {error}; convert it with astype") from None
+    return x
+
+
+def _matrices(x: Any, name: str) -> Any:
+    x = array_of(x, name)
+    if len(x.shape) < 2:
+        raise ValueError(f"{here()}: {name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
+    return x
+
+
+# Factorizations.
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Any:
+    """Return L of x = L L^H, lower triangular, of Hermitian positive definite matrices; upper: its adjoint."""
+    found = factorizations.cholesky(matrices.symmetrized(_factorized(x, "cholesky", square=True)))
+    return matrices.adjoint(found) if upper else found
+
+
+def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
+    """Return Q and R of x = Q R. mode: "reduced", or "complete" for a square Q."""
+    x = _factorized(x, "qr")
+    if mode not in ("reduced", "complete"):
+        raise ValueError(f'{here()}: qr: mode is {mode!r}; write "reduced" or "complete"')
+    return QRResult(*factorizations.qr(x, mode == "complete"))
+
+
+def eigh(x: Any, /) -> EighResult:
+    """Return eigenvalues, in ascending order, and eigenvectors of Hermitian matrices."""
+    return EighResult(*spectra.eigh(matrices.symmetrized(_factorized(x, "eigh", square=True))))
+
+
+def eigvalsh(x: Any, /) -> Any:
+    """Return the eigenvalues of Hermitian matrices, in ascending order."""
+    return spectra.eigh(matrices.symmetrized(_factorized(x, "eigvalsh", square=True)))[0]
+
+
+def eig(x: Any, /) -> EigResult:
+    """Return eigenvalues and eigenvectors, which are complex, of matrices of any kind. For CPUs alone."""
+    return EigResult(*spectra.eig(_factorized(x, "eig", square=True)))
+
+
+def eigvals(x: Any, /) -> Any:
+    """Return the eigenvalues, which are complex, of matrices of any kind. For CPUs alone."""
+    return spectra.eig(_factorized(x, "eigvals", square=True), vectors=False)[0]
+
+
+def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
+    """Return U, S and Vh of x = U diag(S) Vh. full_matrices: whether U and Vh are square.
+
+    There is a derivative where they are not, or where x is square.
+    """
+    numbers, u, vh = spectra.svd(_factorized(x, "svd"), bool(full_matrices))
+    return SVDResult(u, numbers, vh)
+
+
+def svdvals(x: Any, /) -> Any:
+    """Return singular values, in descending order."""
+    return spectra.svd(_factorized(x, "svdvals"), vectors=False)[0]
+
+
+# Systems of equations, inverses, determinants.
+
+
+def solve(x1: Any, x2: Any, /) -> Any:
+    """Return x of x1 @ x = x2. x2: matrices, or one vector where it has one dimension."""
+    first, second = promoted(x1, x2, function="solve")
+    first = _factorized(first, "solve", square=True)
+    vector = len(second.shape) == 1
+    if not second.shape or second.shape[0 if vector else -2] != first.shape[-1]:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"{here()}: solve: shapes {shapes} do not fit: x2 must have as many rows as x1")
+    second = reshape(second, (*second.shape, 1)) if vector else second
+    batch = broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    first, second = (broadcast(one, (*batch, *one.shape[-2:])) for one in (first, second))
+    found = systems.solve(first, second)
+    return reshape(found, found.shape[:-1]) if vector else found
+
+
+def inv(x: Any, /) -> Any:
+    """Return the inverses of square matrices; where there is none, infinite numbers and NaN."""
+    return systems.inverse(_factorized(x, "inv", square=True))
+
+
+def pinv(x: Any, /, *, rtol: Any = None) -> Any:
+    """Return pseudoinverses. rtol: up to which part of the largest a singular value is zero.
+
+    A number, or one for each matrix; None: the larger of both sizes times the dtype's eps.
+    """
+    x = _factorized(x, "pinv")
+    return systems.pinv(x, _tolerance(x, rtol, "pinv"))
+
+
+def _tolerance(x: Any, rtol: Any, name: str) -> Any:
+    """Return a tolerance for each matrix. Raises ValueError where it does not broadcast to the batch."""
+    dtype, batch = dtypes.real_part(x.dtype), x.shape[:-2]
+    if rtol is None:
+        return full(batch, max(x.shape[-2:]) * float(np.finfo(dtype).eps), dtype)
+    found = like(rtol, dtype, name)
+    try:
+        return broadcast(found, batch, None)
+    except ValueError as error:
+        raise ValueError(f"{here()}: {name}: rtol: {error}") from None
+
+
+def det(x: Any, /) -> Any:
+    """Return the determinants of square matrices."""
+    return systems.det(_factorized(x, "det", square=True))
+
+
+def slogdet(x: Any, /) -> SlogdetResult:
+    """Return the sign of determinants, or their direction where they are complex, and the logarithm of their size."""
+    return SlogdetResult(*systems.slogdet(_factorized(x, "slogdet", square=True)))
+
+
+def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
+    """Return how many singular values are over `rtol` times the largest, as `pinv` takes it."""
+    x = _factorized(x, "matrix_rank")
+    numbers = svdvals(x)
+    dtype = dtypes.default(SIGNED)
+    if numbers.shape[-1] == 0:
+        return full(numbers.shape[:-1], 0, dtype)
+    largest = slice_(numbers, [0] * len(numbers.shape), [*numbers.shape[:-1], 1])
+    limit = _tolerance(x, rtol, "matrix_rank")
+    limit = p.multiply(reshape(limit, (*limit.shape, 1)), largest)
+    return reduce_sum(convert(p.greater(numbers, limit), dtype), [len(numbers.shape) - 1])
+
+
+def matrix_power(x: Any, n: int, /) -> Any:
+    """Return square matrices to a power, an integer; of negative ones the inverse's."""
+    x = _factorized(x, "matrix_power", square=True)
+    if not hasattr(n, "__index__"):
+        raise TypeError(f"{here()}: matrix_power: n is {n!r}; write an integer")
+    left = int(n.__index__())
+    if left == 0:
+        return matrices.identity(x)
+    factor, found = systems.inverse(x) if left < 0 else x, None
+    left = max(left, -left)
+    while left:
+        if left & 1:
+            found = factor if found is None else matmul(found, factor)
+        left >>= 1
+        factor = matmul(factor, factor) if left else factor
+    return found
+
+
+# Norms.
+
+
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+    """Return norms of the vectors along axes, None: of all elements. ord: which, a number or infinity."""
+    x = _inexact(x, "vector_norm")
+    axes = axes_of(axis, len(x.shape))
+    size = _squared(x) if ord == 2 else p.absolute(x)
+    if ord == 2:
+        found = p.sqrt(statistical.sum(size, axis=axes))
+    elif ord == math.inf:
+        found = reduce_max(size, axes)
+    elif ord == -math.inf:
+        found = reduce_min(size, axes)
+    elif ord == 0:
+        found = statistical.sum(convert(p.not_equal(size, 0), size.dtype), axis=axes)
+    elif ord == 1:
+        found = statistical.sum(size, axis=axes)
+    elif type(ord) in (int, float):
+        found = p.power(statistical.sum(p.power(size, float(ord)), axis=axes), 1.0 / ord)
+    else:
+        raise ValueError(f"{here()}: vector_norm: ord is {ord!r}; write a number, inf or -inf")
+    return statistical.kept(x, found, axes, keepdims)
+
+
+def _squared(x: Any) -> Any:
+    if KINDS[x.dtype] == COMPLEX:
+        return p.add(p.square(p.real(x)), p.square(p.imag(x)))
+    return p.square(x)
+
+
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:  # noqa: A002
+    """Return norms of matrices. ord: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
+    x = _inexact(_matrices(x, "matrix_norm"), "matrix_norm")
+    rows, columns = axes = (len(x.shape) - 2, len(x.shape) - 1)
+    if ord == "fro" or ord is None:
+        return vector_norm(x, axis=axes, keepdims=keepdims)
+    if ord in ("nuc", 2, -2):
+        numbers = svdvals(x)
+        last = [len(numbers.shape) - 1]
+        empty = numbers.shape[-1] == 0
+        found = reduce_sum(numbers, last) if ord == "nuc" or empty else _extreme(numbers, last, ord)
+    elif ord in (1, -1):
+        found = _extreme(reduce_sum(p.absolute(x), [rows]), [rows], ord)
+    elif ord in (math.inf, -math.inf):
+        found = _extreme(reduce_sum(p.absolute(x), [columns]), [rows], ord)
+    else:
+        raise ValueError(f'{here()}: matrix_norm: ord is {ord!r}; write "fro", "nuc", 1, -1, 2, -2, inf or -inf')
+    return statistical.kept(x, found, axes, keepdims)
+
+
+def _extreme(x: Any, axes: Sequence[int], ord: Any) -> Any:  # noqa: A002
+    """Return the largest, or of a negative norm the smallest; nothing has 0."""
+    if any(x.shape[axis] == 0 for axis in axes):
+        return reduce_sum(x, axes)
+    return (reduce_max if ord > 0 else reduce_min)(x, axes)
+
+
+# Diagonals and products.
+
+
+def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """Return diagonals of matrices. offset: which, from the main one to the right, or to the left where negative."""
+    x = _matrices(x, "diagonal")
+    m, n = x.shape[-2:]
+    if offset == 0 and m == n:
+        return matrices.diagonal(x)
+    row, column = max(-offset, 0), max(offset, 0)
+    size = max(min(m - row, n - column), 0)
+    if size == 0:
+        return full((*x.shape[:-2], 0), 0, x.dtype)
+    return matrices.diagonal(matrices.part(x, size, size, row, column))
+
+
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    """Return the sum of diagonals of matrices, as `sum` does."""
+    return statistical.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
+
+
+def outer(x1: Any, x2: Any, /) -> Any:
+    """Return the product of each element of one vector with each of another."""
+    first, second = promoted(x1, x2, function="outer")
+    if len(first.shape) != 1 or len(second.shape) != 1:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"{here()}: outer: arrays of one dimension are wanted, not of shapes {shapes}")
+    return p.multiply(reshape(first, (*first.shape, 1)), reshape(second, (1, *second.shape)))
+
+
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the cross product of vectors of three elements along an axis, a negative one; the others broadcast."""
+    first, second = promoted(x1, x2, function="cross")
+    dtypes.require("cross", first.dtype, dtypes.NUMERIC)
+    least = min(len(first.shape), len(second.shape))
+    if not -least <= axis <= -1:
+        raise IndexError(f"{here()}: cross: axis is {axis}; write one from {-least} to -1")
+    if first.shape[axis] != 3 or second.shape[axis] != 3:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"{here()}: cross: axis {axis} must have size 3 in both arrays, of shapes {shapes}")
+    shape = broadcast_shapes(first.shape, second.shape)
+    where = axis_of(axis, len(shape))
+
+    def one(x: Any, number: int) -> Any:
+        start, limit = [0] * len(shape), list(shape)
+        start[where], limit[where] = number, number + 1
+        return slice_(x, start, limit)
+
+    a, b = ([one(broadcast(x, shape), i) for i in range(3)] for x in (first, second))
+    pairs = ((1, 2), (2, 0), (0, 1))
+    parts = [p.subtract(p.multiply(a[i], b[j]), p.multiply(a[j], b[i])) for i, j in pairs]
+    return concatenate(parts, where)

@@ -1,0 +1,357 @@
+"""Primitives that factorize matrices into triangular and orthogonal ones, and solve with triangular ones.
+
+Matrices are the last two axes, the others are a batch. As in `jax.lax.linalg`, what cannot be factorized gives NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dtypes
+from stagec.arrays.binding import bind
+from stagec.arrays.lowering import IRValue, Rule
+from stagec.arrays.primitives import foreign, matrices
+from stagec.arrays.primitives.control import while_
+from stagec.arrays.primitives.derivatives import Derivative, linearly
+from stagec.arrays.primitives.elementwise import add, divide, equal, less, multiply, negative, select, subtract
+from stagec.arrays.primitives.foreign import LIBRARIES, ffi_call, info_of, nan_where_failed, require_matrices, solver
+from stagec.arrays.primitives.indexing import dynamic_slice, dynamic_update_slice
+from stagec.arrays.primitives.matrices import adjoint, dot, lower_part, part, transposed, upper_part
+from stagec.arrays.primitives.platforms import by_platform, composed, inline
+from stagec.arrays.primitives.slicing import concatenate, pad
+from stagec.arrays.primitives.sorting import sort
+from stagec.arrays.primitives.structural import broadcast, iota, reduce_sum, reshape, size_value
+from stagec.arrays.program import Primitive
+from stagec.arrays.values import Literal, ShapedArray, shown
+
+
+def smaller(m: Any, n: Any) -> Any:
+    """Return the smaller of two sizes; symbolic ones must be equal, or have a constraint that says which is."""
+    return m if m == n or m <= n else n
+
+
+# Cholesky's: x = L L^H.
+
+
+def cholesky(x: Any) -> Any:
+    """Return the lower triangular factors of positive definite matrices, of which the lower part is read."""
+    return lower_part(bind(CHOLESKY, x))
+
+
+def _cholesky_infer(x: ShapedArray) -> ShapedArray:
+    require_matrices("cholesky", x, square=True)
+    return ShapedArray(x.shape, x.dtype)
+
+
+def _cholesky_lower(rule: Rule, x: IRValue) -> IRValue:
+    results = [rule.out, info_of(rule.out)]
+    found, info = solver(rule, "potrf", [x], results, {"uplo": "L"}, {"lower": True})
+    return nan_where_failed(rule, info, found, rule.out)
+
+
+def _cholesky_forward(d: Derivative, dx: Any) -> list[Any]:
+    """https://arxiv.org/abs/1602.07527."""
+    factor = lower_part(d.results[0])
+    inner = triangular_solve(factor, dx, left=False, transpose=True, conjugate=True, lower=True)
+    inner = lower_part(triangular_solve(factor, inner, left=True, lower=True))
+    inner = divide(inner, add(matrices.identity(inner), 1.0))
+    return [dot(factor, inner)]
+
+
+CHOLESKY = Primitive(
+    "cholesky",
+    _cholesky_infer,
+    by_platform(
+        lambda rule, x: hlo.cholesky(x, lower=ir.BoolAttr.get(True)),
+        cpu=_cholesky_lower,
+        cuda=_cholesky_lower,
+        rocm=_cholesky_lower,
+    ),
+    linearly(_cholesky_forward),
+)
+
+
+# Triangular systems.
+
+
+def triangular_solve(
+    a: Any,
+    b: Any,
+    *,
+    left: bool,
+    lower: bool,
+    transpose: bool = False,
+    conjugate: bool = False,
+    unit: bool = False,
+) -> Any:
+    """Return x of op(a) x = b, or of x op(a) = b where not `left`; a and b have the same batch axes.
+
+    lower: whether the lower part of a is meant, or the upper. transpose, conjugate: what op does. unit: whether a's
+    diagonal is one, and not read. As `jax.lax.linalg.triangular_solve`.
+    """
+    return bind(TRIANGULAR_SOLVE, a, b, left=left, lower=lower, transpose=transpose, conjugate=conjugate, unit=unit)
+
+
+def _triangular_infer(a: ShapedArray, b: ShapedArray, *, left: bool, **_: bool) -> ShapedArray:
+    require_matrices("triangular_solve", a, square=True)
+    if a.dtype != b.dtype or len(b.shape) < 2:
+        raise TypeError(f"triangular_solve: matrices of one dtype are wanted, not {a} and {b}")
+    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2 if left else -1]:
+        raise ValueError(f"triangular_solve: shapes {shown(a.shape)} and {shown(b.shape)} do not fit")
+    return ShapedArray(b.shape, b.dtype)
+
+
+def _without_conjugate(a: IRValue, transpose: bool, conjugate: bool) -> tuple[IRValue, bool]:
+    """XLA and LAPACK conjugate only what they transpose."""
+    return (chlo.conj(a), False) if conjugate and not transpose else (a, conjugate)
+
+
+def _triangular_lower(
+    rule: Rule, a: IRValue, b: IRValue, *, left: bool, lower: bool, transpose: bool, conjugate: bool, unit: bool
+) -> IRValue:
+    a, conjugate = _without_conjugate(a, transpose, conjugate)
+    how = ("ADJOINT" if conjugate else "TRANSPOSE") if transpose else "NO_TRANSPOSE"
+    solve: Any = hlo.triangular_solve  # jaxlib's stubs have none of its attributes
+    return solve(a, b, *(ir.BoolAttr.get(one) for one in (left, lower, unit)), hlo.TransposeAttr.get(how))
+
+
+def _triangular_lapack(
+    rule: Rule, a: IRValue, b: IRValue, *, left: bool, lower: bool, transpose: bool, conjugate: bool, unit: bool
+) -> IRValue:
+    a, conjugate = _without_conjugate(a, transpose, conjugate)
+    attributes = {
+        "side": "L" if left else "R",
+        "uplo": "L" if lower else "U",
+        "trans_x": ("C" if conjugate else "T") if transpose else "N",
+        "diag": "U" if unit else "N",
+    }
+    name = f"lapack_{foreign.LETTERS[rule.out.dtype]}trsm_ffi"
+    return ffi_call(rule, name, [a, b], rule.inputs, rule.outputs, attributes, aliased=1)[0]
+
+
+def _triangular_vjp(
+    d: Derivative, *, left: bool, lower: bool, transpose: bool, conjugate: bool, unit: bool
+) -> list[Any]:
+    a, _ = d.operands
+    (x,) = d.results
+    of_b = triangular_solve(
+        a, d.cotangent, left=left, lower=lower, transpose=not transpose, conjugate=conjugate, unit=unit
+    )
+    found = negative(dot(of_b, transposed(x)) if left else dot(transposed(x), of_b))
+    found = transposed(found) if transpose else found
+    found = matrices.conjugate(found) if conjugate else found
+    return [lower_part(found, -int(unit)) if lower else upper_part(found, int(unit)), of_b]
+
+
+TRIANGULAR_SOLVE = Primitive(
+    "triangular_solve", _triangular_infer, by_platform(_triangular_lower, cpu=_triangular_lapack), _triangular_vjp
+)
+
+
+# Gauss': P x = L U.
+
+
+def lu(x: Any) -> tuple[Any, Any, Any]:
+    """Return both factors in one matrix, the pivots, and the permutation of rows that they are.
+
+    The diagonal of L is one, and not there. pivots: for each row, in order, that with which it was exchanged.
+    """
+    found: tuple[Any, Any, Any] = tuple(bind(LU, x))
+    return found
+
+
+def _lu_infer(x: ShapedArray) -> list[ShapedArray]:
+    require_matrices("lu", x)
+    *batch, m, n = x.shape
+    pivots = ShapedArray((*batch, smaller(m, n)), dtypes.int32)
+    return [ShapedArray(x.shape, x.dtype), pivots, ShapedArray((*batch, m), dtypes.int32)]
+
+
+def _lu_lower(rule: Rule, x: IRValue) -> list[IRValue]:
+    out, pivots, permutation = rule.outputs
+    found, places, info = solver(rule, "getrf", [x], [out, pivots, info_of(out)])
+    places = hlo.subtract(places, rule.full(1, pivots))  # LAPACK counts from 1
+    found = nan_where_failed(rule, info, found, out, positive_fails=False)
+    (platform,) = rule.lowering.platforms
+    if platform in LIBRARIES:
+        name = f"{LIBRARIES[platform]}_lu_pivots_to_permutation"
+        order = ffi_call(rule, name, [places], [pivots], [permutation], {}, None, core=1, column_major=False)
+    else:
+        size = permutation.shape[-1]
+        order = inline(rule, lambda given: [_permutation(given, size)], [places], [pivots])
+    return [found, places, order[0]]
+
+
+def _permutation(pivots: Any, size: Any) -> Any:
+    """Return in which order rows are when each was exchanged with its pivot, one after the other."""
+    *batch, count = pivots.shape
+    shape = (*batch, size)
+    places = iota(dtypes.int32, shape, len(batch))
+    one = (*batch, 1)
+
+    def turn(i: Any, order: Any) -> list[Any]:
+        starts = [*[Literal(np.zeros((), np.int32))] * len(batch), i]
+        pivot, own = dynamic_slice(pivots, starts, one), dynamic_slice(order, starts, one)
+        there = equal(places, pivot)
+        other = reshape(reduce_sum(select(there, order, 0), [len(batch)]), one)
+        return [add(i, 1), dynamic_update_slice(select(there, own, order), other, starts)]
+
+    limit = Literal(np.asarray(count, np.int32)) if type(count) is int else size_value(count)
+    start = Literal(np.zeros((), np.int32))
+    return while_(lambda i, order: [less(i, limit)], turn, [start, places])[1]
+
+
+def _lu_forward(d: Derivative, dx: Any) -> list[Any]:
+    """L' = L tril(inv(L) P x' inv(U), -1), U' = triu(inv(L) P x' inv(U)) U (de Hoog, Anderssen, Lukas)."""
+    both, _, permutation = d.results
+    m, n = both.shape[-2:]
+    k = smaller(m, n)
+    batch, zero = [0] * (len(both.shape) - 2), Literal(np.zeros((), both.dtype))
+    first = pad(lower_part(part(both, columns=k), -1), zero, [*batch, 0, 0], [*batch, 0, m - k])
+    first = add(first, matrices.identity(first))
+    second = pad(upper_part(part(both, rows=k)), zero, [*batch, 0, 0], [*batch, n - k, 0])
+    rest = matrices.eye((*both.shape[:-2], n - k, n - k), both.dtype)
+    second = add(second, pad(rest, zero, [*batch, k, k], [*batch, 0, 0]))
+    inner = triangular_solve(first, matrices.permuted(dx, permutation), left=True, lower=True, unit=True)
+    inner = triangular_solve(second, inner, left=False, lower=False)
+    return [add(dot(first, lower_part(inner, -1)), dot(upper_part(inner), second)), None, None]
+
+
+LU = Primitive(
+    "lu",
+    _lu_infer,
+    by_platform(
+        "there is no library for it",
+        cpu=_lu_lower,
+        cuda=_lu_lower,
+        rocm=_lu_lower,
+        tpu=lambda rule, x: foreign.xla_call(rule, "LuDecomposition", [x], api_version=2),
+    ),
+    linearly(_lu_forward),
+    several=True,
+)
+
+
+def lu_solved(factors: Any, permutation: Any, b: Any, transpose: bool = False, conjugate: bool = False) -> Any:
+    """Return x of a x = b, of the factors of a; of a transposed, and conjugated then, where that is said."""
+    if not transpose:
+        x = triangular_solve(factors, matrices.permuted(b, permutation), left=True, lower=True, unit=True)
+        return triangular_solve(factors, x, left=True, lower=False)
+    x = triangular_solve(factors, b, left=True, lower=False, transpose=True, conjugate=conjugate)
+    x = triangular_solve(factors, x, left=True, lower=True, unit=True, transpose=True, conjugate=conjugate)
+    axis = len(permutation.shape) - 1
+    back = sort([permutation, iota(dtypes.int32, permutation.shape, axis)], axis)[1]
+    return matrices.permuted(x, back)
+
+
+# Householder's: x = Q R.
+
+
+def qr(x: Any, complete: bool = False) -> tuple[Any, Any]:
+    """Return the orthogonal and the upper triangular factors; complete: Q is square, and R of as many rows as x."""
+    found: tuple[Any, Any] = tuple(bind(QR, x, complete=complete))
+    return found
+
+
+def _qr_infer(x: ShapedArray, *, complete: bool) -> list[ShapedArray]:
+    require_matrices("qr", x)
+    *batch, m, n = x.shape
+    k = m if complete else smaller(m, n)
+    return [ShapedArray((*batch, m, k), x.dtype), ShapedArray((*batch, k, n), x.dtype)]
+
+
+def _qr(x: Any, *, complete: bool) -> list[Any]:
+    *batch, m, n = x.shape
+    if m == 0 or n == 0:
+        k = m if complete else 0
+        return [matrices.eye((*batch, m, k), x.dtype), broadcast(Literal(np.zeros((), x.dtype)), (*batch, k, n), ())]
+    found, scales = bind(GEQRF, x)
+    if m == n:
+        reflectors = found
+    elif m < n:
+        reflectors = part(found, columns=m)
+    elif complete:
+        low = [0] * len(found.shape)
+        reflectors = pad(found, Literal(np.zeros((), x.dtype)), low, [*low[:-1], m - n])
+    else:
+        reflectors, found = found, part(found, rows=n)
+    return [bind(HOUSEHOLDER_PRODUCT, reflectors, scales), upper_part(found)]
+
+
+def _geqrf_infer(x: ShapedArray) -> list[ShapedArray]:
+    *batch, m, n = x.shape
+    return [x, ShapedArray((*batch, smaller(m, n)), x.dtype)]
+
+
+def _geqrf_lower(rule: Rule, x: IRValue) -> list[IRValue]:
+    return solver(rule, "geqrf", [x], rule.outputs)
+
+
+def _householder_lower(rule: Rule, x: IRValue, scales: IRValue) -> IRValue:
+    return solver(rule, "orgqr", [x, scales], rule.outputs)[0]
+
+
+_OF_QR = "it is a part of qr, which has one"
+GEQRF = Primitive(
+    "geqrf",
+    _geqrf_infer,
+    by_platform(
+        lambda rule, x: foreign.xla_call(rule, "Qr", [x]), cpu=_geqrf_lower, cuda=_geqrf_lower, rocm=_geqrf_lower
+    ),
+    _OF_QR,
+    several=True,
+)
+HOUSEHOLDER_PRODUCT = Primitive(
+    "householder_product",
+    lambda x, scales: x,
+    by_platform(
+        lambda rule, x, scales: foreign.xla_call(rule, "ProductOfElementaryHouseholderReflectors", [x, scales])[0],
+        cpu=_householder_lower,
+        cuda=_householder_lower,
+        rocm=_householder_lower,
+    ),
+    _OF_QR,
+)
+
+
+def _qr_forward(d: Derivative, dx: Any, *, complete: bool) -> list[Any]:
+    q, r = d.results
+    m, n = d.operands[0].shape[-2:]
+    if m == n or (m > n and not complete):
+        return _thin_qr_forward(q, r, dx)
+    if m < n:
+        dq, first = _thin_qr_forward(q, part(r, columns=m), part(dx, columns=m))
+        rest = part(d.operands[0], from_column=m), part(dx, from_column=m)
+        second = add(dot(adjoint(dq), rest[0]), dot(adjoint(q), rest[1]))
+        return [dq, concatenate([first, second], len(first.shape) - 1)]
+    # https://arxiv.org/abs/2409.13374, equations 32 and 33.
+    thin, more = part(q, columns=n), part(q, from_column=n)
+    dq, dr = _thin_qr_forward(thin, part(r, rows=n), dx)
+    square, below = part(thin, rows=n), part(thin, from_row=n)
+    factors, _, order = lu(subtract(square, matrices.identity(square)))
+    z = adjoint(lu_solved(factors, order, adjoint(below), transpose=True, conjugate=True))
+    d_square, d_below = part(dq, rows=n), part(dq, from_row=n)
+    turned = dot(add(thin, dot(more, z)), adjoint(subtract(d_below, dot(z, d_square))))
+    d_more = subtract(dot(dq, adjoint(z)), turned)
+    zeros = multiply(part(r, from_row=n), 0)
+    rank = len(q.shape)
+    return [concatenate([dq, d_more], rank - 1), concatenate([dr, zeros], rank - 2)]
+
+
+def _thin_qr_forward(q: Any, r: Any, dx: Any) -> list[Any]:
+    """https://j-towns.github.io/papers/qr-derivative.pdf, with its correction for complex numbers."""
+    scaled = triangular_solve(r, dx, left=False, lower=False)
+    inner = dot(adjoint(q), scaled)
+    below = lower_part(inner, -1)
+    turn = subtract(below, adjoint(below))
+    imaginary = subtract(inner, matrices.as_dtype(matrices.real_part(inner), inner.dtype))
+    turn = add(turn, multiply(matrices.identity(turn), imaginary))
+    return [add(dot(q, subtract(turn, inner)), scaled), dot(subtract(inner, turn), r)]
+
+
+QR = Primitive("qr", _qr_infer, composed(_qr), linearly(_qr_forward), several=True)

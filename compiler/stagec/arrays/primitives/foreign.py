@@ -1,0 +1,173 @@
+"""Calls of functions outside XLA: LAPACK's on CPUs, those of NVIDIA's and AMD's solvers, and XLA's own for TPUs.
+
+Only names that JAX guarantees (https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees-for-custom-calls).
+Operands, attributes and layouts are those of `jax/_src/lax/linalg.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from stagec.arrays import dims, dtypes
+from stagec.arrays.dtypes import COMPLEX, KINDS, DType
+from stagec.arrays.lowering import IRValue, Rule, compare, tensor_type
+from stagec.arrays.values import ShapedArray, shown
+
+Attributes = Mapping[str, str | bool | int]
+"""Of a call, by name: a letter as LAPACK has them, a bool, or a number of 8 bits."""
+
+LETTERS: Mapping[DType, str] = {
+    dtypes.float32: "s",
+    dtypes.float64: "d",
+    dtypes.complex64: "c",
+    dtypes.complex128: "z",
+}
+"""The dtypes of matrices that can be factorized, each with LAPACK's letter."""
+LIBRARIES: Mapping[str, str] = {"cuda": "cu", "rocm": "hip"}
+
+
+def require_matrices(name: str, x: ShapedArray, square: bool = False) -> None:
+    """Raise TypeError where the dtype of x is none of `LETTERS`, and ValueError where it has no (square) matrices."""
+    if x.dtype not in LETTERS:
+        wanted = "float32, float64, complex64 or complex128"
+        raise TypeError(f"{name}: matrices of {wanted} are wanted, not of {x.dtype}; convert them with astype")
+    if len(x.shape) < 2:
+        raise ValueError(f"{name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
+    if square and x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"{name}: square matrices are wanted, not ones of shape {shown(x.shape[-2:])}")
+
+
+def solver(
+    rule: Rule,
+    routine: str,
+    operands: Sequence[IRValue],
+    results: Sequence[ShapedArray],
+    lapack: Attributes = {},  # noqa: B006 - nobody writes to it
+    device: Attributes = {},  # noqa: B006
+) -> list[IRValue]:
+    """Call LAPACK's routine, or an accelerator's, on the rule's operands; the first result has the first one's memory.
+
+    lapack, device: attributes of the call, of LAPACK and of the others.
+    """
+    (platform,) = rule.lowering.platforms
+    dtype = rule.inputs[0].dtype
+    if platform == "cpu":
+        if KINDS[dtype] == COMPLEX:
+            routine = {"syevd": "heevd", "orgqr": "ungqr"}.get(routine, routine)
+        return ffi_call(rule, f"lapack_{LETTERS[dtype]}{routine}_ffi", operands, rule.inputs, results, lapack)
+    name = f"{LIBRARIES[platform]}solver_{routine}_ffi"
+    return ffi_call(rule, name, operands, rule.inputs, results, device)
+
+
+def ffi_call(
+    rule: Rule,
+    name: str,
+    operands: Sequence[IRValue],
+    avals: Sequence[ShapedArray],
+    results: Sequence[ShapedArray],
+    attributes: Attributes,
+    aliased: int | None = 0,
+    core: int = 2,
+    column_major: bool = True,
+) -> list[IRValue]:
+    """Call a function by XLA's foreign function interface, and return its results.
+
+    avals: of the operands. aliased: which operand is the first result's memory. core: how many axes are no batch ones.
+    column_major: whether matrices are laid out by columns, as LAPACK has them.
+    """
+    rank = max(len(one.shape) for one in avals)
+    by_columns = (rank - 2, rank - 1, *range(rank - 3, -1, -1))
+
+    def layout(one: ShapedArray) -> tuple[int, ...]:
+        mine = len(one.shape)
+        return by_columns if column_major and mine == rank else tuple(range(mine - 1, -1, -1))
+
+    given: dict[str, ir.Attribute] = {
+        "backend_config": ir.StringAttr.get(""),
+        "mhlo.backend_config": ir.DictAttr.get({key: _attribute(value) for key, value in attributes.items()}),
+    }
+    if all(dims.is_static(one.shape) for one in (*avals, *results)):
+        batch = ir.StringAttr.get(str(rank - core))
+        given["mhlo.frontend_attributes"] = ir.DictAttr.get({"num_batch_dims": batch})
+    if aliased is not None:
+        where = [0] if len(results) > 1 else []
+        alias = hlo.OutputOperandAlias.get(output_tuple_indices=where, operand_index=aliased, operand_tuple_indices=[])
+        given["output_operand_aliases"] = ir.ArrayAttr.get([alias])
+    layouts = [layout(one) for one in avals], [layout(one) for one in results]
+    return _call(rule, name, operands, results, given, 1, layouts)
+
+
+def xla_call(
+    rule: Rule, name: str, operands: Sequence[IRValue], config: str = "", api_version: int = 1
+) -> list[IRValue]:
+    """Call a function that XLA's compiler for TPUs has, and return its results."""
+    return _call(rule, name, operands, rule.outputs, {"backend_config": ir.StringAttr.get(config)}, api_version)
+
+
+def _call(
+    rule: Rule,
+    name: str,
+    operands: Sequence[IRValue],
+    results: Sequence[ShapedArray],
+    attributes: dict[str, ir.Attribute],
+    api_version: int,
+    layouts: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None = None,
+) -> list[IRValue]:
+    attributes = {
+        **attributes,
+        "call_target_name": ir.StringAttr.get(name),
+        "has_side_effect": ir.BoolAttr.get(False),
+        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), api_version),
+        "called_computations": ir.ArrayAttr.get([]),
+    }
+    sizes: list[IRValue] = []
+    if not all(dims.is_static(one.shape) for one in results):
+        sizes = [rule.lowering.shape(one.shape) for one in results]
+        places: Any = np.arange(len(operands), len(operands) + len(sizes), dtype=np.int64)
+        attributes["indices_of_shape_operands"] = ir.DenseIntElementsAttr.get(places)
+    if layouts is not None:
+        attributes["operand_layouts"] = _layouts([*layouts[0], *[(0,)] * len(sizes)])
+        attributes["result_layouts"] = _layouts(layouts[1])
+    call: Any = hlo.CustomCallOp
+    kinds = [tensor_type(one) for one in results]
+    operation = call.build_generic(results=kinds, operands=[*operands, *sizes], attributes=attributes)
+    return list(operation.results)
+
+
+def _layouts(layouts: Sequence[tuple[int, ...]]) -> ir.Attribute:
+    index = ir.IndexType.get()
+    found: list[Any] = [np.asarray(one, np.int64) for one in layouts]
+    return ir.ArrayAttr.get([ir.DenseIntElementsAttr.get(one, type=index) for one in found])
+
+
+def _attribute(value: str | bool | int) -> ir.Attribute:
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_unsigned(8), ord(value) if isinstance(value, str) else value)
+
+
+def info_of(x: ShapedArray) -> ShapedArray:
+    """Return the aval of what a routine says of each matrix of x: 0 where it went well."""
+    return ShapedArray(x.shape[:-2], dtypes.int32)
+
+
+def nan_where_failed(rule: Rule, info: IRValue, x: IRValue, aval: ShapedArray, positive_fails: bool = True) -> IRValue:
+    """Return a result of `aval` with NaN in place of what is of a matrix that has no such factors, as JAX does.
+
+    info: what the routine said. positive_fails: whether a number over 0 says so too.
+    """
+    batch = ShapedArray(aval.shape[: len(_batch(rule))], dtypes.int32)
+    fine = compare(info, rule.full(0, batch), "EQ" if positive_fails else "GE", dtypes.int32)
+    axes = range(len(batch.shape))
+    where = rule.broadcast(fine, ShapedArray(batch.shape, dtypes.bool_), aval.shape, axes)
+    nan = complex(np.nan, np.nan) if KINDS[aval.dtype] == COMPLEX else np.nan
+    return hlo.select(where, x, rule.full(nan, aval))
+
+
+def _batch(rule: Rule) -> tuple[Any, ...]:
+    return rule.inputs[0].shape[:-2]

@@ -1,0 +1,157 @@
+"""The polar decomposition, and singular values by it, for platforms where no library has them: TPUs.
+
+By QDWH, which converges in few turns of QR and Cholesky decompositions, as JAX does it (`jax/_src/tpu/linalg`):
+Nakatsukasa, Bai, Gygi, "Optimizing Halley's iteration for computing the matrix polar decomposition", SIAM 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import dtypes
+from stagec.arrays.primitives import matrices
+from stagec.arrays.primitives.control import case, while_
+from stagec.arrays.primitives.elementwise import (
+    absolute,
+    add,
+    bitwise_and,
+    equal,
+    greater,
+    greater_equal,
+    is_finite,
+    less,
+    less_equal,
+    maximum,
+    multiply,
+    rsqrt,
+    select,
+    sqrt,
+    square,
+    subtract,
+)
+from stagec.arrays.primitives.factorizations import cholesky, qr, triangular_solve
+from stagec.arrays.primitives.matrices import adjoint, dot, part
+from stagec.arrays.primitives.reductions import reduce_and, reduce_max, reduce_or
+from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
+from stagec.arrays.primitives.structural import broadcast, convert, reduce_sum, reshape
+from stagec.arrays.values import Literal
+
+_TURNS = 10
+_QR_IS_SAFER = 100.0
+"""Of the coefficient c: over it, Cholesky's decomposition is of a matrix that is nearly singular."""
+
+
+def _coefficients(eps: float) -> Iterator[tuple[float, float, float]]:
+    """Yield a, b and c of each turn, for matrices whose smallest singular value is eps of the largest, or more."""
+    low, turn = eps, 0
+    while low + 5 * eps < 1 and turn < _TURNS:
+        turn += 1
+        power = low * low
+        d = (4 * (1 / power - 1) / power) ** (1 / 3)
+        root = (1 + d) ** 0.5
+        a = root + (2 - d + 2 * (2 - power) / (power * root)) ** 0.5
+        b = (a - 1) ** 2 / 4
+        c = a + b - 1
+        low = low * (a + b * power) / (1 + c * power)
+        yield a, b, c
+
+
+def polar(x: Any) -> tuple[Any, Any]:
+    """Return U and H of x = U H, of matrices with as many rows as columns or more: H is Hermitian, U orthogonal."""
+    rank = len(x.shape)
+    eps = float(np.finfo(dtypes.real_part(x.dtype)).eps)
+    size = absolute(x)
+    sums = [reduce_max(reduce_sum(size, [axis]), [rank - 2]) for axis in (rank - 2, rank - 1)]
+    scale = select(equal(sums[0], 0.0), 1.0, multiply(rsqrt(sums[0]), rsqrt(sums[1])))
+    u = multiply(x, matrices.as_dtype(_of_each(scale, x), x.dtype))
+    turns, moved = 0, Literal(np.asarray(True))
+    for a, b, c in _coefficients(eps):
+        turns, before = turns + 1, u
+        u = _turn_by_qr(u, a, b, c) if c > _QR_IS_SAFER else _turn_by_cholesky(u, a, b, c)
+        moved = _moved(u, before, eps)
+
+    def body(number: Any, u: Any, moved: Any) -> list[Any]:
+        found = _turn_by_cholesky(u, 3.0, 1.0, 3.0)  # Halley's iteration, to which the coefficients converge
+        return [add(number, 1), found, _moved(found, u, eps)]
+
+    def condition(number: Any, u: Any, moved: Any) -> list[Any]:
+        return [bitwise_and(moved, less(number, _TURNS))]
+
+    start = Literal(np.asarray(turns, np.int32))
+    u = while_(condition, body, [start, u, moved])[1]
+    u = subtract(multiply(u, 1.5), multiply(dot(u, dot(adjoint(u), u)), 0.5))
+    return u, matrices.symmetrized(dot(adjoint(u), x))
+
+
+def _of_each(x: Any, like: Any) -> Any:
+    """Return one number for each matrix as matrices."""
+    return broadcast(x, like.shape, range(len(x.shape)))
+
+
+def _moved(u: Any, before: Any, eps: float) -> Any:
+    """Return whether the last turn changed one of the matrices by more than the limit at which the next is exact."""
+    rank = len(u.shape)
+    length = sqrt(reduce_sum(square(absolute(subtract(u, before))), [rank - 2, rank - 1]))
+    return reduce_or(greater(length, (5 * eps) ** (1 / 3)), range(rank - 2))
+
+
+def _turn_by_qr(u: Any, a: float, b: float, c: float) -> Any:
+    m, n = u.shape[-2:]
+    one = matrices.eye((*u.shape[:-2], n, n), u.dtype)
+    q, _ = qr(concatenate([multiply(u, c**0.5), one], len(u.shape) - 2))
+    found = dot(part(q, rows=m), adjoint(part(q, from_row=m)))
+    return add(multiply(u, b / c), multiply(found, (a - b / c) / c**0.5))
+
+
+def _turn_by_cholesky(u: Any, a: float, b: float, c: float) -> Any:
+    inner = multiply(dot(adjoint(u), u), c)
+    factor = cholesky(add(inner, matrices.identity(inner)))
+    found = triangular_solve(factor, adjoint(u), left=True, lower=True)
+    found = adjoint(triangular_solve(factor, found, left=True, lower=True, transpose=True, conjugate=True))
+    return add(multiply(u, b / c), multiply(found, a - b / c))
+
+
+def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[Any, Any]]) -> list[Any]:
+    """Return the results of `spectra.svd` by way of the polar decomposition. eigh: that of Hermitian matrices."""
+    m, n = x.shape[-2:]
+    if m < n:
+        found = svd_by_polar(adjoint(x), full, vectors, eigh)
+        return [found[0], adjoint(found[2]), adjoint(found[1])] if vectors else found
+    finite = reduce_and(is_finite(absolute(x)), [len(x.shape) - 2, len(x.shape) - 1])
+    q, rest = None, None
+    if m > n and (full or m > 1.15 * n):  # where QR first is less work
+        q, r = qr(x, complete=full)
+        q, rest, x = part(q, columns=n), part(q, from_column=n) if full else None, part(r, rows=n)
+    u, h = polar(x)
+    numbers, v = eigh(h)
+    axis = len(numbers.shape) - 1
+    numbers, v = maximum(reverse(numbers, [axis]), 0.0), reverse(v, [axis + 1])
+    results = [numbers]
+    if vectors:
+        u = _corrected(dot(u, v), numbers)
+        u = u if q is None else dot(q, u)
+        u = u if rest is None else concatenate([u, rest], axis + 1)
+        results += [u, adjoint(v)]
+    return [select(broadcast(finite, one.shape, range(axis)), one, np.nan) for one in results]
+
+
+def _corrected(u: Any, numbers: Any) -> Any:
+    """Return U orthogonal also where singular values are zero (Nakatsukasa, Higham, SIAM 2013, section 5.5)."""
+    axis, count = len(numbers.shape) - 1, numbers.shape[-1]
+    eps = float(np.finfo(numbers.dtype).eps)
+    start, limit = [0] * axis, list(numbers.shape[:-1])
+    first, last = (slice_(numbers, [*start, at], [*limit, at + 1]) for at in (0, count - 1))
+    needed = reshape(less_equal(last, multiply(first, count * eps)), numbers.shape[:-1])
+
+    def again(u: Any) -> list[Any]:
+        q, r = qr(u)
+        one = Literal(np.ones((), numbers.dtype))
+        signs = select(greater_equal(matrices.real_part(matrices.diagonal(r)), 0.0), one, -1.0)
+        turned = multiply(q, matrices.as_dtype(matrices.as_rows(signs, q.shape), q.dtype))
+        return [select(_of_each(needed, u), turned, u)]
+
+    index = convert(reduce_or(needed, range(axis)), dtypes.int32)
+    return case(index, [lambda u: [u], again], [u])[0]

@@ -1,0 +1,59 @@
+"""Linear algebra of the array API standard, on stagec's arrays (https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functions.html).
+
+Functions work in a trace and outside of one, on batches of matrices, and have derivatives. On CPUs they call LAPACK, on
+accelerators what JAX calls there. `eig` and `eigvals` are those of 2025.12, for CPUs.
+"""
+
+from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
+from stagec.arrays.namespace.linalg import (
+    cholesky,
+    cross,
+    det,
+    diagonal,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    inv,
+    matrix_norm,
+    matrix_power,
+    matrix_rank,
+    outer,
+    pinv,
+    qr,
+    slogdet,
+    solve,
+    svd,
+    svdvals,
+    trace,
+    vector_norm,
+)
+from stagec.arrays.namespace.linear import matmul, matrix_transpose, tensordot, vecdot
+
+__all__ = [
+    "cholesky",
+    "cross",
+    "det",
+    "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]
