@@ -204,7 +204,12 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     if tracing.current() is None and dims.is_static(shape):
         return execution.array(np.eye(shape[0], shape[1], k).astype(wanted))
     rows, columns = iota(dtypes.int32, shape, 0), iota(dtypes.int32, shape, 1)
-    return convert(p.equal(p.add(rows, np.int32(k)), columns), wanted)
+    return convert(p.equal(p.add(rows, _offset(k)), columns), wanted)
+
+
+def _offset(k: int) -> np.int32:
+    """Return the number of a diagonal as one of 32 bits, as places are; none is so far away as what is cut off."""
+    return np.int32(max(-(2**30), min(k, 2**30)))
 
 
 def tril(x: Any, /, *, k: int = 0) -> Any:
@@ -223,7 +228,7 @@ def _triangle(x: Any, k: int, inside: Any) -> Any:
     shape = tuple(x.shape[-2:])
     rows, columns = iota(dtypes.int32, shape, 0), iota(dtypes.int32, shape, 1)
     zero = Literal(np.zeros((), x.dtype))
-    return p.select(inside(p.add(rows, np.int32(k)), columns), x, zero)
+    return p.select(inside(p.add(rows, _offset(k)), columns), x, zero)
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:

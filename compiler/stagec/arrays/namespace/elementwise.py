@@ -10,7 +10,7 @@ import numpy as np
 
 from stagec.arrays import dtypes
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, UNSIGNED
-from stagec.arrays.namespace.complexes import at_limits
+from stagec.arrays.namespace.complexes import computed
 from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, promoted
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.structural import broadcast, convert, full
@@ -22,7 +22,7 @@ from stagec.arrays.values import Literal, Value, broadcast_shapes
 def _floating(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
     def function(x: Any, /) -> Any:
         x = inexact(x, name)
-        return operation(x) if KINDS[x.dtype] != COMPLEX else at_limits(name, x, operation(x))
+        return operation(x) if KINDS[x.dtype] != COMPLEX else computed(name, operation, x)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"Return {what} of each element."
@@ -52,7 +52,7 @@ tanh = _floating("tanh", p.tanh, "the hyperbolic tangent")
 def _log_of_base(base: float) -> Callable[[Any], Any]:
     def operation(x: Any) -> Any:
         if KINDS[x.dtype] == COMPLEX:
-            found, scale = p.log(x), 1.0 / math.log(base)
+            found, scale = computed("log", p.log, x), 1.0 / math.log(base)
             return p.complex_(p.multiply(p.real(found), scale), p.multiply(p.imag(found), scale))
         return p.divide(p.log(x), math.log(base))
 
@@ -234,6 +234,8 @@ def logical_not(x: Any, /) -> Any:
 def abs(x: Any, /) -> Any:  # noqa: A001 - the standard's name
     """Return the absolute value of each element."""
     x = array_of(x, "abs")
+    if KINDS[x.dtype] == COMPLEX:  # of what is infinite it is, whatever the other part is
+        return p.select(isinf(x), math.inf, p.absolute(x))
     return x if x.dtype == dtypes.bool_ else p.absolute(x)
 
 

@@ -192,6 +192,8 @@ def _permutation(pivots: Any, size: Any) -> Any:
     *batch, count = pivots.shape
     shape = (*batch, size)
     places = iota(dtypes.int32, shape, len(batch))
+    if 0 in pivots.shape:
+        return places
     one = (*batch, 1)
 
     def turn(i: Any, order: Any) -> list[Any]:

@@ -121,7 +121,7 @@ def part(x: Any, rows: Any = None, columns: Any = None, from_row: Any = 0, from_
 
 def permuted(x: Any, permutation: Any) -> Any:
     """Return matrices with row `permutation[i]` of each as its i-th."""
-    if x.shape[-2] == 0:
+    if 0 in x.shape:
         return x
     batch = tuple(range(len(permutation.shape) - 1))
     count = len(batch)

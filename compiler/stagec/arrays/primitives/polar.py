@@ -18,6 +18,8 @@ from stagec.arrays.primitives.elementwise import (
     absolute,
     add,
     bitwise_and,
+    bitwise_or,
+    divide,
     equal,
     greater,
     greater_equal,
@@ -33,6 +35,7 @@ from stagec.arrays.primitives.elementwise import (
     subtract,
 )
 from stagec.arrays.primitives.factorizations import cholesky, qr, triangular_solve
+from stagec.arrays.primitives.indexing import dynamic_slice
 from stagec.arrays.primitives.matrices import adjoint, dot, part
 from stagec.arrays.primitives.reductions import reduce_and, reduce_max, reduce_or
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
@@ -67,21 +70,28 @@ def polar(x: Any) -> tuple[Any, Any]:
     sums = [reduce_max(reduce_sum(size, [axis]), [rank - 2]) for axis in (rank - 2, rank - 1)]
     scale = select(equal(sums[0], 0.0), 1.0, multiply(rsqrt(sums[0]), rsqrt(sums[1])))
     u = multiply(x, matrices.as_dtype(_of_each(scale, x), x.dtype))
-    turns, moved = 0, Literal(np.asarray(True))
-    for a, b, c in _coefficients(eps):
-        turns, before = turns + 1, u
-        u = _turn_by_qr(u, a, b, c) if c > _QR_IS_SAFER else _turn_by_cholesky(u, a, b, c)
-        moved = _moved(u, before, eps)
+    known = list(_coefficients(eps))
+    by_qr = sum(c > _QR_IS_SAFER for _, _, c in known)
+    halley = [(3.0, 1.0, 3.0)] * (_TURNS - len(known))  # to which the coefficients converge
+    table = np.asarray([*known, *halley], scale.dtype)
+
+    def turn(number: Any, u: Any, way: Callable[..., Any]) -> Any:
+        row = dynamic_slice(table, [number, Literal(np.zeros((), np.int32))], (1, 3))
+        a, b, c = (reshape(slice_(row, [0, i], [1, i + 1]), ()) for i in range(3))
+        return way(u, a, b, c)
+
+    def first(number: Any, u: Any) -> list[Any]:
+        return [add(number, 1), turn(number, u, _turn_by_qr)]
 
     def body(number: Any, u: Any, moved: Any) -> list[Any]:
-        found = _turn_by_cholesky(u, 3.0, 1.0, 3.0)  # Halley's iteration, to which the coefficients converge
+        found = turn(number, u, _turn_by_cholesky)
         return [add(number, 1), found, _moved(found, u, eps)]
 
     def condition(number: Any, u: Any, moved: Any) -> list[Any]:
-        return [bitwise_and(moved, less(number, _TURNS))]
+        return [bitwise_or(less(number, len(known)), bitwise_and(moved, less(number, _TURNS)))]
 
-    start = Literal(np.asarray(turns, np.int32))
-    u = while_(condition, body, [start, u, moved])[1]
+    number, u = while_(lambda number, u: [less(number, by_qr)], first, [Literal(np.zeros((), np.int32)), u])
+    u = while_(condition, body, [number, u, Literal(np.asarray(True))])[1]
     u = subtract(multiply(u, 1.5), multiply(dot(u, dot(adjoint(u), u)), 0.5))
     return u, matrices.symmetrized(dot(adjoint(u), x))
 
@@ -98,20 +108,26 @@ def _moved(u: Any, before: Any, eps: float) -> Any:
     return reduce_or(greater(length, (5 * eps) ** (1 / 3)), range(rank - 2))
 
 
-def _turn_by_qr(u: Any, a: float, b: float, c: float) -> Any:
+def _scaled(x: Any, by: Any) -> Any:
+    return multiply(x, matrices.as_dtype(by, x.dtype))
+
+
+def _turn_by_qr(u: Any, a: Any, b: Any, c: Any) -> Any:
     m, n = u.shape[-2:]
     one = matrices.eye((*u.shape[:-2], n, n), u.dtype)
-    q, _ = qr(concatenate([multiply(u, c**0.5), one], len(u.shape) - 2))
+    q, _ = qr(concatenate([_scaled(u, sqrt(c)), one], len(u.shape) - 2))
     found = dot(part(q, rows=m), adjoint(part(q, from_row=m)))
-    return add(multiply(u, b / c), multiply(found, (a - b / c) / c**0.5))
+    rest = divide(b, c)
+    return add(_scaled(u, rest), _scaled(found, divide(subtract(a, rest), sqrt(c))))
 
 
-def _turn_by_cholesky(u: Any, a: float, b: float, c: float) -> Any:
-    inner = multiply(dot(adjoint(u), u), c)
+def _turn_by_cholesky(u: Any, a: Any, b: Any, c: Any) -> Any:
+    inner = _scaled(dot(adjoint(u), u), c)
     factor = cholesky(add(inner, matrices.identity(inner)))
     found = triangular_solve(factor, adjoint(u), left=True, lower=True)
     found = adjoint(triangular_solve(factor, found, left=True, lower=True, transpose=True, conjugate=True))
-    return add(multiply(u, b / c), multiply(found, a - b / c))
+    rest = divide(b, c)
+    return add(_scaled(u, rest), _scaled(found, subtract(a, rest)))
 
 
 def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[Any, Any]]) -> list[Any]:

@@ -178,6 +178,8 @@ def _pinv_infer(x: ShapedArray, limit: ShapedArray) -> ShapedArray:
 def _pinv(x: Any, limit: Any) -> Any:
     numbers, u, vh = svd(x)
     *batch, k = numbers.shape
+    if k == 0:
+        return dot(adjoint(vh), adjoint(u))
     largest = slice_(numbers, [0] * len(numbers.shape), [*batch, 1])
     least = multiply(broadcast(limit, numbers.shape, range(len(batch))), broadcast(largest, numbers.shape))
     numbers = select(greater(numbers, least), numbers, np.inf)
