@@ -1,4 +1,4 @@
-"""Functions of complex numbers where XLA gives other results than C99: at infinite and undefined parts, at zeros' signs.
+"""Functions of complex numbers where XLA gives other results than C99: at infinite and undefined parts, and at cuts.
 
 The standard has C99's (https://data-apis.org/array-api/2024.12/API_specification/elementwise_functions.html), for each
 function as a list of special cases. They hold for all numbers of a kind: XLA's NaN depends on how large the other part

@@ -34,7 +34,7 @@ from stagec.arrays.primitives.platforms import composed
 from stagec.arrays.primitives.reductions import reduce_or, reduce_prod
 from stagec.arrays.primitives.slicing import slice_
 from stagec.arrays.primitives.spectra import svd
-from stagec.arrays.primitives.structural import broadcast, convert, iota, reduce_sum
+from stagec.arrays.primitives.structural import broadcast, convert, iota, reduce_sum, reshape
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray
 
@@ -115,8 +115,25 @@ SLOGDET = Primitive("slogdet", _of_square("slogdet"), composed(_slogdet), linear
 
 
 def det(x: Any) -> Any:
-    """Return determinants."""
-    return bind(DET, x)
+    """Return determinants; of small matrices by their polynomial, whose derivative is right where they are singular."""
+    n = x.shape[-1]
+    if n not in (2, 3) or x.shape[-2] != n:
+        return bind(DET, x)
+    axis = len(x.shape) - 2
+
+    def at(row: int, column: int) -> Any:
+        return reshape(matrices.part(x, 1, 1, row, column), x.shape[:axis])
+
+    def product(way: int, start: int) -> Any:
+        found = at(0, start % n)
+        for row in range(1, n):
+            found = multiply(found, at(row, (start + way * row) % n))
+        return found
+
+    if n == 2:
+        return subtract(product(1, 0), product(1, 1))
+    right, left = (add(add(product(way, 0), product(way, 1)), product(way, 2)) for way in (1, -1))
+    return subtract(right, left)
 
 
 def _det(x: Any) -> Any:
@@ -132,9 +149,10 @@ def _det_vjp(d: Derivative) -> list[Any]:
 
 
 def _adjugate(x: Any) -> Any:
-    """Return det(x) inverse(x), also of singular matrices: of those that lack more than one rank it is zero.
+    """Return det(x) inverse(x), also where the last number of U is zero, which then is not divided by.
 
-    Where U has a zero at its end, its other numbers have the answer. So as in JAX (`jnp.linalg._cofactor_solve`).
+    Of matrices whose U has another zero it is taken for zero, as in JAX (`jnp.linalg._cofactor_solve`): right for those
+    that lack more than one rank.
     """
     n, axis = x.shape[-1], len(x.shape) - 2
     if n in (0, 1):
