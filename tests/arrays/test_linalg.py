@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stagec
+import stagec.lax
 import stagec.numpy as xp
 from stagec.arrays import execution
 from stagec.arrays.primitives import spectra
@@ -158,6 +159,32 @@ def test_the_module_is_jaxs() -> None:
             ours = stagec.jit(functools.partial(function, xp), frontend="arrays").trace(given).export((platform,))
             text = jax.export.deserialize(bytearray(ours.serialize())).mlir_module()
             assert calls(text) == calls(theirs.mlir_module())
+
+
+def filtered(n: Any, x: Any, a: Any) -> Any:
+    lax = stagec.lax if n is xp else jax.lax
+
+    def turn(carry: Any, row: Any) -> Any:
+        scale = row @ row.mT + n.eye(4, dtype=row.dtype)
+        return n.linalg.solve(scale, carry) + 1, n.linalg.slogdet(scale)[1] + n.linalg.cholesky(scale)[1, 0]
+
+    carry, logarithms = lax.scan(turn, x, a)
+    return n.sum(carry) + n.sum(logarithms)
+
+
+def test_in_loops_on_several_platforms_and_derived_twice() -> None:
+    a, x = REAL.astype(np.float32), np.ones(4, np.float32)
+    exported = stagec.jit(functools.partial(filtered, xp), frontend="arrays").trace(x, a).export(("cpu", "cuda", "tpu"))
+    theirs = jax.export.deserialize(bytearray(exported.serialize(vjp_order=2)))
+    value, gradients = jax.value_and_grad(functools.partial(filtered, jnp), (0, 1))(x, a)
+    np.testing.assert_allclose(theirs.call(x, a), value, 1e-5)
+    for found, wanted in zip(theirs.vjp().call(x, a, np.float32(1)), gradients, strict=True):
+        np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
+    assert theirs.vjp().has_vjp()
+    with jax.enable_x64(True), stagec.enable_x64():
+        ours = stagec.grad(lambda a: xp.sum(stagec.grad(lambda a: filtered(xp, REAL[0, 0], a))(a) ** 2))
+        wanted = jax.grad(lambda a: jnp.sum(jax.grad(lambda a: filtered(jnp, REAL[0, 0], a))(a) ** 2))(REAL)
+        np.testing.assert_allclose(stagec.jit(ours, frontend="arrays")(REAL), wanted, 1e-8, 1e-8)
 
 
 def test_batches_of_any_size() -> None:

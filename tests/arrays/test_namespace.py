@@ -31,6 +31,8 @@ BOTH: dict[str, Callable[[Any, Any, Any], Any]] = {
     "search": lambda n, x, i: n.searchsorted(x[0, :], x[:, 1]),
     "triangles": lambda n, x, i: n.tril(x) - n.triu(x, k=1) + n.eye(3, 4),
     "integers": lambda n, x, i: (i << 2) ^ (i | 1),
+    "members": lambda n, x, i: n.isin(i, i[:1]) | n.isin(i, 1, invert=True),
+    "far diagonals": lambda n, x, i: n.tril(x, k=2**31) + n.triu(x, k=2**31 - 1) + n.eye(3, 4, k=-(2**40)),
 }
 
 

@@ -1,7 +1,7 @@
 """The standard's own tests (https://github.com/data-apis/array-api-tests), outside of a trace and inside of `jit`.
 
 They are not in this repository: STAGEC_ARRAY_API_TESTS is the folder of a checkout. They need the packages ndindex and
-pytest-json-report. NOT_PASSING is all that fails there.
+pytest-json-report. NOT_PASSING is all that fails there, in each of both ways.
 """
 
 import os
@@ -15,8 +15,11 @@ import pytest
 from tests.building import ROOT
 
 FOLDER = os.environ.get("STAGEC_ARRAY_API_TESTS", "")
-NOT_PASSING = {
-    r"test_has_names\[(linalg|fft)-\w+\]": "the extensions linalg and fft are not written yet",
+NOT_PASSING: dict[str, dict[str, str]] = {
+    "outside": {},
+    "inside": {
+        r"test_repeat$": "the size of the result is the sum of repeats, an array whose elements a trace does not know"
+    },
 }
 MODULES = {
     "outside": "stagec.numpy",
@@ -31,6 +34,7 @@ def test_the_standard(where: str, tmp_path: Path) -> None:
         **os.environ,
         "ARRAY_API_TESTS_MODULE": MODULES[where],
         "JAX_ENABLE_X64": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path),  # and not the checkout
         "PYTHONPATH": os.pathsep.join([str(ROOT / "compiler"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "pytest", "array_api_tests", "--max-examples", "10", "--disable-deadline", "-q"]
@@ -38,5 +42,6 @@ def test_the_standard(where: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True)
     assert "passed" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
     failed = re.findall(r"^(?:FAILED|ERROR) \S+::(.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    assert [name for name in failed if not any(re.match(pattern, name) for pattern in NOT_PASSING)] == []
-    assert all(any(re.match(pattern, name) for name in failed) for pattern in NOT_PASSING)
+    listed = NOT_PASSING[where]
+    assert [name for name in failed if not any(re.match(pattern, name) for pattern in listed)] == []
+    assert [pattern for pattern in listed if not any(re.match(pattern, name) for name in failed)] == []

@@ -103,8 +103,8 @@ def _iter(self: Any) -> Iterator[Any]:
 
 def _namespace(self: Any, /, *, api_version: str | None = None) -> Any:
     """Return `stagec.numpy`. Raises ValueError for a version of the standard that it does not have."""
-    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
-        raise ValueError(f"version {api_version} of the array API standard is not there; 2024.12 is")
+    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12", "2025.12"):
+        raise ValueError(f"version {api_version} of the array API standard is not there; 2025.12 is")
     return importlib.import_module("stagec.numpy")
 
 

@@ -231,7 +231,7 @@ def _triangle(x: Any, k: int, inside: Any) -> Any:
     return p.select(inside(p.add(rows, _offset(k)), columns), x, zero)
 
 
-def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
+def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
     """Return arrays of coordinates, of vectors of coordinates.
 
     indexing: "ij" for axes in the order of the vectors, "xy" with the first two exchanged.
@@ -248,7 +248,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
     shape: list[Any] = [0] * len(given)
     for x, axis in zip(given, axes, strict=True):
         shape[axis] = x.shape[0]
-    return [broadcast(x, shape, (axis,)) for x, axis in zip(given, axes, strict=True)]
+    return tuple(broadcast(x, shape, (axis,)) for x, axis in zip(given, axes, strict=True))
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:

@@ -29,11 +29,11 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
     return convert(x, wanted)
 
 
-def broadcast_arrays(*arrays: Any) -> list[Any]:
+def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     """Return arrays broadcast to one shape."""
     given = [array_of(x, "broadcast_arrays") for x in arrays]
     shape = broadcast_shapes(*(x.shape for x in given)) if given else ()
-    return [broadcast(x, shape) for x in given]
+    return tuple(broadcast(x, shape) for x in given)
 
 
 def broadcast_to(x: Any, /, shape: Any) -> Any:
@@ -153,9 +153,9 @@ class NamespaceInfo:
         """Return the device of new arrays."""
         return clients.devices()[0]
 
-    def devices(self) -> list[Any]:
+    def devices(self) -> tuple[Any, ...]:
         """Return the devices that arrays can be on."""
-        return list(clients.devices())
+        return tuple(clients.devices())
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
         """Return the default dtypes of a device."""

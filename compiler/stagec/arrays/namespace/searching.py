@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stagec.arrays import dtypes, execution
+from stagec.arrays import dims, dtypes, execution
 from stagec.arrays.dtypes import SIGNED
 from stagec.arrays.namespace.indexing import take
 from stagec.arrays.namespace.promotion import array_of, promoted
@@ -94,6 +94,15 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
         low = p.select(p.bitwise_and(open_, before), p.add(middle, 1), low)
         high = p.select(p.bitwise_and(open_, p.bitwise_not(before)), middle, high)
     return low
+
+
+def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Any:
+    """Return whether each element of x1 is one of x2's; invert: whether it is none of them."""
+    first, second = promoted(x1, x2, function="isin")
+    others = reshape(second, (dims.product(second.shape),))
+    equal = p.equal(reshape(first, (*first.shape, 1)), others)
+    found = r.reduce_or(equal, [len(first.shape)])
+    return p.bitwise_not(found) if invert else found
 
 
 def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
