@@ -62,8 +62,16 @@ def test_each_function_is_there_for_each_of_its_targets(index: dict[str, Any]) -
         "blocked": ["v5e-1x1", "v6e-1x1"],
         "triton": ["h200"],
         "mosaic": ["b200", "h200"],
+        "factorized": ["h100-sxm", "v5e-1x1"],
     }
     assert functions["dense"]["platforms"] == ["cpu", "cuda", "tpu"]
+
+
+def test_solvers_are_those_that_jax_guarantees(index: dict[str, Any]) -> None:
+    """In the artifact; the compilers took them."""
+    calls = index["functions"]["factorized"]["custom_calls"]
+    assert set(calls.values()) == {"guaranteed"}
+    assert {"cusolver_gesvdj_ffi", "cusolver_potrf_ffi", "Eigh", "LuDecomposition", "Qr"} <= set(calls)
 
 
 KERNELS = {"matmul": "tpu_custom_call", "blocked": "tpu_custom_call", "mosaic": "mosaic_gpu_v2"}
