@@ -7,9 +7,7 @@ accelerators what JAX calls there. `eig` and `eigvals` are those of 2025.12, for
 from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.linalg import (
     cholesky,
-    cross,
     det,
-    diagonal,
     eig,
     eigh,
     eigvals,
@@ -18,17 +16,24 @@ from stagec.arrays.namespace.linalg import (
     matrix_norm,
     matrix_power,
     matrix_rank,
-    outer,
     pinv,
     qr,
     slogdet,
     solve,
     svd,
     svdvals,
-    trace,
     vector_norm,
 )
-from stagec.arrays.namespace.linear import matmul, matrix_transpose, tensordot, vecdot
+from stagec.arrays.namespace.linear import (
+    cross,
+    diagonal,
+    matmul,
+    matrix_transpose,
+    outer,
+    tensordot,
+    trace,
+    vecdot,
+)
 
 __all__ = [
     "cholesky",

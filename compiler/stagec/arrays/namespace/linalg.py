@@ -15,16 +15,16 @@ import numpy as np
 from stagec.arrays import dtypes
 from stagec.arrays.dtypes import COMPLEX, INEXACT, KINDS, SIGNED
 from stagec.arrays.namespace import statistical
-from stagec.arrays.namespace.linear import matmul
+from stagec.arrays.namespace.linear import matmul, matrices_of
 from stagec.arrays.namespace.promotion import array_of, like, promoted
 from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import factorizations, matrices, spectra, systems
+from stagec.arrays.primitives import factorizations, matrices, orthogonal, spectra, systems
 from stagec.arrays.primitives.foreign import require_matrices
 from stagec.arrays.primitives.reductions import reduce_max, reduce_min
-from stagec.arrays.primitives.slicing import concatenate, slice_
+from stagec.arrays.primitives.slicing import slice_
 from stagec.arrays.primitives.structural import broadcast, convert, full, reduce_sum, reshape
-from stagec.arrays.values import ShapedArray, axes_of, axis_of, broadcast_shapes, shown
+from stagec.arrays.values import ShapedArray, axes_of, broadcast_shapes, shown
 
 
 class EighResult(NamedTuple):
@@ -82,13 +82,6 @@ def _inexact(x: Any, name: str) -> Any:
     return x
 
 
-def _matrices(x: Any, name: str) -> Any:
-    x = array_of(x, name)
-    if len(x.shape) < 2:
-        raise ValueError(f"{here()}: {name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
-    return x
-
-
 # Factorizations.
 
 
@@ -103,7 +96,7 @@ def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
     x = _factorized(x, "qr")
     if mode not in ("reduced", "complete"):
         raise ValueError(f'{here()}: qr: mode is {mode!r}; write "reduced" or "complete"')
-    return QRResult(*factorizations.qr(x, mode == "complete"))
+    return QRResult(*orthogonal.qr(x, mode == "complete"))
 
 
 def eigh(x: Any, /) -> EighResult:
@@ -258,7 +251,7 @@ def _squared(x: Any) -> Any:
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:  # noqa: A002
     """Return norms of matrices. ord: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
-    x = _inexact(_matrices(x, "matrix_norm"), "matrix_norm")
+    x = _inexact(matrices_of(x, "matrix_norm"), "matrix_norm")
     rows, columns = axes = (len(x.shape) - 2, len(x.shape) - 1)
     if ord == "fro" or ord is None:
         return vector_norm(x, axis=axes, keepdims=keepdims)
@@ -281,57 +274,3 @@ def _extreme(x: Any, axes: Sequence[int], ord: Any) -> Any:  # noqa: A002
     if any(x.shape[axis] == 0 for axis in axes):
         return reduce_sum(x, axes)
     return (reduce_max if ord > 0 else reduce_min)(x, axes)
-
-
-# Diagonals and products.
-
-
-def diagonal(x: Any, /, *, offset: int = 0) -> Any:
-    """Return diagonals of matrices. offset: which, from the main one to the right, or to the left where negative."""
-    x = _matrices(x, "diagonal")
-    m, n = x.shape[-2:]
-    if offset == 0 and m == n:
-        return matrices.diagonal(x)
-    row, column = max(-offset, 0), max(offset, 0)
-    size = max(min(m - row, n - column), 0)
-    if size == 0:
-        return full((*x.shape[:-2], 0), 0, x.dtype)
-    return matrices.diagonal(matrices.part(x, size, size, row, column))
-
-
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
-    """Return the sum of diagonals of matrices, as `sum` does."""
-    return statistical.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
-
-
-def outer(x1: Any, x2: Any, /) -> Any:
-    """Return the product of each element of one vector with each of another."""
-    first, second = promoted(x1, x2, function="outer")
-    if len(first.shape) != 1 or len(second.shape) != 1:
-        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
-        raise ValueError(f"{here()}: outer: arrays of one dimension are wanted, not of shapes {shapes}")
-    return p.multiply(reshape(first, (*first.shape, 1)), reshape(second, (1, *second.shape)))
-
-
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """Return the cross product of vectors of three elements along an axis, a negative one; the others broadcast."""
-    first, second = promoted(x1, x2, function="cross")
-    dtypes.require("cross", first.dtype, dtypes.NUMERIC)
-    least = min(len(first.shape), len(second.shape))
-    if not -least <= axis <= -1:
-        raise IndexError(f"{here()}: cross: axis is {axis}; write one from {-least} to -1")
-    if first.shape[axis] != 3 or second.shape[axis] != 3:
-        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
-        raise ValueError(f"{here()}: cross: axis {axis} must have size 3 in both arrays, of shapes {shapes}")
-    shape = broadcast_shapes(first.shape, second.shape)
-    where = axis_of(axis, len(shape))
-
-    def one(x: Any, number: int) -> Any:
-        start, limit = [0] * len(shape), list(shape)
-        start[where], limit[where] = number, number + 1
-        return slice_(x, start, limit)
-
-    a, b = ([one(broadcast(x, shape), i) for i in range(3)] for x in (first, second))
-    pairs = ((1, 2), (2, 0), (0, 1))
-    parts = [p.subtract(p.multiply(a[i], b[j]), p.multiply(a[j], b[i])) for i, j in pairs]
-    return concatenate(parts, where)

@@ -1,4 +1,4 @@
-"""The standard's products of vectors and matrices.
+"""The standard's products of vectors and matrices, and diagonals.
 
 https://data-apis.org/array-api/2024.12/API_specification/linear_algebra_functions.html
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stagec.arrays.namespace import elementwise
+from stagec.arrays import dtypes
+from stagec.arrays.namespace import elementwise, statistical
 from stagec.arrays.namespace.promotion import array_of, promoted
+from stagec.arrays.places import here
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives import matrices
 from stagec.arrays.primitives.contractions import dot_general
-from stagec.arrays.primitives.structural import broadcast, reshape, transpose
+from stagec.arrays.primitives.slicing import concatenate, slice_
+from stagec.arrays.primitives.structural import broadcast, full, reshape, transpose
 from stagec.arrays.values import axis_of, broadcast_shapes, shown
 
 
@@ -81,3 +86,62 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     a, b = broadcast(elementwise.conj(first), shape), broadcast(second, shape)
     others = [i for i in range(len(shape)) if i != where]
     return dot_general(a, b, ([where], [where]), (others, others))
+
+
+def matrices_of(x: Any, name: str) -> Any:
+    """Return an operand that has two axes or more. Raises ValueError, with the user's line."""
+    x = array_of(x, name)
+    if len(x.shape) < 2:
+        raise ValueError(f"{here()}: {name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
+    return x
+
+
+def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """Return diagonals of matrices. offset: which, from the main one to the right, or to the left where negative."""
+    x = matrices_of(x, "diagonal")
+    m, n = x.shape[-2:]
+    if offset == 0 and m == n:
+        return matrices.diagonal(x)
+    row, column = max(-offset, 0), max(offset, 0)
+    size = max(min(m - row, n - column), 0)
+    if size == 0:
+        return full((*x.shape[:-2], 0), 0, x.dtype)
+    return matrices.diagonal(matrices.part(x, size, size, row, column))
+
+
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    """Return the sum of diagonals of matrices, as `sum` does."""
+    return statistical.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
+
+
+def outer(x1: Any, x2: Any, /) -> Any:
+    """Return the product of each element of one vector with each of another."""
+    first, second = promoted(x1, x2, function="outer")
+    if len(first.shape) != 1 or len(second.shape) != 1:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"{here()}: outer: arrays of one dimension are wanted, not of shapes {shapes}")
+    return p.multiply(reshape(first, (*first.shape, 1)), reshape(second, (1, *second.shape)))
+
+
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the cross product of vectors of three elements along an axis, a negative one; the others broadcast."""
+    first, second = promoted(x1, x2, function="cross")
+    dtypes.require("cross", first.dtype, dtypes.NUMERIC)
+    least = min(len(first.shape), len(second.shape))
+    if not -least <= axis <= -1:
+        raise IndexError(f"{here()}: cross: axis is {axis}; write one from {-least} to -1")
+    if first.shape[axis] != 3 or second.shape[axis] != 3:
+        shapes = f"{shown(first.shape)} and {shown(second.shape)}"
+        raise ValueError(f"{here()}: cross: axis {axis} must have size 3 in both arrays, of shapes {shapes}")
+    shape = broadcast_shapes(first.shape, second.shape)
+    where = axis_of(axis, len(shape))
+
+    def one(x: Any, number: int) -> Any:
+        start, limit = [0] * len(shape), list(shape)
+        start[where], limit[where] = number, number + 1
+        return slice_(x, start, limit)
+
+    a, b = ([one(broadcast(x, shape), i) for i in range(3)] for x in (first, second))
+    pairs = ((1, 2), (2, 0), (0, 1))
+    parts = [p.subtract(p.multiply(a[i], b[j]), p.multiply(a[j], b[i])) for i, j in pairs]
+    return concatenate(parts, where)

@@ -34,9 +34,10 @@ from stagec.arrays.primitives.elementwise import (
     square,
     subtract,
 )
-from stagec.arrays.primitives.factorizations import cholesky, qr, triangular_solve
+from stagec.arrays.primitives.factorizations import cholesky, triangular_solve
 from stagec.arrays.primitives.indexing import dynamic_slice
 from stagec.arrays.primitives.matrices import adjoint, dot, part
+from stagec.arrays.primitives.orthogonal import qr
 from stagec.arrays.primitives.reductions import reduce_and, reduce_max, reduce_or
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, reduce_sum, reshape
