@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,23 +60,15 @@ def test_zeros_have_the_standards_signs() -> None:
 
 
 def test_derivatives_are_those_of_the_functions() -> None:
+    """On each side of the cuts; `jax.numpy.acosh` has another sign where the real part is negative."""
     x = np.asarray([0.3 + 0.4j, -0.7 - 0.2j, 0.5 + 0j, 1.5 - 2j])
-    with jax.enable_x64(True), stagec.enable_x64():
-        for name in (
-            "acos",
-            "asin",
-            "asinh",
-            "atan",
-            "atanh",
-            "cos",
-            "cosh",
-            "exp",
-            "sin",
-            "sinh",
-            "sqrt",
-            "tan",
-            "tanh",
-        ):
-            wanted = jax.grad(lambda x, name=name: jnp.sum(jnp.real(getattr(jnp, name)(x) * (1 - 2j))))(x)
-            found = stagec.grad(lambda x, name=name: xp.sum(xp.real(getattr(xp, name)(x) * (1 - 2j))))(x)
-            np.testing.assert_allclose(found, wanted, 1e-9, 1e-12, err_msg=name)
+
+    def gradients(x: Any) -> list[Any]:
+        return [stagec.grad(lambda x, name=name: xp.sum(xp.real(getattr(xp, name)(x) * (1 - 2j))))(x) for name in NAMES]
+
+    with stagec.enable_x64():
+        found = stagec.jit(gradients, frontend="arrays")(x)
+    for name, one in zip(NAMES, found, strict=True):
+        function = getattr(np, name)
+        wanted = (function(x + 1e-6) - function(x - 1e-6)) / 2e-6 * (1 - 2j)
+        np.testing.assert_allclose(one, wanted, 1e-7, 1e-7, err_msg=name)
