@@ -176,6 +176,11 @@ class Rule:
         return self.outputs[0]
 
     @property
+    def platforms(self) -> Sequence[str]:
+        """Those that the operation is for: of a rule that has one for each of them (`primitives.platforms`), one."""
+        return self.lowering.platforms
+
+    @property
     def place(self) -> str:
         """FILE:LINE in the user's sources, for messages; "" where nobody knows."""
         frames = _frames_of_user(self._traceback) if self._traceback is not None else []

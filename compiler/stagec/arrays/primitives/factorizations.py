@@ -177,7 +177,7 @@ def _lu_lower(rule: Rule, x: IRValue) -> list[IRValue]:
     found, places, info = solver(rule, "getrf", [x], [out, pivots, info_of(out)])
     places = hlo.subtract(places, rule.full(1, pivots))  # LAPACK counts from 1
     found = nan_where_failed(rule, info, found, out, positive_fails=False)
-    (platform,) = rule.lowering.platforms
+    (platform,) = rule.platforms
     if platform in LIBRARIES:
         name = f"{LIBRARIES[platform]}_lu_pivots_to_permutation"
         order = ffi_call(rule, name, [places], [pivots], [permutation], {}, None, core=1, column_major=False)

@@ -7,6 +7,7 @@ Operands, attributes and layouts are those of `jax/_src/lax/linalg.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from stagec.arrays.values import ShapedArray, shown
 Attributes = Mapping[str, str | bool | int]
 """Of a call, by name: a letter as LAPACK has them, a bool, or a number of 8 bits."""
 
+_NONE: Attributes = MappingProxyType({})
 LETTERS: Mapping[DType, str] = {
     dtypes.float32: "s",
     dtypes.float64: "d",
@@ -47,14 +49,14 @@ def solver(
     routine: str,
     operands: Sequence[IRValue],
     results: Sequence[ShapedArray],
-    lapack: Attributes = {},  # noqa: B006 - nobody writes to it
-    device: Attributes = {},  # noqa: B006
+    lapack: Attributes = _NONE,
+    device: Attributes = _NONE,
 ) -> list[IRValue]:
     """Call LAPACK's routine, or an accelerator's, on the rule's operands; the first result has the first one's memory.
 
     lapack, device: attributes of the call, of LAPACK and of the others.
     """
-    (platform,) = rule.lowering.platforms
+    (platform,) = rule.platforms
     dtype = rule.inputs[0].dtype
     if platform == "cpu":
         if KINDS[dtype] == COMPLEX:

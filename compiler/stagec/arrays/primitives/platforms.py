@@ -29,7 +29,7 @@ def by_platform(default: Lower | str, **rules: Lower) -> Lower:
 
     def lower(rule: Rule, *values: IRValue, **params: Any) -> Any:
         chosen: dict[str, Lower] = {}
-        for platform in rule.lowering.platforms:
+        for platform in rule.platforms:
             found = rules.get(platform, default)
             if isinstance(found, str):
                 raise ValueError(f"{rule.place}: {rule.name} cannot be lowered for {platform}: {found}")

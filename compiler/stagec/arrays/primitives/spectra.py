@@ -168,7 +168,7 @@ def _svd_lapack(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IR
 
 def _svd_device(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IRValue]:
     (aval,) = rule.inputs
-    (platform,) = rule.lowering.platforms
+    (platform,) = rule.platforms
     numbers, *both = _svd_infer(aval, full=full, vectors=True)
     *batch, m, n = aval.shape
     small = dims.is_static((m, n)) and m <= 1024 and n <= 1024  # then Jacobi's is faster, as JAX says
