@@ -33,6 +33,10 @@ def getitem(x: Any, key: Any) -> Any:
     """
     entries = key if isinstance(key, tuple) else (key,)
     if isinstance(x, execution.Array) and tracing.current() is None and not any(isinstance(e, Tracer) for e in entries):
+        if x.dtype is dtypes.KEY:
+            whole = [_plain(key), slice(None)] if not isinstance(key, tuple) else [*_plain(key), slice(None)]
+            dots = any(entry is Ellipsis for entry in entries)
+            return execution.array(x.words().numpy()[tuple(whole[: None if dots else -1])]).as_keys()
         return execution.array(x.numpy()[_plain(key)], shared=True)
     basic, arrays = _split(x, _expanded(x, entries))
     return _gathered(_sliced(x, basic), basic, arrays)
@@ -362,6 +366,9 @@ def setitem(x: Any, key: Any, value: Any) -> None:
             raise TypeError(
                 f"{here()}: an array from outside of the trace is changed in it; write x = x.at[key].set(value)"
             )
+        if x.dtype is dtypes.KEY:
+            x._buffer = updated(x, key, value)._buffer
+            return
         values = np.array(x.numpy())
         given = np.asarray(array_of(value))
         if not is_scalar(value) and dtypes.promote(given.dtype, x.dtype) != x.dtype:

@@ -81,7 +81,7 @@ def _case_vjp(given: Derivative, *, branches: Sequence[Program]) -> list[Any]:
     return [None, *(next(parts) if want else None for want in wanted)]
 
 
-CASE: Primitive = Primitive("case", _case_infer, _case_lower, _case_vjp, several=True)
+CASE: Primitive = Primitive("case", _case_infer, _case_lower, _case_vjp, several=True, of_keys=True)
 
 
 # As long as a condition holds.
@@ -131,6 +131,7 @@ WHILE = Primitive(
     _while_lower,
     "how often the loop turns is not known: write scan, or fori_loop with numbers as bounds",
     several=True,
+    of_keys=True,
 )
 
 
@@ -254,4 +255,4 @@ def _scan_vjp(
     return found
 
 
-SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True)
+SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True, of_keys=True)

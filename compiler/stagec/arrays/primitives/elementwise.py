@@ -18,7 +18,7 @@ from stagec.arrays import dtypes, lowering
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import ANY, BOOL, COMPLEX, FLOATING, INEXACT, INTEGRAL, KINDS, NUMERIC, REAL, UNSIGNED
 from stagec.arrays.lowering import IRValue, Rule
-from stagec.arrays.primitives.structural import unbroadcast
+from stagec.arrays.primitives.structural import reshape, unbroadcast
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, broadcast_shapes
 
@@ -141,7 +141,13 @@ def _select_vjp(d: Any) -> list[Any]:
     ]
 
 
-SELECT = Primitive("select", _select_infer, lambda rule, *values: hlo.select(*rule.broadcasts(values)), _select_vjp)
+SELECT = Primitive(
+    "select",
+    _select_infer,
+    lambda rule, *values: hlo.select(*rule.broadcasts(values)),
+    _select_vjp,
+    of_keys=lambda condition, x, y: ((reshape(condition, (*condition.shape, 1)), x, y), {}),
+)
 
 
 # Arithmetic.

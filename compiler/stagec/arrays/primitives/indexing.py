@@ -50,13 +50,13 @@ def _batch_axes(rank: int, numbers: GatherNumbers) -> list[int]:
     return [axis for axis in range(rank) if axis not in numbers.offset]
 
 
-def _gather_infer(x: ShapedArray, indices: ShapedArray, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
+def _gather_infer(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
     gone = {*numbers.collapsed, *numbers.operand_batch}
     own = [size for axis, size in enumerate(sizes) if axis not in gone]
     batch = list(indices.shape[:-1])
     rank = len(own) + len(batch)
     shape = [own.pop(0) if axis in numbers.offset else batch.pop(0) for axis in range(rank)]
-    return ShapedArray(tuple(shape), x.dtype, x.weak_type)
+    return ShapedArray(tuple(shape), x.dtype, bool(getattr(x, "weak_type", False)))
 
 
 def _gather_lower(rule: Rule, x: IRValue, indices: IRValue, *, numbers: GatherNumbers, sizes: Shape) -> IRValue:
@@ -79,7 +79,12 @@ def _gather_vjp(d: Any, *, numbers: GatherNumbers, sizes: Shape) -> list[Any]:
     return [scatter(zeros, indices, d.cotangent, numbers, "add", clipped=tuple(sizes)), None]
 
 
-GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp)
+def _gather_of_keys(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> tuple[Any, dict[str, Any]]:
+    rank = len(_gather_infer(x, indices, numbers=numbers, sizes=sizes).shape)
+    return (x, indices), {"numbers": numbers._replace(offset=(*numbers.offset, rank)), "sizes": (*sizes, 2)}
+
+
+GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp, of_keys=_gather_of_keys)
 
 _COMBINE: dict[str, Callable[[IRValue, IRValue], IRValue]] = {
     "set": lambda old, new: new,
@@ -173,7 +178,27 @@ def broadcast_numbers(shape: Shape) -> Any:
     return np.arange(1, count + 1, dtype=np.int32).reshape(shape)
 
 
-SCATTER = Primitive("scatter", lambda x, indices, updates, *, numbers, how, unique: x, _scatter_lower, _scatter_vjp)
+def _scatter_of_keys(
+    x: Any, indices: Any, updates: Any, *, numbers: GatherNumbers, how: str, unique: bool
+) -> tuple[Any, dict[str, Any]]:
+    if how != "set":
+        raise TypeError(f"scatter: PRNG keys are no numbers, and can be set; {how!r} has no meaning for them")
+    wide = numbers._replace(offset=(*numbers.offset, len(updates.shape)))
+    return (x, indices, updates), {"numbers": wide, "how": how, "unique": unique}
+
+
+SCATTER = Primitive(
+    "scatter",
+    lambda x, indices, updates, *, numbers, how, unique: x,
+    _scatter_lower,
+    _scatter_vjp,
+    of_keys=_scatter_of_keys,
+)
+
+
+def _first(starts: Sequence[Any]) -> Literal:
+    """Return where the words of a key start, of the dtype of other starts."""
+    return Literal(np.zeros((), starts[0].dtype if starts else np.int32))
 
 
 def dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -206,6 +231,7 @@ DYNAMIC_SLICE = Primitive(
     lambda x, *starts, sizes: ShapedArray(sizes, x.dtype, x.weak_type),
     _dynamic_slice_lower,
     _dynamic_slice_vjp,
+    of_keys=lambda x, *starts, sizes: ((x, *starts, _first(starts)), {"sizes": (*sizes, 2)}),
 )
 
 
@@ -226,4 +252,5 @@ DYNAMIC_UPDATE_SLICE = Primitive(
     lambda x, update, *starts: x,
     lambda rule, x, update, *starts: hlo.dynamic_update_slice(x, update, list(starts)),
     _dynamic_update_slice_vjp,
+    of_keys=lambda x, update, *starts: ((x, update, *starts, _first(starts)), {}),
 )
