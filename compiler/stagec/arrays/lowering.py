@@ -158,7 +158,7 @@ class Lowering:
 
 
 class Rule:
-    """What a rule is given: what is known of operands and results (of keys: of their words), and what depends on sizes."""
+    """What a rule is given: what is known of operands and results (of keys, their words), and helps with sizes."""
 
     __slots__ = ("inputs", "lowering", "outputs")
 

@@ -264,6 +264,13 @@ def truncate(x: Any) -> Any:
 _LN2 = math.log(2.0)
 
 
+@_with_rule
+def _logistic_lower(rule: Rule, x: IRValue) -> IRValue:
+    """As JAX lowers it: StableHLO's own operation has other bits."""
+    one = rule.full(1, rule.out)
+    return hlo.divide(one, hlo.add(one, hlo.exponential(hlo.negate(x))))
+
+
 def _one_less(x: Any) -> Any:
     return subtract(x, 1.0)
 
@@ -276,7 +283,7 @@ sqrt: Operation = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multi
 rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
 cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(y, multiply(x, 3.0))))
 logistic: Operation = _unary(
-    "logistic", INEXACT, hlo.logistic, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
+    "logistic", INEXACT, _logistic_lower, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
 )
 
 sin: Operation = _unary("sin", INEXACT, hlo.sine, lambda g, x, y: multiply(g, cos(x)))
