@@ -292,7 +292,13 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
     indices = reshape(_value(places), (total, 1))
     unique = not traced and (np.unique(places).size == total)
     flat = scatter(
-        reshape(x, (count,)), indices, reshape(given, (total,)), GatherNumbers((), (0,), (0,)), how, bool(unique)
+        reshape(x, (count,)),
+        indices,
+        reshape(given, (total,)),
+        GatherNumbers((), (0,), (0,)),
+        how,
+        bool(unique),
+        inside=True,
     )
     return reshape(flat, x.shape)
 

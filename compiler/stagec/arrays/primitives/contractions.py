@@ -13,7 +13,8 @@ from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import DType
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
-from stagec.arrays.primitives.structural import transpose
+from stagec.arrays.primitives.slicing import reverse
+from stagec.arrays.primitives.structural import reshape, transpose
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray, shown
 
@@ -120,7 +121,7 @@ def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, p
 
 
 def _dilated(size: Any, by: int) -> Any:
-    return size if by == 1 else (size - 1) * by + 1
+    return size if by == 1 or (type(size) is int and size == 0) else (size - 1) * by + 1
 
 
 def _convolution_infer(
@@ -173,9 +174,67 @@ def _convolution_lower(
     )
 
 
-CONVOLUTION = Primitive(
-    "convolution", _convolution_infer, _convolution_lower, "convolutions have no derivative yet: use dot_general"
-)
+def _swapped(axes: Axes) -> Axes:
+    return (axes[1], axes[0], *axes[2:])
+
+
+def _split_axis(x: Any, axis: int, parts: int) -> Any:
+    return reshape(x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]))
+
+
+def _joined(x: Any, source: int, target: int) -> Any:
+    """Return an array with an axis put before another, counted without it, as one."""
+    order = [i for i in range(len(x.shape)) if i != source]
+    shape = [x.shape[i] for i in order]
+    shape[target] = shape[target] * x.shape[source]
+    order.insert(target, source)
+    return reshape(transpose(x, order), shape)
+
+
+def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, precision: str) -> list[Any]:
+    """Both are convolutions: of the cotangent with the kernel turned around, and of the array with the cotangent."""
+    x, kernel = d.operands
+    g = d.cotangent
+    sizes = []
+    for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
+        array = _dilated(x.shape[lhs], window.lhs_dilation[i])
+        sizes.append(
+            (array, _dilated(kernel.shape[rhs], window.rhs_dilation[i]), _dilated(g.shape[out], window.strides[i]))
+        )
+    pairs_ = list(zip(sizes, window.padding, strict=True))
+    of_x = tuple((own - low - 1, array - result + low) for (array, own, result), (low, _) in pairs_)
+    of_kernel = tuple((low, result - array + own - low - 1) for (array, own, result), (low, _) in pairs_)
+    groups = max(window.feature_groups, window.batch_groups)
+    turned = kernel
+    if groups > 1:
+        turned = _joined(_split_axis(kernel, numbers.rhs[0], groups), numbers.rhs[0], numbers.rhs[1])
+    found = convolve(
+        g,
+        reverse(turned, numbers.rhs[2:]),
+        ConvolutionNumbers(numbers.out, _swapped(numbers.rhs), numbers.lhs),
+        Window(window.lhs_dilation, of_x, window.strides, window.rhs_dilation, groups),
+        precision,
+    )
+    if window.batch_groups > 1:
+        found = _joined(_split_axis(found, numbers.lhs[1], groups), numbers.lhs[1], numbers.lhs[0])
+    own = convolve(
+        x,
+        g,
+        ConvolutionNumbers(_swapped(numbers.lhs), _swapped(numbers.out), _swapped(numbers.rhs)),
+        Window(
+            window.rhs_dilation,
+            of_kernel,
+            window.lhs_dilation,
+            window.strides,
+            window.batch_groups,
+            window.feature_groups,
+        ),
+        precision,
+    )
+    return [found, own]
+
+
+CONVOLUTION = Primitive("convolution", _convolution_infer, _convolution_lower, _convolution_vjp)
 
 
 def widened(dtype: DType) -> DType:

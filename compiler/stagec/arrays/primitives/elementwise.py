@@ -281,7 +281,7 @@ log: Operation = _unary("log", INEXACT, hlo.log, lambda g, x, y: divide(g, x))
 log1p: Operation = _unary("log1p", INEXACT, hlo.log_plus_one, lambda g, x, y: divide(g, add(x, 1.0)))
 sqrt: Operation = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multiply(g, 0.5), y))
 rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
-cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(y, multiply(x, 3.0))))
+cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(1 / 3, multiply(y, y))))
 logistic: Operation = _unary(
     "logistic", INEXACT, _logistic_lower, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
 )
