@@ -170,3 +170,69 @@ def test_convolutions_are_jaxs() -> None:
     for name in wanted:
         for a, b in zip(found[name], wanted[name], strict=True):
             np.testing.assert_allclose(np.asarray(a), b, 2e-4, 2e-4 * float(np.abs(b).max() + 1), err_msg=name)
+
+
+def of_any_size(lax: Any, n: Any, x: Any) -> Any:
+    """What takes symbolic sizes: updates, orders, loops, windows, places."""
+    rows = x.shape[0]
+    _, sums = lax.scan(lambda carry, row: (carry + row, carry * n.sum(n.ones((rows,)))), x[0], x)
+    lines = n.reshape(x, (1, 4, rows))
+    return [
+        *(x.at[0].set(1.0), x.at[1:].multiply(3.0), x.at[n.asarray([0, 1]), 1:].add(x[:2, 1:]), sums),
+        *(n.argmax(x, axis=0) * 1.0, lax.cumsum(x, 0), lax.cummax(x, 1), lax.top_k(x, 2, axis=0)[0]),
+        *(lax.map(lambda row: row * 2, x), lax.dynamic_slice_in_dim(x, 1, rows - 1), lax.sort(x, dimension=0)),
+        *(lax.reduce_window(x, 0.0, lax.add, (2, 1), (1, 1), "SAME"), lax.dynamic_index_in_dim(x, n.asarray(-1))),
+        lax.reduce_window(x, -np.inf, lax.max, (2, 2), (1, 1), "VALID"),
+        lax.conv_general_dilated(lines, n.ones((2, 4, 3)), (2,), "SAME"),
+    ]
+
+
+def test_symbolic_sizes() -> None:
+    """One artifact for all sizes, which `jax.export` reads: values, and the gradient in it."""
+
+    def both(grad: Any, lax: Any, n: Any, x: Any) -> Any:
+        def number(x: Any) -> Any:
+            return sum(n.sum(n.sin(leaf)) for leaf in of_any_size(lax, n, x))
+
+        return of_any_size(lax, n, x), grad(number)(x)
+
+    struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("rows, 4", constraints=["rows >= 2"]), "float32")
+    wrapped = stagec.jit(lambda x: both(stagec.grad, stagec.lax, xp, x), frontend="arrays")
+    exported = wrapped.trace(struct).export()
+    x = RNG.normal(size=(5, 4)).astype(np.float32)
+    wanted = jax.jit(lambda x: both(jax.grad, jax.lax, jnp, x))(x)
+    compared(exported.call(x), wanted, "here")
+    compared(jax.export.deserialize(bytearray(exported.serialize())).call(x), wanted, "JAX")
+
+
+def test_mistakes() -> None:
+    for use, message in (
+        (lambda lax: lax.conv(X[None], X, (1, 1), "SAME"), r"not of shapes \(1, 4, 6\) and \(4, 6\)"),
+        (lambda lax: lax.conv(IMAGE, IMAGE, (1,), "SAME"), "strides and dilations are 2 integers"),
+        (lambda lax: lax.conv(IMAGE, IMAGE, (1, 1), "ALL"), 'padding is "SAME", "SAME_LOWER", "VALID" or pairs'),
+        (
+            lambda lax: lax.conv_general_dilated(
+                IMAGE, KERNEL, (1, 1), "SAME", dimension_numbers=("NHW", "HWIO", "NC")
+            ),
+            r'write layouts such as \("NHWC", "HWIO", "NHWC"\)',
+        ),
+        (lambda lax: lax.reduce_window(X, 0.0, lax.add, (2,), (1,), "SAME"), "are 2 integers, one for each axis"),
+        (lambda lax: lax.reduce_window(X, 0.0, lambda a, b: a > b, (2, 2), (1, 1), "SAME"), "and gives one, not bool"),
+        (lambda lax: lax.dynamic_slice(X, (0,), (2, 2)), "2 indices are wanted, one for each axis, not 1"),
+        (lambda lax: lax.dynamic_slice(X, (0, 0), (5, 2)), r"a slice of \(5, 2\) is not in an array of shape \(4, 6\)"),
+        (lambda lax: lax.dynamic_update_slice(X, X.astype("f2"), (0, 0)), "an update of float32 is wanted"),
+        (lambda lax: gathered(lax, X, mode="wrap"), 'mode is "clip", "fill", "drop" or "promise_in_bounds"'),
+        (
+            lambda lax: scattered(lax, "scatter", X, np.ones((5, 1), "f")),
+            "updates have 0 axes of slices and 1 of indices",
+        ),
+        (lambda lax: lax.sort((X, X), num_keys=3), "num_keys is from 1 to 2"),
+        (lambda lax: lax.top_k(X, 7), r"7 elements are wanted along axis 1 of shape \(4, 6\)"),
+        (lambda lax: lax.select(X > 0, X, X[0]), "arrays of one shape are wanted"),
+        (
+            lambda lax: stagec.grad(lambda x: xp.sum(lax.reduce_window(x, 1.0, lax.mul, (2, 1), (1, 1), "SAME")))(X),
+            "reduce_window has a derivative of sums, maxima and minima alone",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            use(stagec.lax)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stagec.arrays import dtypes, pytrees
+from stagec.arrays import dims, dtypes, pytrees
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import control
 from stagec.arrays.primitives.structural import convert
@@ -135,7 +135,7 @@ def scan(
     lengths = {part.shape[0] if part.shape else None for part in arrays} | ({length} if length is not None else set())
     if len(lengths) != 1 or None in lengths:
         raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sorted(map(str, lengths))}")
-    count = int(lengths.pop() or 0)
+    count: Any = lengths.pop()
     out: list[Any] = []
 
     def turn(carried: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -152,7 +152,7 @@ def scan(
         one = [part[0] for part in arrays]
         return turn(values, one)[0]
 
-    found, ys = control.scan(turn, _strong(carry, step), arrays, count, reverse)
+    found, ys = control.scan(turn, _strong(carry, step), arrays, dims.size_of(count), reverse)
     return structure.unflatten(found), out[0].unflatten(ys)
 
 

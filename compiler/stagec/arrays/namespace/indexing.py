@@ -272,12 +272,15 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
     if dtypes.promote(given.dtype, x.dtype) != x.dtype:
         raise TypeError(f"elements of {x.dtype} cannot be changed by an array of {given.dtype}; convert it with astype")
     given = convert(given, x.dtype)
-    if not dims.is_static(x.shape):
-        raise ValueError(f"elements of an array of symbolic shape {shown(x.shape)} cannot be changed one by one")
     count = dims.product(x.shape)
-    numbers: Any = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64).reshape(x.shape)
-    traced = any(isinstance(entry, Tracer) for entry in entries)
-    places = getitem(reshape(iota(dtypes.int32, (count,), 0), x.shape), key) if traced else numbers[_plain(key)]
+    # Each element has a number, and the key is applied to those.
+    if not dims.is_static(x.shape) or any(isinstance(entry, Tracer) for entry in entries):
+        places = getitem(reshape(iota(dtypes.int32, (count,), 0), x.shape), key)
+        unique = all(isinstance(entry, int | slice | EllipsisType | Dim | None) for entry in entries)
+    else:
+        numbers: Any = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64).reshape(x.shape)
+        places = numbers[_plain(key)]
+        unique = np.unique(places).size == places.size
     shape = tuple(places.shape)
     own = tuple(given.shape)
     while len(own) > len(shape) and own[0] == 1:
@@ -290,16 +293,8 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
         ) from None
     total = dims.product(shape)
     indices = reshape(_value(places), (total, 1))
-    unique = not traced and (np.unique(places).size == total)
-    flat = scatter(
-        reshape(x, (count,)),
-        indices,
-        reshape(given, (total,)),
-        GatherNumbers((), (0,), (0,)),
-        how,
-        bool(unique),
-        inside=True,
-    )
+    vectors = reshape(x, (count,)), indices, reshape(given, (total,))
+    flat = scatter(*vectors, GatherNumbers((), (0,), (0,)), how, bool(unique), inside=True)
     return reshape(flat, x.shape)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
-from stagec.arrays import dtypes
+from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import DType
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
@@ -157,21 +157,23 @@ def _convolution_lower(
         output_feature_dimension=numbers.out[1],
         output_spatial_dimensions=list(numbers.out[2:]),
     )
-    padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
-    return hlo.convolution(
-        tensor_type(rule.out),
-        x,
-        kernel,
-        dimension_numbers=dimensions,
-        feature_group_count=integer(window.feature_groups),
-        batch_group_count=integer(window.batch_groups),
-        window_strides=integers(window.strides),
-        padding=pairs(padding),
-        lhs_dilation=integers(window.lhs_dilation),
-        rhs_dilation=integers(window.rhs_dilation),
-        window_reversal=ir.DenseBoolArrayAttr.get([False] * len(window.padding)),
-        precision_config=ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2),
-    )
+    how: dict[str, Any] = {
+        "dimension_numbers": dimensions,
+        "feature_group_count": integer(window.feature_groups),
+        "batch_group_count": integer(window.batch_groups),
+        "window_strides": integers(window.strides),
+        "lhs_dilation": integers(window.lhs_dilation),
+        "rhs_dilation": integers(window.rhs_dilation),
+        "window_reversal": ir.DenseBoolArrayAttr.get([False] * len(window.padding)),
+        "precision_config": ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2),
+    }
+    out = tensor_type(rule.out)
+    if all(map(dims.is_static, window.padding)):
+        padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
+        return hlo.convolution(out, x, kernel, padding=pairs(padding), **how)
+    pair = tensor_type(ShapedArray((1, 2), dtypes.int32))
+    parts = [hlo.reshape(pair, rule.lowering.shape(one)) for one in window.padding]
+    return hlo.dynamic_conv(out, x, kernel, hlo.concatenate(parts, integer(0)), **how)
 
 
 def _swapped(axes: Axes) -> Axes:

@@ -126,7 +126,8 @@ def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[A
     shape = (*[1] * (len(indices.shape) - 1), len(room))
     if dims.is_static(room):
         return np.asarray(room).clip(0, np.iinfo(indices.dtype).max).astype(indices.dtype).reshape(shape)
-    parts = [reshape(convert(size_value(one), indices.dtype), (1,)) for one in room]
+    most = min(int(np.iinfo(indices.dtype).max), 2**31 - 1)
+    parts = [reshape(convert(elementwise.minimum(size_value(one), most), indices.dtype), (1,)) for one in room]
     return reshape(concatenate(parts, 0), shape)
 
 

@@ -133,11 +133,8 @@ def _top_k_vjp(d: Any, *, k: Any, axis: int) -> list[Any]:
     places = [iota(dtypes.int32, g.shape, i) if i != axis else indices for i in range(len(g.shape))]
     components = concatenate([reshape(one, (*g.shape, 1)) for one in places], len(g.shape))
     axes = tuple(range(len(g.shape)))
-    return [
-        scatter(
-            full(x.shape, 0, g.dtype), components, g, GatherNumbers((), axes, axes), "add", unique=True, inside=True
-        )
-    ]
+    numbers = GatherNumbers((), axes, axes)
+    return [scatter(full(x.shape, 0, g.dtype), components, g, numbers, "add", unique=True, inside=True)]
 
 
 TOP_K = Primitive("top_k", _top_k_infer, _top_k_lower, _top_k_vjp, several=True)

@@ -183,7 +183,7 @@ def _select_lower(rule: Rule, x: IRValue, source: IRValue, *, how: str, window: 
     outside = constant(np.asarray(_OPERATIONS[how][0](dtype)).astype(dtype))
     low, high = zip(*window.padding, strict=True) if window.padding else ((), ())
     padded = tuple(size + a + b for size, a, b in zip(rule.out.shape, low, high, strict=True))
-    wide = hlo.pad(x, outside, integers(low), integers(high), integers([0] * len(low)))
+    wide = x if not any((*low, *high)) else hlo.pad(x, outside, integers(low), integers(high), integers([0] * len(low)))
     kind: Any = hlo.SelectAndScatterOp  # jaxlib's stubs want a type that it infers
     operation = kind(
         tensor_type(ShapedArray(padded, dtype)),
@@ -200,14 +200,20 @@ def _select_lower(rule: Rule, x: IRValue, source: IRValue, *, how: str, window: 
             first, second = block.arguments
             chosen = compare(first, second, "GE" if how == "max" else "LE", dtype)
             hlo.return_([chosen if number == 0 else hlo.add(first, second)])
-    assert dims.is_static(padded)
-    limit = [a + size for a, size in zip(low, rule.out.shape, strict=True)]
-    return hlo.slice(operation.result, integers(low), integers(limit), integers([1] * len(low)))
+    if not any((*low, *high)):
+        return operation.result
+    limit, ones = [a + size for a, size in zip(low, rule.out.shape, strict=True)], [1] * len(low)
+    if dims.is_static(limit):
+        return hlo.slice(operation.result, integers(low), integers(limit), integers(ones))
+    ends = map(rule.lowering.shape, (low, limit, ones))
+    return hlo.real_dynamic_slice(tensor_type(rule.out), operation.result, *ends)
 
 
 def _select_infer(x: ShapedArray, source: ShapedArray, *, how: str, window: Window) -> ShapedArray:
-    if not all(map(dims.is_static, (x.shape, window.sizes, *window.padding))):
-        raise ValueError(f"the derivative of the {how} of windows needs sizes that are numbers, not {shown(x.shape)}")
+    if not all(map(dims.is_static, (window.sizes, *window.padding))):
+        raise ValueError(
+            f"the derivative of the {how} of windows needs a window and padding that are numbers: {window}"
+        )
     return ShapedArray(x.shape, source.dtype)
 
 
