@@ -119,9 +119,8 @@ def convolutions(lax: Any, image: Any, kernel: Any, grouped: Any) -> Any:
 
 
 def compared(found: Any, wanted: Any, name: str, exact: bool = False) -> None:
-    ours, theirs = jax.tree.leaves(found), jax.tree.leaves(wanted)
+    ours, theirs = (list(map(np.asarray, jax.tree.leaves(tree))) for tree in (found, wanted))
     for a, b in zip(ours, theirs, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         np.testing.assert_allclose(a, b, 0 if exact else 3e-5, 0 if exact else 3e-5, err_msg=name)
 

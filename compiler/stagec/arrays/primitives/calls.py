@@ -86,9 +86,9 @@ BARRIER: Primitive = Primitive(
 )
 
 
-def _checkpoint_vjp(derivative: Derivative, *, program: Program) -> list[Any]:
+def _checkpoint_vjp(derivative: Derivative, *, program: Program, apart: bool) -> list[Any]:
     # The barrier keeps XLA from using what was computed before.
-    operands = binding.bind(BARRIER, *derivative.operands)
+    operands = binding.bind(BARRIER, *derivative.operands) if apart else derivative.operands
     known = d.evaluate(program, operands)
     return d.backward(program, known, derivative.cotangents, [True] * len(program.inputs))
 
@@ -96,8 +96,8 @@ def _checkpoint_vjp(derivative: Derivative, *, program: Program) -> list[Any]:
 CHECKPOINT = Primitive("checkpoint", _results, _inline, _checkpoint_vjp, several=True, of_keys=True)
 
 
-def call_checkpointed(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> list[Any]:
-    """Call a function of arrays that is computed again for its derivative."""
+def call_checkpointed(function: Callable[..., Sequence[Any]], values: Sequence[Any], apart: bool = True) -> list[Any]:
+    """Call a function that is computed again for its derivative; apart: the compiler may not use the first time's."""
     program, captured = _traced(function, values)
-    found: list[Any] = binding.bind(CHECKPOINT, *captured, *values, program=program)
+    found: list[Any] = binding.bind(CHECKPOINT, *captured, *values, program=program, apart=apart)
     return found
