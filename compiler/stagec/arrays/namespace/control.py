@@ -92,10 +92,12 @@ def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[A
     ]
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
+) -> Any:
     """Return what `body_fun(i, value)` makes of `init_val`, for i from lower to before upper.
 
-    With numbers as bounds it has a derivative, as a `scan`.
+    With numbers as bounds it has a derivative, as a `scan`. unroll: has no meaning here, XLA decides.
     """
     if type(lower) is int and type(upper) is int:
 
@@ -156,6 +158,6 @@ def scan(
     return structure.unflatten(found), out[0].unflatten(ys)
 
 
-def map(f: Callable[[Any], Any], xs: Any) -> Any:  # noqa: A001 - JAX's name
-    """Return f of each part of xs along its first axis, stacked."""
+def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001 - JAX's name
+    """Return f of each part of xs along its first axis, stacked. batch_size: has no meaning here."""
     return scan(lambda _, x: ((), f(x)), (), xs)[1]
