@@ -85,6 +85,11 @@ OF_X: dict[str, Program] = {
         windowed(lax, n, x, np.inf, lax.min, "VALID"),
         windowed(lax, n, x, -np.inf, lax.max, [(1, 1), (0, 2)]),
     ],
+    "at": lambda lax, n, x: [
+        x.at[n.asarray(PLACES[:, 0]) + n.argmax(x[0]) * 0].add(n.ones((5, 6))),
+        x.at[:, n.asarray([1, 9]) + n.argmax(x[0]) * 0].set(x[:, :2] * 2),
+        x.at[n.argmax(x[0]) * 0 + 7, 2].multiply(2.0),
+    ],
     "barrier": lambda lax, n, x: lax.optimization_barrier({"x": x * 2, "y": (x,)}),
     "stop": lambda lax, n, x: lax.stop_gradient(x) * x,
 }
@@ -131,13 +136,18 @@ def total(n: Any, tree: Any) -> Any:
     return sum(n.sum(leaf * by) for leaf, by in zip(jax.tree.leaves(tree), weights, strict=True))
 
 
-@pytest.mark.parametrize("x", [X, TIES], ids=["drawn", "ties"])
-def test_values_and_derivatives_are_jaxs(x: Any) -> None:
+WITH_TIES = ("clamp", "select", "products", "extrema", "sort", "top_k", "scatter", "windows")
+
+
+@pytest.mark.parametrize(("x", "names"), [(X, tuple(OF_X)), (TIES, WITH_TIES)], ids=["drawn", "ties"])
+def test_values_and_derivatives_are_jaxs(x: Any, names: tuple[str, ...]) -> None:
+    derived = {name: OF_X[name] for name in names}
+
     def values(lax: Any, n: Any, x: Any) -> Any:
-        return {name: f(lax, n, x) for name, f in {**OF_X, **WITHOUT_DERIVATIVE}.items()}
+        return {name: f(lax, n, x) for name, f in {**derived, **WITHOUT_DERIVATIVE}.items()}
 
     def gradients(grad: Any, lax: Any, n: Any, x: Any) -> Any:
-        return {name: grad(lambda x, f=f: total(n, f(lax, n, x)))(x) for name, f in OF_X.items()}
+        return {name: grad(lambda x, f=f: total(n, f(lax, n, x)))(x) for name, f in derived.items()}
 
     wanted = jax.jit(lambda x: values(jax.lax, jnp, x))(x)
     found = stagec.jit(lambda x: values(stagec.lax, xp, x), frontend="arrays")(x)

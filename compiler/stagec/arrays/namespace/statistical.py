@@ -15,9 +15,9 @@ from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNE
 from stagec.arrays.namespace.promotion import array_of, inexact
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import reductions as r
+from stagec.arrays.primitives.cumulative import cumulative
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import convert, full, reduce_sum, reshape, size_value
-from stagec.arrays.primitives.windows import cumulative
 from stagec.arrays.values import Literal, axes_of, axis_of, shown
 
 Axis = int | tuple[int, ...] | None

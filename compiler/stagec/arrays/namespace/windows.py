@@ -14,7 +14,7 @@ from stagec.arrays import binding, dims, pytrees, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import DType
 from stagec.arrays.namespace.promotion import array_of, inexact, like
-from stagec.arrays.primitives import contractions, windows
+from stagec.arrays.primitives import contractions, cumulative, windows
 from stagec.arrays.primitives.contractions import ConvolutionNumbers
 from stagec.arrays.primitives.reductions import least, most
 from stagec.arrays.primitives.structural import convert
@@ -199,7 +199,7 @@ def reduce_window(
 def _cumulative(name: str, how: str, what: str, floating: bool = False) -> Callable[..., Any]:
     def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
         x = inexact(operand, name) if floating else array_of(operand, name)
-        return windows.cumulative(x, axis_of(axis, len(x.shape)), how, bool(reverse))
+        return cumulative.cumulative(x, axis_of(axis, len(x.shape)), how, bool(reverse))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"Return for each element {what} it and all before it along an axis; reverse: all behind it."
@@ -230,4 +230,4 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
         found = fn(structure.unflatten(first), structure.unflatten(second))
         return [array_of(leaf) for leaf in pytrees.flatten(found)[0]]
 
-    return structure.unflatten(windows.associative_scan(combine, arrays, where, reverse))
+    return structure.unflatten(cumulative.associative_scan(combine, arrays, where, reverse))

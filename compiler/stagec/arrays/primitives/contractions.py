@@ -15,6 +15,7 @@ from stagec.arrays.dtypes import DType
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
 from stagec.arrays.primitives.slicing import reverse
 from stagec.arrays.primitives.structural import reshape, transpose
+from stagec.arrays.primitives.windows import dilated
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray, shown
 
@@ -120,10 +121,6 @@ def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, p
     return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision)
 
 
-def _dilated(size: Any, by: int) -> Any:
-    return size if by == 1 or (type(size) is int and size == 0) else (size - 1) * by + 1
-
-
 def _convolution_infer(
     x: ShapedArray, kernel: ShapedArray, *, numbers: ConvolutionNumbers, window: Window, precision: str
 ) -> ShapedArray:
@@ -137,8 +134,8 @@ def _convolution_infer(
     sizes[numbers.out[0]] = x.shape[numbers.lhs[0]] // window.batch_groups
     sizes[numbers.out[1]] = kernel.shape[numbers.rhs[0]]
     for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
-        size = _dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
-        room = size - _dilated(kernel.shape[rhs], window.rhs_dilation[i])
+        size = dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
+        room = size - dilated(kernel.shape[rhs], window.rhs_dilation[i])
         sizes[out] = room // window.strides[i] + 1 if type(room) is not int or room >= 0 else 0
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type and kernel.weak_type)
 
@@ -199,9 +196,9 @@ def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, pre
     g = d.cotangent
     sizes = []
     for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
-        array = _dilated(x.shape[lhs], window.lhs_dilation[i])
+        array = dilated(x.shape[lhs], window.lhs_dilation[i])
         sizes.append(
-            (array, _dilated(kernel.shape[rhs], window.rhs_dilation[i]), _dilated(g.shape[out], window.strides[i]))
+            (array, dilated(kernel.shape[rhs], window.rhs_dilation[i]), dilated(g.shape[out], window.strides[i]))
         )
     pairs_ = list(zip(sizes, window.padding, strict=True))
     of_x = tuple((own - low - 1, array - result + low) for (array, own, result), (low, _) in pairs_)
