@@ -1,5 +1,6 @@
 """Random numbers: the bits of `jax.random`, and keys as values of functions."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -138,3 +139,12 @@ def test_a_key_is_no_number() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             use()
+
+
+def test_other_platforms_unroll_the_rounds() -> None:
+    """The bits are the same: what is lowered for TPUs runs on a CPU too."""
+    wrapped = stagec.jit(lambda key: stagec.random.bits(key, (2, 3)), frontend="arrays")
+    exported = wrapped.trace(stagec.random.key(3)).export(("tpu",))
+    assert "stablehlo.while" not in exported.mlir_module()
+    found = dataclasses.replace(exported, platforms=("cpu",)).call(np.array([0, 3], np.uint32))
+    same(found, jax.random.bits(jax.random.key(3), (2, 3)))
