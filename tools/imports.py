@@ -60,7 +60,7 @@ PACKAGES: Mapping[str, Package] = {
         "the face of `arrays/namespace`: `stagec.numpy`, and its `linalg` and `fft`", "arrays arrays.namespace"
     ),
     "arrays.namespace": _package(
-        "the array API standard, written with primitives: what `stagec.numpy` has",
+        "the array API standard and parts of JAX's API, written with primitives: `stagec.numpy`, `lax`, `nn`, `random`",
         "arrays arrays.primitives pjrt",
         "ml_dtypes numpy",
     ),

@@ -1,11 +1,111 @@
-"""Control flow and derivatives of functions of `stagec.numpy`, under the names and with the semantics of `jax.lax`.
+"""Control flow, windows, places, orders: functions of arrays under the names and with the semantics of `jax.lax`.
 
-`cond`, `switch`, `while_loop`, `fori_loop`, `scan` and `map` take functions and pytrees of arrays
-(https://docs.jax.dev/en/latest/jax.lax.html#control-flow-operators). They work in a trace and outside of one.
+`cond`, `switch`, `while_loop`, `fori_loop`, `scan`, `map` and `associative_scan` take functions and pytrees of arrays
+(https://docs.jax.dev/en/latest/jax.lax.html). All work in a trace and outside of one.
 """
 
 from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.control import cond, fori_loop, map, scan, switch, while_loop  # noqa: A004 - JAX's name
+from stagec.arrays.namespace.operators import (
+    add,
+    cbrt,
+    clamp,
+    digamma,
+    erf,
+    erf_inv,
+    erfc,
+    lgamma,
+    logistic,
+    max,  # noqa: A004
+    min,  # noqa: A004
+    mul,
+    optimization_barrier,
+    rsqrt,
+    select,
+    sort,
+    sort_key_val,
+    top_k,
+)
+from stagec.arrays.namespace.places import (
+    GatherDimensionNumbers,
+    ScatterDimensionNumbers,
+    dynamic_index_in_dim,
+    dynamic_slice,
+    dynamic_slice_in_dim,
+    dynamic_update_index_in_dim,
+    dynamic_update_slice,
+    dynamic_update_slice_in_dim,
+    gather,
+    scatter,
+    scatter_add,
+    scatter_max,
+    scatter_min,
+    scatter_mul,
+    slice_in_dim,
+)
 from stagec.arrays.namespace.transformations import stop_gradient
+from stagec.arrays.namespace.windows import (
+    ConvDimensionNumbers,
+    associative_scan,
+    conv,
+    conv_general_dilated,
+    cumlogsumexp,
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    reduce_window,
+)
 
-__all__ = ["cond", "fori_loop", "map", "scan", "stop_gradient", "switch", "while_loop"]
+__all__ = [
+    "ConvDimensionNumbers",
+    "GatherDimensionNumbers",
+    "ScatterDimensionNumbers",
+    "add",
+    "associative_scan",
+    "cbrt",
+    "clamp",
+    "cond",
+    "conv",
+    "conv_general_dilated",
+    "cumlogsumexp",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "digamma",
+    "dynamic_index_in_dim",
+    "dynamic_slice",
+    "dynamic_slice_in_dim",
+    "dynamic_update_index_in_dim",
+    "dynamic_update_slice",
+    "dynamic_update_slice_in_dim",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "fori_loop",
+    "gather",
+    "lgamma",
+    "logistic",
+    "map",
+    "max",
+    "min",
+    "mul",
+    "optimization_barrier",
+    "reduce_window",
+    "rsqrt",
+    "scan",
+    "scatter",
+    "scatter_add",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "select",
+    "slice_in_dim",
+    "sort",
+    "sort_key_val",
+    "stop_gradient",
+    "switch",
+    "top_k",
+    "while_loop",
+]

@@ -84,6 +84,13 @@ def test_derivatives_of_the_users() -> None:
     assert float(stagec.grad(stagec.checkpoint(lambda x: xp.sin(xp.sin(x))))(1.0)) == pytest.approx(wanted)
 
 
+def test_known_bools_are_what_they_are() -> None:
+    for count in (2, 7, 9):
+        mask = RNG.random(count) > 0.5
+        found = stagec.jit(lambda x, mask=mask: xp.where(xp.asarray(mask), x, 0), frontend="arrays")(np.ones(count))
+        np.testing.assert_array_equal(np.asarray(found), mask)
+
+
 def test_a_loop_gives_what_it_takes() -> None:
     with pytest.raises(TypeError, match=r"the body of a loop takes \(f32\[2\]\) and gives \(f32\[1\]\)"):
         stagec.lax.while_loop(lambda x: x[0] < 3, lambda x: x[:1], np.ones(2, np.float32))

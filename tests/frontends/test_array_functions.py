@@ -16,10 +16,16 @@ from tests.frontends.exporting import spec
 
 MODEL = '''"""A model."""
 import stagec.numpy as np
+from stagec import random
 
 
 def scaled(x, by=1.0):
     return {"y": np.tanh(x) * by}
+
+
+def drawn(key, x):
+    first, second = random.split(key)
+    return second, random.normal(first, x.shape) * x
 
 
 def guess(x):
@@ -54,15 +60,29 @@ def test_it_is_exported_without_jax(workspace: Path) -> None:
     np.testing.assert_allclose(exported.call(x)["y"], np.tanh(x) * 2, 1e-6)
     assert exported.has_vjp()
     assert "b:f32[batch,3] = tanh a" in (workspace / "out/f.txt").read_text()
-    assert '"pkg/model.py":6' in (workspace / "out/debug.mlir").read_text()
+    assert '"pkg/model.py":7' in (workspace / "out/debug.mlir").read_text()
     assert '"jax"' not in (workspace / "out/f.json").read_text()
+
+
+def test_keys_are_arguments(workspace: Path) -> None:
+    """As an artifact of JAX's has them, which stock JAX calls."""
+    import jax
+
+    function = spec(entry="pkg.model:drawn", frontend="arrays", args=["key<fry>[]", "f32[n]"], vjp_order=1)
+    assert run(workspace, function, "--output", "out/f.exported", "--description", "out/f.json") == ""
+    exported = jax.export.deserialize(bytearray((workspace / "out/f.exported").read_bytes()))
+    assert list(map(str, exported.in_avals)) == ["key<fry>[]", "float32[n]"]
+    first, second = jax.random.split(jax.random.key(3))
+    key, values = exported.call(jax.random.key(3), np.full(5, 2, np.float32))
+    assert key == second
+    np.testing.assert_array_equal(values, jax.random.normal(first, (5,)) * 2)
 
 
 def test_the_users_mistake_has_their_line(workspace: Path) -> None:
     function = spec(entry="pkg.model:guess", frontend="arrays")
     stderr = run(workspace, function, "--output", "out/f.exported")
-    assert 'File "pkg/model.py", line 10, in guess' in stderr
-    assert "pkg/model.py:10: Python's if, while, and, or, not or bool() needs the elements" in stderr
+    assert 'File "pkg/model.py", line 16, in guess' in stderr
+    assert "pkg/model.py:16: Python's if, while, and, or, not or bool() needs the elements" in stderr
     assert "stagec/arrays" not in stderr
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stagec.arrays import execution, tracing
+from stagec.arrays import dtypes, execution, tracing
 from stagec.arrays.program import Primitive
-from stagec.arrays.values import Literal, ShapedArray
+from stagec.arrays.values import Literal, ShapedArray, physical
 
 
 def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
     """Apply a primitive to arrays, and return the result, or a list of results where it has `several`.
 
     values: arrays of a trace or with elements, NumPy's, and `Literal`s. params: hashable. Raises what the primitive's
-    rule of shapes raises.
+    rule of shapes raises, and TypeError for PRNG keys where it has no meaning for them.
     """
+    if primitive.of_keys is not True:
+        for value in values:
+            if value.dtype is dtypes.KEY:
+                return _of_keys(primitive, values, params)
     trace = tracing.current()
     if trace is None:
         results: Sequence[Any] = execution.run(primitive, values, params)
@@ -27,6 +31,36 @@ def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
     return results if primitive.several else results[0]
 
 
+def _of_keys(primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+    """Apply a primitive to the words of keys, and return keys."""
+    if not callable(primitive.of_keys):
+        raise TypeError(f"{primitive.name}: PRNG keys are no numbers; stagec.random takes them, and key_data(key)")
+    operands, inner = primitive.of_keys(*values, **params)
+    return wrap(bind(primitive, *map(unwrap, operands), **inner))
+
+
+def wrap(words: Any) -> Any:
+    """Return u32 as PRNG keys: the last dimension, of size 2, has the words of each."""
+    return words.as_keys() if isinstance(words, execution.Array) and tracing.current() is None else bind(WRAP, words)
+
+
+def unwrap(keys: Any) -> Any:
+    """Return the words of PRNG keys, in a last dimension; another array as it is."""
+    if keys.dtype is not dtypes.KEY:
+        return keys
+    return keys.words() if isinstance(keys, execution.Array) and tracing.current() is None else bind(UNWRAP, keys)
+
+
+def _wrap_infer(words: ShapedArray) -> ShapedArray:
+    if words.dtype != dtypes.uint32 or words.shape[-1:] != (2,):
+        raise TypeError(f"the words of a key are uint32 in a last dimension of size 2, not {words}")
+    return ShapedArray(words.shape[:-1], dtypes.KEY)
+
+
+WRAP = Primitive("random_wrap", _wrap_infer, lambda rule, words: words)
+UNWRAP = Primitive("random_unwrap", physical, lambda rule, keys: keys, of_keys=True)
+
+
 def aval(value: Any) -> ShapedArray:
     """Return what is known of an array without its elements."""
     if isinstance(value, tracing.Tracer | Literal):
@@ -34,10 +68,14 @@ def aval(value: Any) -> ShapedArray:
     return ShapedArray(tuple(value.shape), value.dtype)
 
 
-def constant(array: np.ndarray[Any, Any]) -> Any:
-    """Return NumPy's array as one of ours: a constant of the current trace, or an array on the device."""
+def constant(array: np.ndarray[Any, Any], dtype: Any = None) -> Any:
+    """Return NumPy's array as one of ours: a constant of the current trace, or an array on the device.
+
+    dtype: `dtypes.KEY` where it has the words of keys.
+    """
     trace = tracing.current()
-    return execution.array(array) if trace is None else trace.constant(array)
+    found = execution.array(array) if trace is None else trace.constant(array)
+    return wrap(found) if dtype is dtypes.KEY else found
 
 
 def known(value: Any) -> np.ndarray[Any, Any] | None:

@@ -24,6 +24,7 @@ from stagec.core.avals import DTYPES
 DType: TypeAlias = np.dtype[Any]
 
 BOOL, SIGNED, UNSIGNED = "bool", "signed integer", "unsigned integer"
+PRNG_KEY = "PRNG key"
 FLOATING, COMPLEX = "real floating", "complex floating"
 INTEGRAL = frozenset({SIGNED, UNSIGNED})
 INEXACT = frozenset({FLOATING, COMPLEX})
@@ -31,6 +32,20 @@ REAL = INTEGRAL | {FLOATING}
 NUMERIC = REAL | {COMPLEX}
 ANY = NUMERIC | {BOOL}
 """Kinds of dtypes by the standard's names, and sets of them."""
+
+
+class KeyDType:
+    """The dtype of PRNG keys of threefry2x32, `key<fry>` as in JAX: an element is two u32, and no number.
+
+    It stands where a `numpy.dtype` does, which has none of it.
+    """
+
+    name = "key<fry>"
+    itemsize = 8
+    isbuiltin = 0
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 def _named(name: str) -> DType:
@@ -45,12 +60,14 @@ def _kind(short: str) -> str:
 _BY_SHORT: Mapping[str, DType] = {
     short: _named(known.numpy_name) for short, known in DTYPES.items() if not short.startswith(("key<", "f0"))
 }
-SHORT: Mapping[DType, str] = {dtype: short for short, dtype in _BY_SHORT.items()}
+KEY: Any = KeyDType()
+"""The one object of its class."""
+SHORT: Mapping[DType, str] = {dtype: short for short, dtype in _BY_SHORT.items()} | {KEY: KEY.name}
 """The short name of each dtype, as `core.avals` writes it: "f32"."""
-KINDS: Mapping[DType, str] = {dtype: _kind(short) for short, dtype in _BY_SHORT.items()}
-BITS: Mapping[DType, int] = {dtype: DTYPES[short].bits for short, dtype in _BY_SHORT.items()}
-NAMED: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in SHORT})
-"""Every dtype by its name: "float32", "bfloat16"."""
+KINDS: Mapping[DType, str] = {dtype: _kind(short) for short, dtype in _BY_SHORT.items()} | {KEY: PRNG_KEY}
+BITS: Mapping[DType, int] = {dtype: DTYPES[short].bits for short, dtype in _BY_SHORT.items()} | {KEY: 64}
+NAMED: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in _BY_SHORT.values()})
+"""Every dtype of numbers by its name: "float32", "bfloat16"."""
 
 bool_, int32, int64 = NAMED["bool"], NAMED["int32"], NAMED["int64"]
 float32, float64 = NAMED["float32"], NAMED["float64"]
@@ -102,6 +119,8 @@ def asked(dtype: Any) -> DType:
 
     Raises TypeError for what is no dtype of arrays. Warns, as JAX does, where one of 64 bits becomes one of 32.
     """
+    if dtype is KEY or (isinstance(dtype, str) and dtype == KEY.name):
+        return KEY  # type: ignore[no-any-return]
     try:
         found = dtype if isinstance(dtype, np.dtype) else np.dtype(NAMED.get(dtype, dtype))
     except (TypeError, ValueError):
@@ -116,7 +135,9 @@ def asked(dtype: Any) -> DType:
 
 
 def of_short(short: str) -> DType:
-    """Return the dtype of a short name ("f32"). Raises TypeError for float0 and PRNG keys, which are no numbers."""
+    """Return the dtype of a short name ("f32"). Raises TypeError for float0, and keys of other generators."""
+    if short == KEY.name:
+        return KEY  # type: ignore[no-any-return]
     if short not in _BY_SHORT:
         raise TypeError(f"arrays have no dtype {short}")
     return _BY_SHORT[short]
@@ -127,6 +148,8 @@ def promote(first: DType, second: DType) -> DType:
     if first == second:
         return first
     a, b = KINDS[first], KINDS[second]
+    if PRNG_KEY in (a, b):
+        raise TypeError(f"{first} and {second} do not promote: PRNG keys are no numbers")
     if a == BOOL or b == BOOL:
         return second if a == BOOL else first
     if a in INTEGRAL and b in INTEGRAL:
@@ -159,6 +182,8 @@ def with_scalar(dtype: DType, kind: str) -> DType:
     The array's own, unless the scalar is of a higher kind: then that kind's, of the same precision where it is known.
     """
     own = KINDS[dtype]
+    if own == PRNG_KEY:
+        raise TypeError(f"{dtype} and a number do not promote: PRNG keys are no numbers")
     rank = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
     if rank[kind] <= rank[own]:
         return dtype

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
+from stagec.arrays import dtypes, tracing
 from stagec.arrays.lowering import Lowering, main_function, tensor_type
-from stagec.arrays.program import Equation, Primitive, Program, Variable, has_programs
+from stagec.arrays.program import Equation, Primitive, Program, Variable, has_programs, pruned
 from stagec.arrays.tracing import LeakedTracer, Tracer
-from stagec.arrays.values import Literal, ShapedArray, Value
-from stagec.pjrt import arrays, clients, custom_calls, turns
+from stagec.arrays.values import Literal, ShapedArray, Value, physical, shown
+from stagec.pjrt import arrays, clients, custom_calls, dialects, turns
 from stagec.pjrt.executable import Executable
 
 
@@ -42,9 +43,25 @@ class Array(arrays.Array, Value):
         """Return a copy."""
         return Array.of(self.copy())
 
+    def words(self) -> Array:
+        """Return the words of PRNG keys, u32 in a last dimension, which are the same memory."""
+        return Array(self._buffer, arrays.abstract_array((*self.shape, 2), dtypes.uint32, self.sharding))
+
+    def as_keys(self) -> Array:
+        """Return the PRNG keys whose words these are."""
+        return Array(self._buffer, arrays.abstract_array(self.shape[:-1], dtypes.KEY, self.sharding))
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the elements. Raises TypeError for PRNG keys, CallError ("deleted")."""
+        if self.dtype is dtypes.KEY:
+            raise TypeError("PRNG keys are no numbers that NumPy has; write stagec.random.key_data(key)")
+        return super().numpy()
+
     def __repr__(self) -> str:
         if self.is_deleted():
             return f"Array(deleted, shape={self.shape}, dtype={self.dtype})"
+        if self.dtype is dtypes.KEY:
+            return f"Array({shown(self.shape)}, dtype={self.dtype}) overlaying:\n{self.words().numpy()}"
         text = np.array2string(self.numpy(), separator=", ", prefix="Array(", threshold=1000)
         return f"Array({text}, dtype={self.dtype})"
 
@@ -72,6 +89,47 @@ def run(primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) 
     return list(map(Array, results, executable.results))
 
 
+def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of arrays run as one program outside of a trace, as what `jax.jit` decorates: XLA fuses it.
+
+    It takes arrays by position, also NumPy's and `Literal`s, and hashable parameters by name; it gives an array, or a
+    tuple of them. In a trace it is part of that. What is compiled is kept, for avals and parameters.
+    """
+    known: dict[Any, tuple[Executable, bool]] = {}
+
+    @functools.wraps(function)
+    def call(*values: Any, **params: Any) -> Any:
+        if tracing.current() is not None:
+            return function(*values, **params)
+        operands = [value if isinstance(value, Array) else _known(value) for value in values]
+        key = dtypes.x64(), *sorted(params.items()), *[operand.aval for operand in operands]
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _compiled_function(function, operands, params)
+        executable, several = found
+        outputs = executable.execute([operand._buffer for operand in operands])
+        results = tuple(map(Array, outputs, executable.results))
+        return results if several else results[0]
+
+    return call
+
+
+def _compiled_function(
+    function: Callable[..., Any], operands: Sequence[Array], params: Mapping[str, Any]
+) -> tuple[Executable, bool]:
+    several: list[bool] = []
+
+    def flat(*values: Any) -> Sequence[Any]:
+        found = function(*values, **params)
+        several.append(isinstance(found, tuple))
+        return found if several[0] else (found,)
+
+    avals = [ShapedArray(operand.shape, operand.dtype) for operand in operands]
+    program = pruned(tracing.trace(flat, avals, function.__name__, apart=True).program)
+    with _LOCK:
+        return load(program, dialects.make_context() if program.constants else _context()), several[0]
+
+
 _EXECUTABLES: dict[tuple[Any, ...], Executable] = {}
 _LOCK = threading.Lock()
 """Held while a module of the shared context is built."""
@@ -95,8 +153,6 @@ def _compiled(primitive: Primitive, operands: Sequence[Array], params: Mapping[s
 @functools.cache
 def _context() -> ir.Context:
     """Return a context for modules without constants, which it would keep for ever."""
-    from stagec.pjrt import dialects
-
     return dialects.make_context()
 
 
@@ -115,7 +171,10 @@ def load(program: Program, context: ir.Context) -> Executable:
         with turns.for_this_machine():
             options = clients.compile_options([device.id])
             loaded = device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
-    parameters, results = (
-        [(aval.shape, aval.dtype) for aval in avals] for avals in (program.in_avals, program.out_avals)
-    )
-    return Executable(loaded, parameters, results, [device])
+    parameters, results = ([physical(aval)[:2] for aval in avals] for avals in (program.in_avals, program.out_avals))
+    found = Executable(loaded, parameters, results, [device])
+    found.results = [  # as the program has them: keys are keys
+        arrays.abstract_array(aval.shape, aval.dtype, one.sharding)
+        for aval, one in zip(program.out_avals, found.results, strict=True)
+    ]
+    return found

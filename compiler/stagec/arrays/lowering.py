@@ -21,7 +21,7 @@ from stagec.arrays import dims
 from stagec.arrays.dims import Dim, Shape
 from stagec.arrays.dtypes import BITS, BOOL, KINDS, NAMED, SIGNED, UNSIGNED, DType
 from stagec.arrays.program import Equation, Program, Variable
-from stagec.arrays.values import Literal, ShapedArray
+from stagec.arrays.values import Literal, ShapedArray, physical
 from stagec.core import dimensions
 
 IRValue: TypeAlias = Any
@@ -65,6 +65,7 @@ def element_type(dtype: DType) -> ir.Type:
 
 def tensor_type(aval: ShapedArray) -> ir.Type:
     """Return MLIR's type of an array, in the current context; symbolic sizes are `?`."""
+    aval = physical(aval)
     dynamic = ir.ShapedType.get_dynamic_size()
     sizes = [size if type(size) is int else dynamic for size in aval.shape]
     return ir.RankedTensorType.get(sizes, element_type(aval.dtype))
@@ -88,9 +89,7 @@ def pairs(values: Any) -> Any:
 def constant(array: np.ndarray[Any, Any]) -> IRValue:
     """Return an array as a constant of the module."""
     kind, shape = element_type(array.dtype), array.shape
-    if array.dtype == np.bool_:
-        array = np.packbits(array, bitorder="little")
-    elif BITS.get(array.dtype, 8) < 8:  # MLIR wants whole numbers of bytes, and converts
+    if array.dtype != np.bool_ and BITS.get(array.dtype, 8) < 8:  # MLIR wants whole numbers of bytes, and converts
         wide = np.int8 if KINDS[array.dtype] == SIGNED else np.uint8
         return hlo.convert(tensor_type(ShapedArray(shape, array.dtype)), constant(array.astype(wide)))
     contiguous: Any = np.ascontiguousarray(array)
@@ -159,7 +158,7 @@ class Lowering:
 
 
 class Rule:
-    """What a rule is given: what is known of operands and results, and how to write what depends on sizes."""
+    """What a rule is given: what is known of operands and results (of keys, their words), and helps with sizes."""
 
     __slots__ = ("_traceback", "inputs", "lowering", "name", "outputs")
 
@@ -167,8 +166,8 @@ class Rule:
         self.lowering = lowering
         self.name = equation.primitive.name
         self._traceback = equation.traceback
-        self.inputs: list[ShapedArray] = [operand.aval for operand in equation.inputs]
-        self.outputs: list[ShapedArray] = [variable.aval for variable in equation.outputs]
+        self.inputs: list[ShapedArray] = [physical(operand.aval) for operand in equation.inputs]
+        self.outputs: list[ShapedArray] = [physical(variable.aval) for variable in equation.outputs]
 
     @property
     def out(self) -> ShapedArray:

@@ -29,6 +29,8 @@ class Primitive:
         cotangent of each operand, None for zero. None where the derivative is zero; a text says that
         there is none, and why.
     several: whether it has a list of results.
+    of_keys: of PRNG keys: True where it takes them as other arrays; or what gives operands and parameters that do the
+        same to their words, which are a last dimension of size 2; None where it has no meaning for keys.
 
     Parameters are hashable.
     """
@@ -38,6 +40,7 @@ class Primitive:
     lower: Callable[..., Any] = field(repr=False)
     vjp: Callable[..., Any] | str | None = field(default=None, repr=False)
     several: bool = False
+    of_keys: Callable[..., tuple[Sequence[Any], Mapping[str, Any]]] | bool | None = field(default=None, repr=False)
 
     def results(self, avals: Sequence[ShapedArray], params: Mapping[str, Any]) -> list[ShapedArray]:
         """Return what is known of the results, by the rule `infer`."""

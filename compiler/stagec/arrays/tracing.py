@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.arrays.dims import Shape
-from stagec.arrays.dtypes import DType
+from stagec.arrays.dtypes import KEY, DType
 from stagec.arrays.places import here
 from stagec.arrays.program import Equation, Operand, Primitive, Program, Variable
 from stagec.arrays.values import Literal, ShapedArray, Value
@@ -88,7 +88,7 @@ class Trace:
         self.is_open = True
         self.equations: list[Equation] = []
         self._captured: dict[Variable, tuple[Tracer, Variable]] = {}
-        self._constants: dict[int, tuple[Any, np.ndarray[Any, Any], Variable]] = {}
+        self._constants: dict[tuple[int, bool], tuple[Any, np.ndarray[Any, Any], Variable]] = {}
 
     def constant(self, array: np.ndarray[Any, Any]) -> Tracer:
         """Return a known array as a value of this trace."""
@@ -105,13 +105,14 @@ class Trace:
             return value._operand if isinstance(value._operand, Literal) else self._capture(value, value._operand)
         if isinstance(value, Literal):
             return value
-        array = np.asarray(value)
+        array = np.asarray(value if value.dtype is not KEY else value.words())
         if array.ndim == 0:
             return Literal(array)
         held = getattr(value, "_buffer", value)  # what is the same for as long as the elements are
-        found = self._constants.get(id(held))
+        which = id(held), value.dtype is KEY  # keys and their words are one buffer
+        found = self._constants.get(which)
         if found is None:
-            found = self._constants[id(held)] = held, array, Variable(ShapedArray(array.shape, array.dtype))
+            found = self._constants[which] = held, array, Variable(ShapedArray(tuple(value.shape), value.dtype))
         return found[2]
 
     def record(

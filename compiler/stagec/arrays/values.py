@@ -47,6 +47,11 @@ class ShapedArray(NamedTuple):
         return ShapedArray(tuple(value.shape), value.dtype, bool(getattr(value, "weak_type", False)))
 
 
+def physical(aval: ShapedArray) -> ShapedArray:
+    """Return what programs hold on devices: PRNG keys are their two words, in a last dimension."""
+    return aval if aval.dtype is not dtypes.KEY else ShapedArray((*aval.shape, 2), dtypes.uint32)
+
+
 class ShapeDtypeStruct:
     """A stand-in for an array that a function is traced for, as `jax.ShapeDtypeStruct`.
 

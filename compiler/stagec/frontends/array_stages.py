@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -282,6 +283,8 @@ def _abstract(leaf: Any) -> ShapedArray:
 
 
 def _dtype(leaf: Any) -> dtypes.DType:
+    if str(leaf.dtype) == dtypes.KEY.name:  # ours, or JAX's
+        return dtypes.KEY  # type: ignore[no-any-return]
     dtype = np.dtype(leaf.dtype)
     if dtype not in dtypes.KINDS:
         raise TypeError(f"an argument has dtype {dtype}, which arrays on devices do not have")
@@ -306,7 +309,7 @@ def _result(leaf: Any) -> Any:
 def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
     """Compile for this process's CPU, and return what takes leaves of arguments and gives those of the result."""
     if traced._options.compiler_options or any(traced.donated):
-        return _compiled(traced.lower().compile())
+        return _compiled(traced.lower().compile(), traced.out_avals)
     program = traced.program
     taken = exporting.kept(program, False)
     used = Program([program.inputs[i] for i in taken], program.equations, program.outputs, program.constants)
@@ -319,11 +322,15 @@ def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]]
     return call
 
 
-def _compiled(compiled: Compiled) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
+def _compiled(
+    compiled: Compiled, results: Sequence[ShapedArray]
+) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
     def call(leaves: Sequence[Any], avals: Sequence[ShapedArray]) -> list[execution.Array]:
         placed = [_placed(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
         found = compiled.call_flat(placed)
-        return [one if isinstance(one, execution.Array) else execution.array(np.asarray(one)) for one in found]
+        arrays = [one if isinstance(one, execution.Array) else execution.array(np.asarray(one)) for one in found]
+        pairs = zip(arrays, results, strict=True)
+        return [one.as_keys() if aval.dtype is dtypes.KEY else one for one, aval in pairs]
 
     return call
 
@@ -331,6 +338,8 @@ def _compiled(compiled: Compiled) -> Callable[[Sequence[Any], Sequence[ShapedArr
 def _placed(leaf: Any, aval: ShapedArray) -> execution.Array:
     if isinstance(leaf, execution.Array):
         return leaf
+    if aval.dtype is dtypes.KEY:  # of JAX's, which whoever has such an array has imported
+        return execution.array(np.asarray(sys.modules["jax"].random.key_data(leaf))).as_keys()
     return execution.array(np.asarray(leaf).astype(aval.dtype, copy=False))
 
 

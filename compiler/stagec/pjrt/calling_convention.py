@@ -236,8 +236,9 @@ class Signature:
         if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
             return self._of_number(leaf, dtype, i)
         given: Any = getattr(leaf, "dtype", "")
-        if aval.dtype.startswith("key<") and str(given) == aval.dtype:
-            return sys.modules["jax"].random.key_data(leaf)  # whoever has such an array has imported JAX
+        if str(given).startswith("key<") and aval.dtype in (str(given), "u32"):  # the description may have its words
+            # whoever has such an array of JAX's has imported it
+            return leaf.words() if hasattr(leaf, "words") else sys.modules["jax"].random.key_data(leaf)
         values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
             with np.errstate(over="ignore", invalid="ignore"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stagec.arrays import dtypes, pytrees
+from stagec.arrays import dims, dtypes, pytrees
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import control
 from stagec.arrays.primitives.structural import convert
@@ -92,10 +92,12 @@ def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[A
     ]
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
+) -> Any:
     """Return what `body_fun(i, value)` makes of `init_val`, for i from lower to before upper.
 
-    With numbers as bounds it has a derivative, as a `scan`.
+    With numbers as bounds it has a derivative, as a `scan`. unroll: has no meaning here, XLA decides.
     """
     if type(lower) is int and type(upper) is int:
 
@@ -135,7 +137,7 @@ def scan(
     lengths = {part.shape[0] if part.shape else None for part in arrays} | ({length} if length is not None else set())
     if len(lengths) != 1 or None in lengths:
         raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sorted(map(str, lengths))}")
-    count = int(lengths.pop() or 0)
+    count: Any = lengths.pop()
     out: list[Any] = []
 
     def turn(carried: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -152,10 +154,10 @@ def scan(
         one = [part[0] for part in arrays]
         return turn(values, one)[0]
 
-    found, ys = control.scan(turn, _strong(carry, step), arrays, count, reverse)
+    found, ys = control.scan(turn, _strong(carry, step), arrays, dims.size_of(count), reverse)
     return structure.unflatten(found), out[0].unflatten(ys)
 
 
-def map(f: Callable[[Any], Any], xs: Any) -> Any:  # noqa: A001 - JAX's name
-    """Return f of each part of xs along its first axis, stacked."""
+def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001 - JAX's name
+    """Return f of each part of xs along its first axis, stacked. batch_size: has no meaning here."""
     return scan(lambda _, x: ((), f(x)), (), xs)[1]

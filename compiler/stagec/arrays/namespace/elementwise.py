@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from stagec.arrays import dtypes
+from stagec.arrays.binding import unwrap
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, UNSIGNED
 from stagec.arrays.namespace.complexes import computed
 from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, promoted
 from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives.reductions import reduce_and, reduce_or
 from stagec.arrays.primitives.structural import broadcast, convert, full
 from stagec.arrays.values import Literal, Value, broadcast_shapes
 
@@ -80,8 +82,22 @@ subtract = _numbers("subtract", p.subtract, "the difference of two arrays")
 multiply = _numbers("multiply", p.multiply, "the product of two arrays")
 maximum = _numbers("maximum", p.maximum, "the larger of each two elements, and NaN where one is")
 minimum = _numbers("minimum", p.minimum, "the smaller of each two elements, and NaN where one is")
-equal = _numbers("equal", p.equal, "whether elements are equal")
-not_equal = _numbers("not_equal", p.not_equal, "whether elements are not equal")
+
+
+def _equality(operation: Callable[[Any, Any], Any], both: Callable[[Any, Sequence[int]], Any]) -> Any:
+    """Of PRNG keys, that of both words."""
+
+    def compare(x1: Any, x2: Any) -> Any:
+        if x1.dtype is not dtypes.KEY:
+            return operation(x1, x2)
+        found = operation(unwrap(x1), unwrap(x2))
+        return both(found, [len(found.shape) - 1])
+
+    return compare
+
+
+equal = _numbers("equal", _equality(p.equal, reduce_and), "whether elements are equal")
+not_equal = _numbers("not_equal", _equality(p.not_equal, reduce_or), "whether elements are not equal")
 less = _numbers("less", p.less, "whether the first's elements are less")
 less_equal = _numbers("less_equal", p.less_equal, "whether the first's elements are less or equal")
 greater = _numbers("greater", p.greater, "whether the first's elements are greater")

@@ -17,7 +17,7 @@ from stagec.arrays.dtypes import BOOL, INTEGRAL, KINDS, UNSIGNED
 from stagec.arrays.namespace.promotion import array_of, is_scalar, like
 from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives.indexing import GatherNumbers, gather, scatter
+from stagec.arrays.primitives.indexing import GatherNumbers, are_inside, gather, scatter
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape, transpose
 from stagec.arrays.tracing import Tracer
@@ -33,9 +33,13 @@ def getitem(x: Any, key: Any) -> Any:
     """
     entries = key if isinstance(key, tuple) else (key,)
     if isinstance(x, execution.Array) and tracing.current() is None and not any(isinstance(e, Tracer) for e in entries):
+        if x.dtype is dtypes.KEY:
+            whole = [_plain(key), slice(None)] if not isinstance(key, tuple) else [*_plain(key), slice(None)]
+            dots = any(entry is Ellipsis for entry in entries)
+            return execution.array(x.words().numpy()[tuple(whole[: None if dots else -1])]).as_keys()
         return execution.array(x.numpy()[_plain(key)], shared=True)
     basic, arrays = _split(x, _expanded(x, entries))
-    return _gathered(_sliced(x, basic), basic, arrays)
+    return _gathered(_sliced(x, basic), arrays)
 
 
 def _plain(key: Any) -> Any:
@@ -190,8 +194,11 @@ def _sliced(x: Any, slices: Sequence[tuple[Any, Any, int]]) -> Any:
     return reverse(slice_(x, start, limit, steps), turned)
 
 
-def _gathered(x: Any, slices: Sequence[Any], entries: Sequence[Any]) -> Any:
-    """Return the elements at indices along axes; entries: for each axis an array, an int or None, and "new" axes."""
+def _gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
+    """Return the elements at indices along axes; entries: for each axis an array, an int or None, and "new" axes.
+
+    outside: what stands for an element that is not in the array; None: the nearest that is.
+    """
     axes = [entry for entry in entries if not _is_new(entry)]
     if not any(isinstance(entry, Value | np.ndarray) for entry in axes):
         return _without_arrays(x, entries)
@@ -207,7 +214,11 @@ def _gathered(x: Any, slices: Sequence[Any], entries: Sequence[Any]) -> Any:
     offset = (*range(before), *range(before + rank, kept + rank))
     sizes = [1 if axis in indexed else size for axis, size in enumerate(x.shape)]
     numbers = GatherNumbers(offset, tuple(indexed), tuple(indexed))
-    found = gather(x, concatenate(columns, rank), numbers, sizes)
+    index = concatenate(columns, rank)
+    found = gather(x, index, numbers, sizes)
+    if outside is not None:
+        batch = range(before, before + rank)
+        found = p.select(broadcast(are_inside(x, index, numbers, sizes), found.shape, batch), found, outside)
     return _with_new_axes(found, entries, together, before, rank)
 
 
@@ -259,7 +270,8 @@ def _without_arrays(x: Any, entries: Sequence[Any]) -> Any:
 def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
     """Return an array in which the elements that a key names are changed by a value, which is broadcast to them.
 
-    how: "set", "add", "multiply", "max" or "min". Raises what `getitem` raises, TypeError and ValueError.
+    how: "set", "add", "multiply", "max" or "min". Elements at traced indices that are not in the array are left out, as
+    in JAX. Raises what `getitem` raises, TypeError and ValueError.
     """
     entries = key if isinstance(key, tuple) else (key,)
     if len(entries) == 1 and isinstance(entries[0], Tracer) and KINDS[entries[0].dtype] == BOOL:
@@ -268,12 +280,17 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
     if dtypes.promote(given.dtype, x.dtype) != x.dtype:
         raise TypeError(f"elements of {x.dtype} cannot be changed by an array of {given.dtype}; convert it with astype")
     given = convert(given, x.dtype)
-    if not dims.is_static(x.shape):
-        raise ValueError(f"elements of an array of symbolic shape {shown(x.shape)} cannot be changed one by one")
     count = dims.product(x.shape)
-    numbers: Any = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64).reshape(x.shape)
-    traced = any(isinstance(entry, Tracer) for entry in entries)
-    places = getitem(reshape(iota(dtypes.int32, (count,), 0), x.shape), key) if traced else numbers[_plain(key)]
+    # Each element has a number, and the key is applied to those.
+    if not dims.is_static(x.shape) or any(isinstance(entry, Tracer) for entry in entries):
+        slices, arrays = _split(x, _expanded(x, entries))
+        every = reshape(iota(dtypes.int32, (count,), 0), x.shape)
+        places = _gathered(_sliced(every, slices), arrays, outside=-1)  # a scatter leaves those out
+        inside = unique = not any(isinstance(entry, Value | np.ndarray) for entry in arrays)
+    else:
+        numbers: Any = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64).reshape(x.shape)
+        places = numbers[_plain(key)]
+        inside, unique = True, bool(np.unique(places).size == places.size)
     shape = tuple(places.shape)
     own = tuple(given.shape)
     while len(own) > len(shape) and own[0] == 1:
@@ -286,10 +303,8 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
         ) from None
     total = dims.product(shape)
     indices = reshape(_value(places), (total, 1))
-    unique = not traced and (np.unique(places).size == total)
-    flat = scatter(
-        reshape(x, (count,)), indices, reshape(given, (total,)), GatherNumbers((), (0,), (0,)), how, bool(unique)
-    )
+    vectors = reshape(x, (count,)), indices, reshape(given, (total,))
+    flat = scatter(*vectors, GatherNumbers((), (0,), (0,)), how, unique, inside=inside)
     return reshape(flat, x.shape)
 
 
@@ -362,6 +377,9 @@ def setitem(x: Any, key: Any, value: Any) -> None:
             raise TypeError(
                 f"{here()}: an array from outside of the trace is changed in it; write x = x.at[key].set(value)"
             )
+        if x.dtype is dtypes.KEY:
+            x._buffer = updated(x, key, value)._buffer
+            return
         values = np.array(x.numpy())
         given = np.asarray(array_of(value))
         if not is_scalar(value) and dtypes.promote(given.dtype, x.dtype) != x.dtype:

@@ -15,6 +15,7 @@ from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNE
 from stagec.arrays.namespace.promotion import array_of, inexact
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import reductions as r
+from stagec.arrays.primitives.cumulative import cumulative
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import convert, full, reduce_sum, reshape, size_value
 from stagec.arrays.values import Literal, axes_of, axis_of, shown
@@ -169,5 +170,5 @@ def _cumulative(name: str, operation: Callable[[Any, int], Any], start: int) -> 
     return function
 
 
-cumulative_sum = _cumulative("cumulative_sum", r.cumulative_sum, 0)
-cumulative_prod = _cumulative("cumulative_prod", lambda x, axis: r.cumulative(x, axis, p.multiply, 1), 1)
+cumulative_sum = _cumulative("cumulative_sum", lambda x, axis: cumulative(x, axis, "add"), 0)
+cumulative_prod = _cumulative("cumulative_prod", lambda x, axis: cumulative(x, axis, "multiply"), 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,27 +136,39 @@ def stop_gradient(x: Any) -> Any:
     return pytrees.tree_map(lambda leaf: stopped(array_of(leaf)), x)
 
 
-def checkpoint(fun: Callable[..., Any]) -> Callable[..., Any]:
+def checkpoint(
+    fun: Callable[..., Any], *, prevent_cse: bool = True, static_argnums: int | Sequence[int] = ()
+) -> Callable[..., Any]:
     """Return the function that computes what its derivative needs a second time, in place of keeping it.
 
-    As `jax.checkpoint`.
+    As `jax.checkpoint`. prevent_cse: whether the compiler is kept from using what was computed the first time.
+    static_argnums: arguments that are no arrays.
     """
 
     @functools.wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = pytrees.flatten((args, kwargs))
+        given = static_argnums if isinstance(static_argnums, Sequence) else (static_argnums,)
+        static = {number % len(args): args[number] for number in given}
+        dynamic = [arg for i, arg in enumerate(args) if i not in static]
+        leaves, structure = pytrees.flatten((dynamic, kwargs))
         known: list[Any] = []
 
-        def flat(*given: Any) -> list[Any]:
-            positional, named = structure.unflatten(given)
-            found, out_structure = pytrees.flatten(fun(*positional, **named))
+        def flat(*values: Any) -> list[Any]:
+            positional, named = structure.unflatten(values)
+            found, out_structure = pytrees.flatten(fun(*_inserted(positional, static), **named))
             known[:] = [out_structure]
             return [array_of(one) for one in found]
 
-        results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves])
+        results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves], prevent_cse)
         return known[0].unflatten(results)
 
     return checkpointed
+
+
+def _inserted(values: Sequence[Any], fixed: Mapping[int, Any]) -> list[Any]:
+    """Return values with fixed ones in their places."""
+    left = iter(values)
+    return [fixed[i] if i in fixed else next(left) for i in range(len(values) + len(fixed))]
 
 
 class custom_vjp:  # noqa: N801 - JAX's name
@@ -166,40 +179,81 @@ class custom_vjp:  # noqa: N801 - JAX's name
         f.defvjp(fwd, bwd)
 
     fwd: takes the arguments, gives the result and what bwd needs. bwd: takes that and the cotangent of the result,
-    gives a tuple with the cotangent of each argument.
+    gives a tuple with the cotangent of each argument; None is zero.
+    nondiff_argnums: arguments that are no arrays: bwd takes them first, and gives no cotangent of them.
     """
 
-    def __init__(self, fun: Callable[..., Any]) -> None:
+    def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         functools.update_wrapper(self, fun)
         self._fun = fun
+        self._fixed = tuple(nondiff_argnums)
         self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Say what the derivative is."""
         self._rules = fwd, bwd
 
-    def __call__(self, *args: Any) -> Any:
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the method of an instance; of the class, this function."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises AttributeError where `defvjp` was not called."""
         if self._rules is None:
             raise AttributeError(f"{self._fun.__name__} has no derivative yet: call defvjp(fwd, bwd)")
         fwd, bwd = self._rules
-        leaves, structure = pytrees.flatten(args)
+        args = _positional(self._fun, args, kwargs)
+        fixed = {number: args[number] for number in self._fixed}
+        leaves, structure = pytrees.flatten(tuple(arg for i, arg in enumerate(args) if i not in fixed))
         known: list[Any] = []
 
         def flat(*given: Any) -> list[Any]:
-            found, out_structure = pytrees.flatten(self._fun(*structure.unflatten(given)))
+            found, out_structure = pytrees.flatten(self._fun(*_inserted(structure.unflatten(given), fixed)))
             known[:] = [out_structure]
             return [array_of(one) for one in found]
 
         def derive(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            _, kept = fwd(*structure.unflatten(map(_array, operands)))
-            found = bwd(kept, known[0].unflatten(map(_array, cotangents)))
-            parts = list(found)
-            result: list[Any] = []
-            for tree, part in zip(structure.children(), parts, strict=True):
-                count = tree.num_leaves
-                result += [None] * count if part is None else map(array_of, pytrees.flatten(part)[0])
-            return result
+            _, needed = fwd(*_inserted(structure.unflatten(map(_array, operands)), fixed))
+            found = bwd(*fixed.values(), needed, known[0].unflatten(map(_array, cotangents)))
+            return _of_user(found, structure, operands, getattr(bwd, "__name__", "bwd"))
 
         results = call_custom_vjp(flat, derive, [array_of(leaf) for leaf in leaves])
         return known[0].unflatten(results)
+
+
+def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not kwargs:
+        return args
+    bound = inspect.signature(fun).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        names = ", ".join(bound.kwargs)
+        raise TypeError(f"{getattr(fun, '__name__', fun)}: a custom_vjp has no arguments by keyword alone: {names}")
+    return bound.args
+
+
+def _of_user(found: Any, structure: Any, operands: Sequence[Any], name: str) -> list[Any]:
+    """Return the cotangents of leaves of what a user's `bwd` gives. Raises TypeError, ValueError."""
+    trees = structure.children()
+    if not isinstance(found, tuple | list) or len(found) != len(trees):
+        count = len(found) if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+        raise TypeError(f"{name} gives a tuple with the cotangent of each of {len(trees)} arguments, not {count}")
+    result: list[Any] = []
+    for number, (tree, part) in enumerate(zip(trees, found, strict=True)):
+        if part is None:
+            result += [None] * tree.num_leaves
+            continue
+        leaves, given = pytrees.flatten(part)
+        if given != tree:
+            raise TypeError(f"{name}: the cotangent of argument {number} has structure {given}, the argument {tree}")
+        for leaf in leaves:
+            operand = operands[len(result)]
+            if getattr(leaf, "dtype", None) == d.FLOAT0 or not d.is_differentiable(operand):
+                result.append(None)
+                continue
+            value = array_of(leaf)
+            if tuple(value.shape) != tuple(operand.shape):
+                what = f"has shape {shown(value.shape)}, the argument {shown(operand.shape)}"
+                raise ValueError(f"{name}: a cotangent of argument {number} {what}")
+            result.append(convert(value, operand.dtype))
+    return result

@@ -14,7 +14,7 @@ from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, pruned
 from stagec.arrays.values import ShapedArray
 
-STOP_GRADIENT = Primitive("stop_gradient", lambda x: x, lambda rule, x: x)
+STOP_GRADIENT = Primitive("stop_gradient", lambda x: x, lambda rule, x: x, of_keys=True)
 
 
 def stopped(x: Any) -> Any:
@@ -50,7 +50,7 @@ def _custom_vjp(given: Derivative, *, program: Program, derivative: DerivativeOf
     return [*[None] * derivative.captured, *found]
 
 
-CUSTOM_VJP = Primitive("custom_vjp", _results, _inline, _custom_vjp, several=True)
+CUSTOM_VJP = Primitive("custom_vjp", _results, _inline, _custom_vjp, several=True, of_keys=True)
 
 
 def call_custom_vjp(
@@ -70,27 +70,34 @@ def _traced(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> tu
     return pruned(traced.program), traced.captured
 
 
+def _barrier_vjp(derivative: Derivative) -> list[Any]:
+    wanted = [d.is_differentiable(one) for one in derivative.results]
+    found = iter(binding.bind(BARRIER, *(derivative.given(i) for i, want in enumerate(wanted) if want)))
+    return [next(found) if want else None for want in wanted]
+
+
 BARRIER: Primitive = Primitive(
     "optimization_barrier",
     lambda *avals: list(avals),
     lambda rule, *values: list(hlo.OptimizationBarrierOp(list(values)).results),
-    lambda derivative: binding.bind(BARRIER, *(derivative.given(i) for i in range(len(derivative.results)))),
+    _barrier_vjp,
     several=True,
+    of_keys=True,
 )
 
 
-def _checkpoint_vjp(derivative: Derivative, *, program: Program) -> list[Any]:
+def _checkpoint_vjp(derivative: Derivative, *, program: Program, apart: bool) -> list[Any]:
     # The barrier keeps XLA from using what was computed before.
-    operands = binding.bind(BARRIER, *derivative.operands)
+    operands = binding.bind(BARRIER, *derivative.operands) if apart else derivative.operands
     known = d.evaluate(program, operands)
     return d.backward(program, known, derivative.cotangents, [True] * len(program.inputs))
 
 
-CHECKPOINT = Primitive("checkpoint", _results, _inline, _checkpoint_vjp, several=True)
+CHECKPOINT = Primitive("checkpoint", _results, _inline, _checkpoint_vjp, several=True, of_keys=True)
 
 
-def call_checkpointed(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> list[Any]:
-    """Call a function of arrays that is computed again for its derivative."""
+def call_checkpointed(function: Callable[..., Sequence[Any]], values: Sequence[Any], apart: bool = True) -> list[Any]:
+    """Call a function that is computed again for its derivative; apart: the compiler may not use the first time's."""
     program, captured = _traced(function, values)
-    found: list[Any] = binding.bind(CHECKPOINT, *captured, *values, program=program)
+    found: list[Any] = binding.bind(CHECKPOINT, *captured, *values, program=program, apart=apart)
     return found

@@ -9,11 +9,13 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
-from stagec.arrays import dtypes
+from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import DType
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
-from stagec.arrays.primitives.structural import transpose
+from stagec.arrays.primitives.slicing import reverse
+from stagec.arrays.primitives.structural import reshape, transpose
+from stagec.arrays.primitives.windows import dilated
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray, shown
 
@@ -119,10 +121,6 @@ def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, p
     return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision)
 
 
-def _dilated(size: Any, by: int) -> Any:
-    return size if by == 1 else (size - 1) * by + 1
-
-
 def _convolution_infer(
     x: ShapedArray, kernel: ShapedArray, *, numbers: ConvolutionNumbers, window: Window, precision: str
 ) -> ShapedArray:
@@ -136,8 +134,8 @@ def _convolution_infer(
     sizes[numbers.out[0]] = x.shape[numbers.lhs[0]] // window.batch_groups
     sizes[numbers.out[1]] = kernel.shape[numbers.rhs[0]]
     for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
-        size = _dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
-        room = size - _dilated(kernel.shape[rhs], window.rhs_dilation[i])
+        size = dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
+        room = size - dilated(kernel.shape[rhs], window.rhs_dilation[i])
         sizes[out] = room // window.strides[i] + 1 if type(room) is not int or room >= 0 else 0
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type and kernel.weak_type)
 
@@ -156,26 +154,86 @@ def _convolution_lower(
         output_feature_dimension=numbers.out[1],
         output_spatial_dimensions=list(numbers.out[2:]),
     )
-    padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
-    return hlo.convolution(
-        tensor_type(rule.out),
-        x,
-        kernel,
-        dimension_numbers=dimensions,
-        feature_group_count=integer(window.feature_groups),
-        batch_group_count=integer(window.batch_groups),
-        window_strides=integers(window.strides),
-        padding=pairs(padding),
-        lhs_dilation=integers(window.lhs_dilation),
-        rhs_dilation=integers(window.rhs_dilation),
-        window_reversal=ir.DenseBoolArrayAttr.get([False] * len(window.padding)),
-        precision_config=ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2),
+    how: dict[str, Any] = {
+        "dimension_numbers": dimensions,
+        "feature_group_count": integer(window.feature_groups),
+        "batch_group_count": integer(window.batch_groups),
+        "window_strides": integers(window.strides),
+        "lhs_dilation": integers(window.lhs_dilation),
+        "rhs_dilation": integers(window.rhs_dilation),
+        "window_reversal": ir.DenseBoolArrayAttr.get([False] * len(window.padding)),
+        "precision_config": ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2),
+    }
+    out = tensor_type(rule.out)
+    if all(map(dims.is_static, window.padding)):
+        padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
+        return hlo.convolution(out, x, kernel, padding=pairs(padding), **how)
+    pair = tensor_type(ShapedArray((1, 2), dtypes.int32))
+    parts = [hlo.reshape(pair, rule.lowering.shape(one)) for one in window.padding]
+    return hlo.dynamic_conv(out, x, kernel, hlo.concatenate(parts, integer(0)), **how)
+
+
+def _swapped(axes: Axes) -> Axes:
+    return (axes[1], axes[0], *axes[2:])
+
+
+def _split_axis(x: Any, axis: int, parts: int) -> Any:
+    return reshape(x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]))
+
+
+def _joined(x: Any, source: int, target: int) -> Any:
+    """Return an array with an axis put before another, counted without it, as one."""
+    order = [i for i in range(len(x.shape)) if i != source]
+    shape = [x.shape[i] for i in order]
+    shape[target] = shape[target] * x.shape[source]
+    order.insert(target, source)
+    return reshape(transpose(x, order), shape)
+
+
+def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, precision: str) -> list[Any]:
+    """Both are convolutions: of the cotangent with the kernel turned around, and of the array with the cotangent."""
+    x, kernel = d.operands
+    g = d.cotangent
+    sizes = []
+    for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
+        array = dilated(x.shape[lhs], window.lhs_dilation[i])
+        sizes.append(
+            (array, dilated(kernel.shape[rhs], window.rhs_dilation[i]), dilated(g.shape[out], window.strides[i]))
+        )
+    pairs_ = list(zip(sizes, window.padding, strict=True))
+    of_x = tuple((own - low - 1, array - result + low) for (array, own, result), (low, _) in pairs_)
+    of_kernel = tuple((low, result - array + own - low - 1) for (array, own, result), (low, _) in pairs_)
+    groups = max(window.feature_groups, window.batch_groups)
+    turned = kernel
+    if groups > 1:
+        turned = _joined(_split_axis(kernel, numbers.rhs[0], groups), numbers.rhs[0], numbers.rhs[1])
+    found = convolve(
+        g,
+        reverse(turned, numbers.rhs[2:]),
+        ConvolutionNumbers(numbers.out, _swapped(numbers.rhs), numbers.lhs),
+        Window(window.lhs_dilation, of_x, window.strides, window.rhs_dilation, groups),
+        precision,
     )
+    if window.batch_groups > 1:
+        found = _joined(_split_axis(found, numbers.lhs[1], groups), numbers.lhs[1], numbers.lhs[0])
+    own = convolve(
+        x,
+        g,
+        ConvolutionNumbers(_swapped(numbers.lhs), _swapped(numbers.out), _swapped(numbers.rhs)),
+        Window(
+            window.rhs_dilation,
+            of_kernel,
+            window.lhs_dilation,
+            window.strides,
+            window.batch_groups,
+            window.feature_groups,
+        ),
+        precision,
+    )
+    return [found, own]
 
 
-CONVOLUTION = Primitive(
-    "convolution", _convolution_infer, _convolution_lower, "convolutions have no derivative yet: use dot_general"
-)
+CONVOLUTION = Primitive("convolution", _convolution_infer, _convolution_lower, _convolution_vjp)
 
 
 def widened(dtype: DType) -> DType:

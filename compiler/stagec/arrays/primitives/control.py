@@ -12,9 +12,9 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
-from stagec.arrays import dtypes, tracing
+from stagec.arrays import dims, dtypes, tracing
 from stagec.arrays.binding import aval, bind
-from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, integers, tensor_type
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives import elementwise
 from stagec.arrays.primitives.derivatives import Derivative
@@ -81,7 +81,7 @@ def _case_vjp(given: Derivative, *, branches: Sequence[Program]) -> list[Any]:
     return [None, *(next(parts) if want else None for want in wanted)]
 
 
-CASE: Primitive = Primitive("case", _case_infer, _case_lower, _case_vjp, several=True)
+CASE: Primitive = Primitive("case", _case_infer, _case_lower, _case_vjp, several=True, of_keys=True)
 
 
 # As long as a condition holds.
@@ -131,6 +131,7 @@ WHILE = Primitive(
     _while_lower,
     "how often the loop turns is not known: write scan, or fori_loop with numbers as bounds",
     several=True,
+    of_keys=True,
 )
 
 
@@ -141,7 +142,7 @@ def scan(
     function: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]],
     init: Sequence[Any],
     xs: Sequence[Any],
-    length: int,
+    length: Any,
     backward: bool = False,
 ) -> tuple[list[Any], list[Any]]:
     """Return what is carried at the end, and for each result its values along a new first axis.
@@ -172,7 +173,7 @@ def scan(
 
 
 def _scan_infer(
-    *avals: ShapedArray, body: Program, captured: int, carried: int, length: int, backward: bool
+    *avals: ShapedArray, body: Program, captured: int, carried: int, length: Any, backward: bool
 ) -> list[ShapedArray]:
     carry = avals[captured : captured + carried]
     _same("the body of a scan", carry, body.out_avals[:carried])
@@ -181,7 +182,7 @@ def _scan_infer(
 
 
 def _scan_lower(
-    rule: Rule, *values: IRValue, body: Program, captured: int, carried: int, length: int, backward: bool
+    rule: Rule, *values: IRValue, body: Program, captured: int, carried: int, length: Any, backward: bool
 ) -> list[IRValue]:
     fixed = [*rule.inputs[:captured], *rule.inputs[captured + carried :]]
     carry, ys = rule.inputs[captured : captured + carried], rule.outputs[carried:]
@@ -192,31 +193,41 @@ def _scan_lower(
     operation = hlo.WhileOp([tensor_type(one) for one in avals], start)
     test = rule.block(operation, 0, avals)
     with ir.InsertionPoint(test):
-        limit = constant(np.asarray(length, np.int32))
+        limit = rule.lowering.size(length)
         hlo.return_([compare(test.arguments[0], limit, "LT", dtypes.int32)])
     block = rule.block(operation, 1, avals)
     with ir.InsertionPoint(block):
         count, *rest = block.arguments
         one, zero = constant(np.asarray(1, np.int32)), constant(np.asarray(0, np.int32))
-        last = constant(np.asarray(length - 1, np.int32))
+        last = rule.lowering.size(length - 1)
         index = hlo.subtract(last, count) if backward else count
         end = len(fixed) + carried
         xs = []
         for value, known in zip(rest[captured : len(fixed)], fixed[captured:], strict=True):
-            sizes = [1, *known.shape[1:]]
-            part = hlo.dynamic_slice(value, [index, *[zero] * (len(sizes) - 1)], integers(sizes))
-            xs.append(hlo.reshape(tensor_type(ShapedArray(known.shape[1:], known.dtype)), part))
+            part = _part(rule, value, known, [index, *[zero] * (len(known.shape) - 1)])
+            xs.append(rule.reshape(part, ShapedArray(known.shape[1:], known.dtype)))
         results = rule.lowering.program(body, [*rest[:captured], *rest[len(fixed) : end], *xs])
         updated = []
         for value, result, known in zip(rest[end:], results[carried:], ys, strict=True):
-            wide = hlo.reshape(tensor_type(ShapedArray((1, *known.shape[1:]), known.dtype)), result)
+            wide = rule.reshape(result, ShapedArray((1, *known.shape[1:]), known.dtype))
             updated.append(hlo.dynamic_update_slice(value, wide, [index, *[zero] * (len(known.shape) - 1)]))
         hlo.return_([hlo.add(count, one), *rest[: len(fixed)], *results[:carried], *updated])
     return list(operation.results)[1 + len(fixed) :]
 
 
+def _part(rule: Rule, value: IRValue, known: ShapedArray, starts: Sequence[IRValue]) -> IRValue:
+    """Return one part of an array along its first axis."""
+    sizes = (1, *known.shape[1:])
+    if dims.is_static(sizes):
+        return hlo.dynamic_slice(value, list(starts), integers(sizes))
+    one = tensor_type(ShapedArray((1,), dtypes.int32))
+    first = hlo.concatenate([hlo.reshape(one, start) for start in starts], integer(0))
+    last, steps = hlo.add(first, rule.lowering.shape(sizes)), rule.lowering.shape((1,) * len(sizes))
+    return hlo.real_dynamic_slice(tensor_type(ShapedArray(sizes, known.dtype)), value, first, last, steps)
+
+
 def _scan_vjp(
-    given: Derivative, *, body: Program, captured: int, carried: int, length: int, backward: bool
+    given: Derivative, *, body: Program, captured: int, carried: int, length: Any, backward: bool
 ) -> list[Any]:
     fixed, init = given.operands[:captured], given.operands[captured : captured + carried]
     xs = given.operands[captured + carried :]
@@ -254,4 +265,4 @@ def _scan_vjp(
     return found
 
 
-SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True)
+SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True, of_keys=True)

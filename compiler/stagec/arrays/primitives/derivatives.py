@@ -58,7 +58,7 @@ def evaluate(program: Program, values: Sequence[Any]) -> dict[Variable, Any]:
     """Bind a program's equations, on arguments, and return the value of each of its variables."""
     known: dict[Variable, Any] = dict(zip(program.inputs, values, strict=True))
     for variable, array in program.constants.items():
-        known[variable] = binding.constant(array)
+        known[variable] = binding.constant(array, variable.aval.dtype)
     for equation in program.equations:
         operands = [read(known, operand) for operand in equation.inputs]
         found = binding.bind(equation.primitive, *operands, **equation.params)

@@ -18,7 +18,7 @@ from stagec.arrays import dtypes, lowering
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import ANY, BOOL, COMPLEX, FLOATING, INEXACT, INTEGRAL, KINDS, NUMERIC, REAL, UNSIGNED
 from stagec.arrays.lowering import IRValue, Rule
-from stagec.arrays.primitives.structural import unbroadcast
+from stagec.arrays.primitives.structural import reshape, unbroadcast
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, broadcast_shapes
 
@@ -141,7 +141,13 @@ def _select_vjp(d: Any) -> list[Any]:
     ]
 
 
-SELECT = Primitive("select", _select_infer, lambda rule, *values: hlo.select(*rule.broadcasts(values)), _select_vjp)
+SELECT = Primitive(
+    "select",
+    _select_infer,
+    lambda rule, *values: hlo.select(*rule.broadcasts(values)),
+    _select_vjp,
+    of_keys=lambda condition, x, y: ((reshape(condition, (*condition.shape, 1)), x, y), {}),
+)
 
 
 # Arithmetic.
@@ -258,6 +264,13 @@ def truncate(x: Any) -> Any:
 _LN2 = math.log(2.0)
 
 
+@_with_rule
+def _logistic_lower(rule: Rule, x: IRValue) -> IRValue:
+    """As JAX lowers it: StableHLO's own operation has other bits."""
+    one = rule.full(1, rule.out)
+    return hlo.divide(one, hlo.add(one, hlo.exponential(hlo.negate(x))))
+
+
 def _one_less(x: Any) -> Any:
     return subtract(x, 1.0)
 
@@ -268,9 +281,9 @@ log: Operation = _unary("log", INEXACT, hlo.log, lambda g, x, y: divide(g, x))
 log1p: Operation = _unary("log1p", INEXACT, hlo.log_plus_one, lambda g, x, y: divide(g, add(x, 1.0)))
 sqrt: Operation = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multiply(g, 0.5), y))
 rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
-cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(y, multiply(x, 3.0))))
+cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(1 / 3, multiply(y, y))))
 logistic: Operation = _unary(
-    "logistic", INEXACT, hlo.logistic, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
+    "logistic", INEXACT, _logistic_lower, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
 )
 
 sin: Operation = _unary("sin", INEXACT, hlo.sine, lambda g, x, y: multiply(g, cos(x)))

@@ -14,7 +14,9 @@ from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
 from stagec.arrays.primitives import elementwise
-from stagec.arrays.primitives.structural import broadcast
+from stagec.arrays.primitives.reductions import reduce_and
+from stagec.arrays.primitives.slicing import concatenate
+from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape, size_value
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray
 
@@ -50,13 +52,13 @@ def _batch_axes(rank: int, numbers: GatherNumbers) -> list[int]:
     return [axis for axis in range(rank) if axis not in numbers.offset]
 
 
-def _gather_infer(x: ShapedArray, indices: ShapedArray, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
+def _gather_infer(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
     gone = {*numbers.collapsed, *numbers.operand_batch}
     own = [size for axis, size in enumerate(sizes) if axis not in gone]
     batch = list(indices.shape[:-1])
     rank = len(own) + len(batch)
     shape = [own.pop(0) if axis in numbers.offset else batch.pop(0) for axis in range(rank)]
-    return ShapedArray(tuple(shape), x.dtype, x.weak_type)
+    return ShapedArray(tuple(shape), x.dtype, bool(getattr(x, "weak_type", False)))
 
 
 def _gather_lower(rule: Rule, x: IRValue, indices: IRValue, *, numbers: GatherNumbers, sizes: Shape) -> IRValue:
@@ -79,7 +81,12 @@ def _gather_vjp(d: Any, *, numbers: GatherNumbers, sizes: Shape) -> list[Any]:
     return [scatter(zeros, indices, d.cotangent, numbers, "add", clipped=tuple(sizes)), None]
 
 
-GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp)
+def _gather_of_keys(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> tuple[Any, dict[str, Any]]:
+    rank = len(_gather_infer(x, indices, numbers=numbers, sizes=sizes).shape)
+    return (x, indices), {"numbers": numbers._replace(offset=(*numbers.offset, rank)), "sizes": (*sizes, 2)}
+
+
+GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp, of_keys=_gather_of_keys)
 
 _COMBINE: dict[str, Callable[[IRValue, IRValue], IRValue]] = {
     "set": lambda old, new: new,
@@ -98,25 +105,49 @@ def scatter(
     how: str = "set",
     unique: bool = False,
     clipped: Sequence[Any] | None = None,
+    inside: bool = False,
 ) -> Any:
     """Return an array in which slices, one for each index, are changed by updates; a slice that is not inside is not.
 
     how: "set", "add", "multiply", "max" or "min". unique: whether no element is changed twice.
     clipped: sizes of the slices, to move their starts such that they are inside, as `gather` does.
+    inside: whether the caller knows that all are inside.
     https://openxla.org/stablehlo/spec#scatter
     """
     if clipped is not None:
-        room = [x.shape[axis] - clipped[axis] for axis in numbers.starts]
-        if all(type(one) is int for one in room):
-            limit = np.asarray(room).clip(0, np.iinfo(indices.dtype).max).astype(indices.dtype)
-            shape = (1,) * (len(indices.shape) - 1) + limit.shape
-            highest = limit.reshape(shape)
-            indices = elementwise.minimum(elementwise.maximum(indices, 0), highest)
-    return bind(SCATTER, x, indices, updates, numbers=numbers, how=how, unique=unique)
+        indices = elementwise.minimum(elementwise.maximum(indices, 0), _last_starts(x, indices, numbers, clipped))
+    known = inside or clipped is not None
+    return bind(SCATTER, x, indices, updates, numbers=numbers, how=how, unique=unique, inside=known)
+
+
+def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
+    """Return the largest indices whose slices are inside, of the indices' dtype and number of dimensions."""
+    room = [x.shape[axis] - sizes[axis] for axis in numbers.starts]
+    shape = (*[1] * (len(indices.shape) - 1), len(room))
+    if dims.is_static(room):
+        return np.asarray(room).clip(0, np.iinfo(indices.dtype).max).astype(indices.dtype).reshape(shape)
+    most = min(int(np.iinfo(indices.dtype).max), 2**31 - 1)
+    parts = [reshape(convert(elementwise.minimum(size_value(one), most), indices.dtype), (1,)) for one in room]
+    return reshape(concatenate(parts, 0), shape)
+
+
+def are_inside(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
+    """Return for each index whether its slice, of `sizes`, is inside of the array."""
+    low = elementwise.greater_equal(indices, 0)
+    high = elementwise.less_equal(indices, _last_starts(x, indices, numbers, sizes))
+    return reduce_and(elementwise.bitwise_and(low, high), [len(indices.shape) - 1])
 
 
 def _scatter_lower(
-    rule: Rule, x: IRValue, indices: IRValue, updates: IRValue, *, numbers: GatherNumbers, how: str, unique: bool
+    rule: Rule,
+    x: IRValue,
+    indices: IRValue,
+    updates: IRValue,
+    *,
+    numbers: GatherNumbers,
+    how: str,
+    unique: bool,
+    inside: bool,
 ) -> IRValue:
     dimensions = hlo.ScatterDimensionNumbers.get(
         update_window_dims=list(numbers.offset),
@@ -142,38 +173,93 @@ def _scatter_lower(
     return operation.results[0]
 
 
-def _slice_sizes(x: Any, updates: Any, numbers: GatherNumbers) -> list[Any]:
+def slice_sizes(x: Any, updates: Any, numbers: GatherNumbers) -> list[Any]:
     """Return the sizes of the slices that a scatter changes."""
     own = [updates.shape[axis] for axis in numbers.offset]
     gone = {*numbers.collapsed, *numbers.operand_batch}
     return [1 if axis in gone else own.pop(0) for axis in range(len(x.shape))]
 
 
-def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool) -> list[Any]:
+def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool, inside: bool) -> list[Any]:
     x, indices, updates = d.operands
-    g, sizes = d.cotangent, _slice_sizes(x, updates, numbers)
-    of_updates = gather(g, indices, numbers, sizes)
-    if how == "add":
-        return [g, None, of_updates]
-    if how != "set":
-        raise TypeError(f"scatter with {how!r} has no derivative")
+    g, sizes = d.cotangent, slice_sizes(x, updates, numbers)
     zeros = broadcast(Literal(np.zeros((), g.dtype)), updates.shape, ())
+
+    def taken(y: Any) -> Any:
+        """Zeros where a slice is not inside: nothing of an update was used there."""
+        found = gather(y, indices, numbers, sizes)
+        if inside:
+            return found
+        batch = _batch_axes(len(updates.shape), numbers)
+        mask = broadcast(are_inside(x, indices, numbers, sizes), updates.shape, batch)
+        return elementwise.select(mask, found, zeros)
+
+    if how == "add":
+        return [g, None, taken(g)]
+    if how == "multiply":
+        of_updates = _of_factors(g, x, updates, lambda y, z, how: taken(scatter(y, indices, z, numbers, how)))
+        return [scatter(g, indices, updates, numbers, how, unique, inside=inside), None, of_updates]
+    if how in ("max", "min"):
+        # Each of those that are the extremum has an equal part.
+        found = d.results[0]
+        own, others = _ones(x, found), _ones(updates, gather(found, indices, numbers, sizes))
+        part = elementwise.divide(g, scatter(own, indices, others, numbers, "add", inside=inside))
+        return [elementwise.multiply(own, part), None, elementwise.multiply(others, taken(part))]
+    of_updates = taken(g)
     # Of several updates to one element the one that was kept is known by its number.
     if not unique:
         count = broadcast_numbers(updates.shape)
         marks = broadcast(Literal(np.zeros((), count.dtype)), x.shape, ())
-        kept = gather(scatter(marks, indices, count, numbers), indices, numbers, sizes)
+        kept = gather(scatter(marks, indices, count, numbers, inside=inside), indices, numbers, sizes)
         of_updates = elementwise.select(elementwise.equal(kept, count), of_updates, zeros)
-    return [scatter(g, indices, zeros, numbers, unique=unique), None, of_updates]
+    return [scatter(g, indices, zeros, numbers, unique=unique, inside=inside), None, of_updates]
+
+
+def _ones(x: Any, y: Any) -> Any:
+    """Return 1 where elements are equal, and 0 elsewhere."""
+    return convert(elementwise.equal(x, y), x.dtype)
+
+
+def _of_factors(g: Any, x: Any, updates: Any, taken: Callable[[Any, Any, str], Any]) -> Any:
+    """Return the cotangents of factors: of each the product of all others, which no division gives for zeros.
+
+    taken: of an array, updates and how, the elements at the updates' places of the array so changed.
+    """
+    is_zero = elementwise.equal(updates, 0)
+    safe = elementwise.select(is_zero, 1, updates)
+    own = convert(is_zero, x.dtype)
+    nothing = broadcast(Literal(np.zeros((), x.dtype)), x.shape, ())
+    product = taken(elementwise.multiply(g, x), safe, "multiply")
+    alone = elementwise.equal(taken(nothing, own, "add"), own)  # whether all others are no zeros
+    return elementwise.select(alone, elementwise.divide(product, safe), 0)
 
 
 def broadcast_numbers(shape: Shape) -> Any:
     """Return an array of 1, 2, 3, ... in row-major order."""
-    count = int(np.prod(shape))
-    return np.arange(1, count + 1, dtype=np.int32).reshape(shape)
+    return elementwise.add(reshape(iota(np.dtype(np.int32), (dims.product(shape),), 0), shape), 1)
 
 
-SCATTER = Primitive("scatter", lambda x, indices, updates, *, numbers, how, unique: x, _scatter_lower, _scatter_vjp)
+def _scatter_of_keys(
+    x: Any, indices: Any, updates: Any, *, numbers: GatherNumbers, how: str, unique: bool, inside: bool
+) -> tuple[Any, dict[str, Any]]:
+    if how != "set":
+        raise TypeError(f"scatter: PRNG keys are no numbers, and can be set; {how!r} has no meaning for them")
+    wide = numbers._replace(offset=(*numbers.offset, len(updates.shape)))
+    return (x, indices, updates), {"numbers": wide, "how": how, "unique": unique, "inside": inside}
+
+
+SCATTER = Primitive(
+    "scatter",
+    lambda x, indices, updates, *, numbers, how, unique, inside: x,
+    _scatter_lower,
+    _scatter_vjp,
+    of_keys=_scatter_of_keys,
+)
+
+
+def _first(starts: Sequence[Any]) -> Literal:
+    """Return where the words of a key start, of the dtype of other starts."""
+    return Literal(np.zeros((), starts[0].dtype if starts else np.int32))
 
 
 def dynamic_slice(x: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -206,6 +292,7 @@ DYNAMIC_SLICE = Primitive(
     lambda x, *starts, sizes: ShapedArray(sizes, x.dtype, x.weak_type),
     _dynamic_slice_lower,
     _dynamic_slice_vjp,
+    of_keys=lambda x, *starts, sizes: ((x, *starts, _first(starts)), {"sizes": (*sizes, 2)}),
 )
 
 
@@ -226,4 +313,5 @@ DYNAMIC_UPDATE_SLICE = Primitive(
     lambda x, update, *starts: x,
     lambda rule, x, update, *starts: hlo.dynamic_update_slice(x, update, list(starts)),
     _dynamic_update_slice_vjp,
+    of_keys=lambda x, update, *starts: ((x, update, *starts, _first(starts)), {}),
 )

@@ -1,4 +1,4 @@
-"""Primitives that make one number of many, along axes: maximum, product, any, argmax, cumulative sum."""
+"""Primitives that make one number of many, along axes: maximum, product, any, argmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import BOOL, COMPLEX, KINDS, DType
-from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, pairs, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
 from stagec.arrays.primitives.elementwise import divide, equal, multiply
 from stagec.arrays.primitives.slicing import pad, reverse
 from stagec.arrays.primitives.structural import (
@@ -117,42 +117,6 @@ def cumulative(x: Any, axis: int, combine: Callable[[Any, Any], Any], start: Any
         x = combine(pad(x, unit, before, after), x)
         far *= 2
     return x
-
-
-def cumulative_sum(x: Any, axis: int, backward: bool = False) -> Any:
-    """Return for each element the sum of it and all before it along an axis; backward: all behind it."""
-    return bind(CUMULATIVE_SUM, x, axis=axis, backward=backward)
-
-
-def _cumulative_lower(rule: Rule, x: IRValue, *, axis: int, backward: bool) -> IRValue:
-    aval = rule.inputs[0]
-    size, rank = aval.shape[axis], len(aval.shape)
-    if size == 0:
-        return x
-    window, padding = [1] * rank, np.zeros((rank, 2), np.int64)
-    window[axis] = size
-    padding[axis, int(backward)] = size - 1
-    scalar = ShapedArray((), aval.dtype)
-    zero = constant(np.zeros((), aval.dtype))
-    operation = hlo.ReduceWindowOp([tensor_type(aval)], [x], [zero], integers(window), padding=pairs(padding))
-    block = rule.block(operation, 0, [scalar, scalar])
-    with ir.InsertionPoint(block):
-        hlo.return_([hlo.add(*block.arguments)])
-    return operation.result
-
-
-def _cumulative_infer(x: ShapedArray, *, axis: int, backward: bool) -> ShapedArray:
-    if type(x.shape[axis]) is not int:
-        raise ValueError(f"cumulative_sum: the size of axis {axis} of shape {shown(x.shape)} must be a number")
-    return x
-
-
-CUMULATIVE_SUM = Primitive(
-    "cumulative_sum",
-    _cumulative_infer,
-    _cumulative_lower,
-    lambda d, *, axis, backward: [cumulative_sum(d.cotangent, axis, not backward)],
-)
 
 
 def argmax(x: Any, axis: int, dtype: DType) -> Any:

@@ -56,7 +56,16 @@ def _slice_vjp(d: Any, *, start: Shape, limit: Shape, strides: Shape) -> list[An
     return [pad(g, Literal(np.zeros((), g.dtype)), start, after, [step - 1 for step in strides])]
 
 
-SLICE = Primitive("slice", _slice_infer, _slice_lower, _slice_vjp)
+SLICE = Primitive(
+    "slice",
+    _slice_infer,
+    _slice_lower,
+    _slice_vjp,
+    of_keys=lambda x, *, start, limit, strides: (
+        (x,),
+        {"start": (*start, 0), "limit": (*limit, 2), "strides": (*strides, 1)},
+    ),
+)
 
 
 def pad(x: Any, value: Any, low: Sequence[Any], high: Sequence[Any], interior: Sequence[int] | None = None) -> Any:
@@ -129,7 +138,11 @@ def _concatenate_vjp(d: Any, *, axis: int) -> list[Any]:
 
 
 CONCATENATE = Primitive(
-    "concatenate", _concatenate_infer, lambda rule, *xs, axis: hlo.concatenate(xs, integer(axis)), _concatenate_vjp
+    "concatenate",
+    _concatenate_infer,
+    lambda rule, *xs, axis: hlo.concatenate(xs, integer(axis)),
+    _concatenate_vjp,
+    of_keys=lambda *xs, axis: (xs, {"axis": axis}),
 )
 
 
@@ -143,4 +156,5 @@ REVERSE = Primitive(
     lambda x, *, axes: x,
     lambda rule, x, *, axes: hlo.reverse(x, integers(axes)),
     lambda d, *, axes: [reverse(d.cotangent, axes)],
+    of_keys=lambda x, *, axes: ((x,), {"axes": axes}),
 )

@@ -1,4 +1,4 @@
-"""The primitive that sorts, and what is made with it."""
+"""The primitives that sort, and that find the largest elements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, KINDS
-from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, tensor_type
-from stagec.arrays.primitives.structural import iota
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, integers, tensor_type
+from stagec.arrays.primitives.indexing import GatherNumbers, scatter
+from stagec.arrays.primitives.slicing import concatenate
+from stagec.arrays.primitives.structural import full, iota, reshape
 from stagec.arrays.program import Primitive
-from stagec.arrays.values import ShapedArray
+from stagec.arrays.values import ShapedArray, shown
 
 
 def sort(operands: Sequence[Any], axis: int, keys: int = 1) -> list[Any]:
@@ -85,3 +88,53 @@ def _sort_infer(*avals: ShapedArray, axis: int, keys: int) -> list[ShapedArray]:
 
 
 SORT = Primitive("sort", _sort_infer, _sort_lower, _sort_vjp, several=True)
+
+
+def top_k(x: Any, k: Any, axis: int = -1) -> tuple[Any, Any]:
+    """Return the k largest elements along an axis, largest first, and where they are; of equal ones the first.
+
+    k: a number, or symbolic. As `jax.lax.top_k`.
+    """
+    values, indices = bind(TOP_K, x, k=k, axis=axis % len(x.shape))
+    return values, indices
+
+
+def _top_k_infer(x: ShapedArray, *, k: Any, axis: int) -> list[ShapedArray]:
+    if KINDS[x.dtype] == COMPLEX:
+        raise TypeError("top_k takes real numbers, which have an order")
+    size = x.shape[axis]
+    if (type(k) is int and k < 0) or (type(k) is int and type(size) is int and k > size):
+        raise ValueError(f"top_k: {k} elements are wanted along axis {axis} of shape {shown(x.shape)}")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    return [ShapedArray(shape, x.dtype, x.weak_type), ShapedArray(shape, dtypes.int32)]
+
+
+def _top_k_lower(rule: Rule, x: IRValue, *, k: Any, axis: int) -> list[IRValue]:
+    rank = len(rule.out.shape)
+    order = list(range(rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    if axis != rank - 1:
+        x = hlo.transpose(x, integers(order))
+    if type(k) is int:
+        found = list(chlo.top_k(x, integer(k)))
+    else:
+        moved = [ShapedArray(tuple(one.shape[i] for i in order), one.dtype) for one in rule.outputs]
+        name = ir.StringAttr.get("stablehlo.dynamic_top_k")
+        found = list(hlo.CustomCallOp(list(map(tensor_type, moved)), [x, rule.lowering.size(k)], name).results)
+    return found if axis == rank - 1 else [hlo.transpose(one, integers(order)) for one in found]
+
+
+def _top_k_vjp(d: Any, *, k: Any, axis: int) -> list[Any]:
+    # Each index goes back to its place: a scatter of the cotangent along the axis.
+    g = d.cotangents[0]
+    if g is None:
+        return [None]
+    x, indices = d.operands[0], d.results[1]
+    places = [iota(dtypes.int32, g.shape, i) if i != axis else indices for i in range(len(g.shape))]
+    components = concatenate([reshape(one, (*g.shape, 1)) for one in places], len(g.shape))
+    axes = tuple(range(len(g.shape)))
+    numbers = GatherNumbers((), axes, axes)
+    return [scatter(full(x.shape, 0, g.dtype), components, g, numbers, "add", unique=True, inside=True)]
+
+
+TOP_K = Primitive("top_k", _top_k_infer, _top_k_lower, _top_k_vjp, several=True)

@@ -64,6 +64,7 @@ RESHAPE = Primitive(
     _reshape_infer,
     lambda rule, x, *, shape: rule.reshape(x, rule.out),
     lambda d, *, shape: [reshape(d.cotangent, d.operands[0].shape)],
+    of_keys=lambda x, *, shape: ((x,), {"shape": (*shape, 2)}),
 )
 
 
@@ -78,6 +79,7 @@ TRANSPOSE = Primitive(
     lambda x, *, permutation: ShapedArray(tuple(x.shape[axis] for axis in permutation), x.dtype, x.weak_type),
     lambda rule, x, *, permutation: hlo.transpose(x, integers(permutation)),
     lambda d, *, permutation: [transpose(d.cotangent, np.argsort(permutation).tolist())],
+    of_keys=lambda x, *, permutation: ((x,), {"permutation": (*permutation, len(permutation))}),
 )
 
 
@@ -115,6 +117,7 @@ BROADCAST = Primitive(
     _broadcast_infer,
     lambda rule, x, *, shape, axes: rule.broadcast(x, rule.inputs[0], shape, axes),
     _broadcast_vjp,
+    of_keys=lambda x, *, shape, axes: ((x,), {"shape": (*shape, 2), "axes": (*axes, len(shape))}),
 )
 
 

@@ -1,0 +1,126 @@
+"""Functions of elements, sorting and barriers, under the names of `jax.lax`.
+
+https://docs.jax.dev/en/latest/jax.lax.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stagec.arrays import binding, dtypes, pytrees, tracing
+from stagec.arrays.namespace.promotion import array_of, inexact, like, promoted
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives import sorting
+from stagec.arrays.primitives.calls import BARRIER, call_custom_vjp
+from stagec.arrays.primitives.structural import reduce_sum
+from stagec.arrays.values import axis_of, shown
+
+
+def _of_one(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        return operation(inexact(x, name))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return {what} of each element. As `jax.lax.{name}`."
+    return function
+
+
+erf = _of_one("erf", p.erf, "the error function")
+erfc = _of_one("erfc", p.erfc, "1 less the error function")
+erf_inv = _of_one("erf_inv", p.erf_inv, "the inverse of the error function")
+lgamma = _of_one("lgamma", p.lgamma, "the logarithm of the absolute value of the gamma function")
+digamma = _of_one("digamma", p.digamma, "the derivative of lgamma")
+rsqrt = _of_one("rsqrt", p.rsqrt, "1 divided by the square root")
+cbrt = _of_one("cbrt", p.cbrt, "the cube root")
+logistic = _of_one("logistic", p.logistic, "1 / (1 + exp(-x))")
+
+
+def _of_two(name: str, operation: Callable[[Any, Any], Any], what: str) -> Callable[[Any, Any], Any]:
+    def function(x: Any, y: Any) -> Any:
+        return operation(*promoted(x, y, function=name))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return {what} of each two elements. As `jax.lax.{name}`."
+    return function
+
+
+add = _of_two("add", p.add, "the sum")
+mul = _of_two("mul", p.multiply, "the product")
+max = _of_two("max", p.maximum, "the larger")  # noqa: A001 - JAX's names
+min = _of_two("min", p.minimum, "the smaller")  # noqa: A001
+
+
+def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+    """Return the elements of one array where a bool is true, and of another elsewhere. As `jax.lax.select`."""
+    condition = array_of(pred, "select")
+    x, y = array_of(on_true, "select"), array_of(on_false, "select")
+    if x.shape != y.shape or (condition.shape != () and condition.shape != x.shape):
+        shapes = ", ".join(shown(one.shape) for one in (condition, x, y))
+        raise ValueError(f"select: arrays of one shape are wanted, and bools of it or one, not {shapes}")
+    if condition.dtype != dtypes.bool_:
+        raise TypeError(f"select: bools are wanted, not {condition.dtype}")
+    return p.select(condition, *promoted(x, y, function="select"))
+
+
+def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
+    """Return x, but `min` where it is less and `max` where it is more; there its derivative is 0. As `jax.lax.clamp`.
+
+    min, max: of the shape of x, or of no dimensions.
+    """
+    value = array_of(x, "clamp")
+    bounds = [like(one, value.dtype, "clamp") for one in (min, max)]
+    if any(one.shape not in ((), value.shape) for one in bounds):
+        shapes = " and ".join(shown(one.shape) for one in bounds)
+        raise ValueError(f"clamp: bounds of shape {shown(value.shape)} or of no dimensions are wanted, not {shapes}")
+    if tracing.current() is None:
+        return _clamped(bounds[0], value, bounds[1])
+
+    def derive(operands: Any, cotangents: Any) -> list[Any]:
+        (g,), (low, x, high) = cotangents, operands
+        inside = p.bitwise_and(p.greater(x, low), p.less(x, high))
+        parts = [p.greater(low, x), inside, p.less(high, x)]
+        found = [p.select(part, g, 0) for part in parts]
+        return [
+            one if tuple(one.shape) == tuple(of.shape) else reduce_sum(one, range(len(one.shape)))
+            for one, of in zip(found, operands, strict=True)
+        ]
+
+    return call_custom_vjp(lambda *given: [_clamped(*given)], derive, [bounds[0], value, bounds[1]])[0]
+
+
+def _clamped(low: Any, x: Any, high: Any) -> Any:
+    return p.minimum(p.maximum(x, low), high)
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """Return an array in order along an axis, or several of one shape, all in the order of the first `num_keys`.
+
+    As `jax.lax.sort`: NaNs are last, and equal elements keep their order.
+    """
+    if not isinstance(operand, tuple | list):
+        x = array_of(operand, "sort")
+        return sorting.sort([x], axis_of(dimension, len(x.shape)))[0]
+    arrays = [array_of(one, "sort") for one in operand]
+    if not arrays or len({tuple(x.shape) for x in arrays}) != 1:
+        raise ValueError(f"sort: arrays of one shape are wanted, not {', '.join(shown(x.shape) for x in arrays)}")
+    if not 1 <= num_keys <= len(arrays):
+        raise ValueError(f"sort: num_keys is from 1 to {len(arrays)}, the number of arrays, not {num_keys}")
+    return tuple(sorting.sort(arrays, axis_of(dimension, len(arrays[0].shape)), num_keys))
+
+
+def sort_key_val(keys: Any, values: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+    """Return two arrays, both in the order of the first. As `jax.lax.sort_key_val`."""
+    return sort((keys, values), dimension, is_stable)
+
+
+def top_k(operand: Any, k: Any, *, axis: int = -1) -> tuple[Any, Any]:
+    """Return the k largest elements along an axis, largest first, and where they are. As `jax.lax.top_k`."""
+    x = array_of(operand, "top_k")
+    return sorting.top_k(x, k, axis_of(axis, len(x.shape)))
+
+
+def optimization_barrier(operand: Any) -> Any:
+    """Return a tree of arrays such that the compiler moves nothing past it. As `jax.lax.optimization_barrier`."""
+    leaves, structure = pytrees.flatten(operand)
+    return structure.unflatten(binding.bind(BARRIER, *map(array_of, leaves))) if leaves else operand

@@ -1,0 +1,233 @@
+"""Convolutions, reductions of windows and cumulative ones, under the names of `jax.lax`.
+
+https://docs.jax.dev/en/latest/jax.lax.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stagec.arrays import binding, dims, pytrees, tracing
+from stagec.arrays.dims import Shape
+from stagec.arrays.dtypes import DType
+from stagec.arrays.namespace.promotion import array_of, inexact, like
+from stagec.arrays.primitives import contractions, cumulative, windows
+from stagec.arrays.primitives.contractions import ConvolutionNumbers
+from stagec.arrays.primitives.reductions import least, most
+from stagec.arrays.primitives.structural import convert
+from stagec.arrays.primitives.windows import dilated
+from stagec.arrays.program import Program
+from stagec.arrays.values import ShapedArray, axis_of, shown
+
+
+class ConvDimensionNumbers(NamedTuple):
+    """Which axes of a convolution's arrays are what, as `jax.lax.ConvDimensionNumbers`.
+
+    lhs_spec, out_spec: the batch axis, the feature axis, and the spatial ones. rhs_spec: of the kernel, the axis of
+    output features, that of input features, and the spatial ones.
+    """
+
+    lhs_spec: Sequence[int]
+    rhs_spec: Sequence[int]
+    out_spec: Sequence[int]
+
+
+Padding = str | Sequence[tuple[Any, Any]]
+
+
+def pads_of(function: str, padding: Padding, shape: Shape, window: Shape, strides: Sequence[int]) -> Any:
+    """Return padding as pairs: "VALID" is none, "SAME" as much as keeps sizes, the more behind ("SAME_LOWER" before).
+
+    shape, window: sizes of the axes, dilated. Raises ValueError.
+    """
+    if not isinstance(padding, str):
+        found = tuple((low, high) for low, high in padding)
+        if len(found) != len(shape):
+            raise ValueError(f"{function}: padding is a pair for each of {len(shape)} axes, not {len(found)} pairs")
+        return found
+    how = padding.upper()
+    if how not in ("VALID", "SAME", "SAME_LOWER"):
+        raise ValueError(f'{function}: padding is "SAME", "SAME_LOWER", "VALID" or pairs, not {padding!r}')
+    pairs: list[tuple[Any, Any]] = []
+    for size, own, stride in zip(shape, window, strides, strict=True):
+        missing: Any = 0
+        if how != "VALID":
+            missing = ((size + stride - 1) // stride - 1) * stride + own - size
+            missing = missing.max(0) if isinstance(missing, dims.Dim) else max(missing, 0)
+        less = missing // 2
+        pairs.append((less, missing - less) if how != "SAME_LOWER" else (missing - less, less))
+    return tuple(pairs)
+
+
+def _axes(spec: Any, letters: str, order: str) -> tuple[int, ...]:
+    """Return the axes of a layout: the two of `letters`, and the spatial ones in the order of another layout."""
+    if not isinstance(spec, str):
+        return tuple(map(int, spec))
+    rest = sorted((i for i, c in enumerate(spec) if c not in letters), key=lambda i: order.index(spec[i]))
+    return (spec.index(letters[0]), spec.index(letters[1]), *rest)
+
+
+def _numbers(given: Any, rank: int) -> ConvolutionNumbers:
+    if given is None:
+        given = (tuple(range(rank)),) * 3
+    specs = tuple(given)
+    if len(specs) != 3:
+        raise ValueError(
+            f'conv_general_dilated: dimension_numbers are three, such as ("NHWC", "HWIO", "NHWC"): {given}'
+        )
+    order = specs[1] if isinstance(specs[1], str) else ""
+    try:
+        found = [_axes(spec, letters, order) for spec, letters in zip(specs, ("NC", "OI", "NC"), strict=True)]
+    except ValueError:
+        found = []
+    if any(sorted(axes) != list(range(rank)) for axes in found) or not found:
+        what = f"conv_general_dilated: dimension_numbers {given} do not name each of {rank} axes once"
+        raise ValueError(f'{what}; write layouts such as ("NHWC", "HWIO", "NHWC")')
+    return ConvolutionNumbers(*found)
+
+
+def precision_of(precision: Any) -> str:
+    """Return the name of a precision: None is "DEFAULT"."""
+    name = "DEFAULT" if precision is None else str(getattr(precision, "name", precision)).upper()
+    if name not in ("DEFAULT", "HIGH", "HIGHEST"):
+        raise ValueError(f'precision is "default", "high" or "highest", not {precision!r}')
+    return name
+
+
+def conv_general_dilated(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: Padding,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """Return the convolution of an array with a kernel, which is not turned around. As `jax.lax.conv_general_dilated`.
+
+    padding: "SAME", "SAME_LOWER", "VALID", or a pair for each spatial axis. dimension_numbers: three layouts, such as
+    ("NHWC", "HWIO", "NHWC"), or `ConvDimensionNumbers`; None: ("NCHW", "OIHW", "NCHW").
+    precision: None, "default", "high" or "highest". preferred_element_type: dtype of the sums, and of the result.
+    """
+    x, kernel = array_of(lhs, "conv_general_dilated"), array_of(rhs, "conv_general_dilated")
+    rank = len(x.shape)
+    if len(kernel.shape) != rank or rank < 2:
+        what = f"{shown(x.shape)} and {shown(kernel.shape)}"
+        raise ValueError(f"conv_general_dilated: two arrays of as many dimensions are wanted, not of shapes {what}")
+    if preferred_element_type is not None:
+        x, kernel = (convert(one, np.dtype(preferred_element_type)) for one in (x, kernel))
+    numbers, spatial = _numbers(dimension_numbers, rank), rank - 2
+    by = [tuple(one) if one is not None else (1,) * spatial for one in (window_strides, lhs_dilation, rhs_dilation)]
+    if any(len(one) != spatial for one in by):
+        raise ValueError(f"conv_general_dilated: strides and dilations are {spatial} integers, one for each space axis")
+    strides, of_x, of_kernel = by
+    sizes = tuple(dilated(kernel.shape[i], step) for i, step in zip(numbers.rhs[2:], of_kernel, strict=True))
+    shape = tuple(x.shape[i] if isinstance(padding, str) else 0 for i in numbers.lhs[2:])
+    pads = pads_of("conv_general_dilated", padding, shape, sizes, strides)
+    window = contractions.Window(strides, pads, of_x, of_kernel, feature_group_count, batch_group_count)
+    return contractions.convolve(x, kernel, numbers, window, precision_of(precision))
+
+
+def conv(lhs: Any, rhs: Any, window_strides: Sequence[int], padding: Padding, precision: Any = None) -> Any:
+    """Return the convolution of layouts "NCHW" and "OIHW". As `jax.lax.conv`."""
+    return conv_general_dilated(lhs, rhs, window_strides, padding, precision=precision)
+
+
+_NAMES: dict[str, tuple[str, Callable[[DType], Any]]] = {
+    "add": ("add", lambda dtype: 0),
+    "multiply": ("multiply", lambda dtype: 1),
+    "maximum": ("max", least),
+    "minimum": ("min", most),
+}
+
+
+def _how(computation: Callable[[Any, Any], Any], start: Any) -> str | Program:
+    """Return a reduction by its name, if it has one and starts where it does; otherwise its program."""
+    scalar = ShapedArray((), start.dtype)
+
+    def flat(x: Any, y: Any) -> list[Any]:
+        return [array_of(computation(x, y))]
+
+    program = tracing.trace(flat, [scalar, scalar], "a reduction", apart=True).program
+    (out,) = program.out_avals
+    if out.shape != () or out.dtype != start.dtype:
+        raise TypeError(f"reduce_window: the computation takes two {scalar} and gives one, not {out}")
+    names = [equation.primitive.name for equation in program.equations]
+    known = binding.known(start)
+    if len(names) == 1 and names[0] in _NAMES and known is not None:
+        name, identity = _NAMES[names[0]]
+        inputs = list(program.equations[0].inputs)
+        if {*map(id, inputs)} == {*map(id, program.inputs)} and known == np.asarray(identity(start.dtype), start.dtype):
+            return name
+    return program
+
+
+def reduce_window(
+    operand: Any,
+    init_value: Any,
+    computation: Callable[[Any, Any], Any],
+    window_dimensions: Sequence[Any],
+    window_strides: Sequence[int],
+    padding: Padding,
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> Any:
+    """Return a reduction of each window of an array. As `jax.lax.reduce_window`, of one array.
+
+    computation: of two elements, such as `add`, `max`, `min` or `mul`; sums, maxima and minima have a derivative.
+    init_value: what an empty window gives.
+    """
+    x = array_of(operand, "reduce_window")
+    start = like(init_value, x.dtype, "reduce_window")
+    ones = (1,) * len(x.shape)
+    base, apart = (tuple(one) if one is not None else ones for one in (base_dilation, window_dilation))
+    sizes, strides = tuple(window_dimensions), tuple(window_strides)
+    if any(len(one) != len(ones) for one in (sizes, strides, base, apart)):
+        raise ValueError(f"reduce_window: window, strides and dilations are {len(ones)} integers, one for each axis")
+    wide = tuple(dilated(size, by) for size, by in zip(sizes, apart, strict=True))
+    pads = pads_of("reduce_window", padding, tuple(x.shape), wide, strides)
+    return windows.reduce_window(x, start, _how(computation, start), windows.Window(sizes, strides, pads, base, apart))
+
+
+def _cumulative(name: str, how: str, what: str, floating: bool = False) -> Callable[..., Any]:
+    def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+        x = inexact(operand, name) if floating else array_of(operand, name)
+        return cumulative.cumulative(x, axis_of(axis, len(x.shape)), how, bool(reverse))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return for each element {what} it and all before it along an axis; reverse: all behind it."
+    return function
+
+
+cumsum = _cumulative("cumsum", "add", "the sum of")
+cumprod = _cumulative("cumprod", "multiply", "the product of")
+cummax = _cumulative("cummax", "max", "the largest of")
+cummin = _cumulative("cummin", "min", "the smallest of")
+cumlogsumexp = _cumulative("cumlogsumexp", "logaddexp", "the logarithm of the sum of the exponentials of", True)
+
+
+def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """Return for each place of an axis what an associative function of two trees makes of all parts up to there.
+
+    As `jax.lax.associative_scan`. reverse: from there on. The size of the axis is a number.
+    """
+    leaves, structure = pytrees.flatten(elems)
+    arrays = [array_of(leaf, "associative_scan") for leaf in leaves]
+    where = axis_of(axis, len(arrays[0].shape))
+    sizes = {x.shape[where] for x in arrays}
+    if len(sizes) != 1 or not dims.is_static(tuple(sizes)):
+        what = ", ".join(shown(x.shape) for x in arrays)
+        raise ValueError(f"associative_scan: axis {axis} has one size, which is a number; the shapes are {what}")
+
+    def combine(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        found = fn(structure.unflatten(first), structure.unflatten(second))
+        return [array_of(leaf) for leaf in pytrees.flatten(found)[0]]
+
+    return structure.unflatten(cumulative.associative_scan(combine, arrays, where, reverse))

@@ -1,0 +1,129 @@
+"""Cumulative reductions, and the scan of any associative function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import dtypes, tracing
+from stagec.arrays.binding import aval, bind
+from stagec.arrays.dtypes import KINDS
+from stagec.arrays.lowering import IRValue, Rule, constant
+from stagec.arrays.primitives import derivatives as d
+from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives.slicing import concatenate, pad, reverse, slice_
+from stagec.arrays.primitives.windows import OPERATIONS, Window, lower_window
+from stagec.arrays.program import Primitive
+from stagec.arrays.values import Literal, ShapedArray, shown
+
+
+def cumulative(x: Any, axis: int, how: str, backward: bool = False) -> Any:
+    """Return for each element the reduction of it and all before it along an axis; backward: all behind it.
+
+    how: "add", "multiply", "max", "min", or "logaddexp".
+    """
+    return bind(CUMULATIVE, x, axis=axis, how=how, backward=backward)
+
+
+def _cumulative_infer(x: ShapedArray, *, axis: int, how: str, backward: bool) -> ShapedArray:
+    if KINDS[x.dtype] not in dtypes.NUMERIC:
+        raise TypeError(f"a cumulative reduction is of numbers, not of {x.dtype}")
+    return x
+
+
+def _cumulative_lower(rule: Rule, x: IRValue, *, axis: int, how: str, backward: bool) -> IRValue:
+    shape, dtype = rule.out.shape, rule.out.dtype
+    size, rank = shape[axis], len(shape)
+    if type(size) is int and size == 0:
+        return x
+    ones = (1,) * rank
+    far = (0, size - 1) if backward else (size - 1, 0)
+    padding = tuple(far if i == axis else (0, 0) for i in range(rank))
+    window = Window(tuple(size if i == axis else 1 for i in range(rank)), ones, padding, ones, ones)
+    if how != "logaddexp":
+        start = OPERATIONS[how][0](dtype)
+        return lower_window(rule, x, constant(np.asarray(start).astype(dtype)), how=how, window=window)
+    scalar = ShapedArray((), dtype)
+    program = tracing.trace(lambda a, b: [logaddexp(a, b)], [scalar, scalar], apart=True).program
+    return lower_window(rule, x, constant(np.full((), -np.inf, dtype)), how=program, window=window)
+
+
+def logaddexp(x: Any, y: Any) -> Any:
+    """Return log(exp(x) + exp(y)), without overflow on the way."""
+    large, apart = elementwise.maximum(x, y), elementwise.subtract(x, y)
+    size = elementwise.log1p(elementwise.exp(elementwise.negative(elementwise.absolute(apart))))
+    is_nan = elementwise.not_equal(apart, apart)
+    return elementwise.select(is_nan, elementwise.add(x, y), elementwise.add(large, size))
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "multiply": elementwise.multiply,
+    "max": elementwise.maximum,
+    "min": elementwise.minimum,
+    "logaddexp": logaddexp,
+}
+
+
+def _cumulative_vjp(given: Any, *, axis: int, how: str, backward: bool) -> list[Any]:
+    if how == "add":
+        return [cumulative(given.cotangent, axis, how, not backward)]
+    (x,) = given.operands
+    if type(x.shape[axis]) is not int:
+        what = f"the size of axis {axis} of shape {shown(x.shape)} must be a number"
+        raise TypeError(f"a cumulative reduction by {how} has no derivative: {what}")
+
+    def function(x: Any) -> list[Any]:
+        return associative_scan(lambda a, b: [_COMBINE[how](a[0], b[0])], [x], axis, backward)
+
+    _, pull = d.pullback(function, [x])
+    return [pull([given.cotangent])[0]]
+
+
+CUMULATIVE = Primitive("cumulative", _cumulative_infer, _cumulative_lower, _cumulative_vjp)
+
+
+def associative_scan(
+    combine: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+    arrays: Sequence[Any],
+    axis: int,
+    backward: bool = False,
+) -> list[Any]:
+    """Return for each place of an axis what an associative function makes of all arrays' parts up to there.
+
+    combine: takes and gives parts of all arrays. backward: from there on. It is done as JAX does it: pairs are
+    combined first, and what comes out by recursion.
+    """
+    if backward:
+        arrays = [reverse(x, [axis]) for x in arrays]
+    found = _scanned(combine, list(arrays), axis)
+    return [reverse(x, [axis]) for x in found] if backward else found
+
+
+def _scanned(combine: Callable[..., Sequence[Any]], arrays: list[Any], axis: int) -> list[Any]:
+    count = arrays[0].shape[axis]
+    if count < 2:
+        return arrays
+    pairs_ = combine([_along(x, axis, 0, count - 1, 2) for x in arrays], [_along(x, axis, 1, count, 2) for x in arrays])
+    odd = _scanned(combine, list(pairs_), axis)
+    before = [_along(x, axis, 0, count // 2 - 1, 1) for x in odd] if count % 2 == 0 else odd
+    even = combine(before, [_along(x, axis, 2, count, 2) for x in arrays]) if count > 2 else [None] * len(arrays)
+    first = [_along(x, axis, 0, 1, 1) for x in arrays]
+    full = [a if b is None else concatenate([a, b], axis) for a, b in zip(first, even, strict=True)]
+    return [_interleaved(a, b, axis) for a, b in zip(full, odd, strict=True)]
+
+
+def _along(x: Any, axis: int, start: int, limit: int, stride: int) -> Any:
+    starts, limits, strides = [0] * len(x.shape), list(x.shape), [1] * len(x.shape)
+    starts[axis], limits[axis], strides[axis] = start, max(start, limit), stride
+    return slice_(x, starts, limits, strides)
+
+
+def _interleaved(x: Any, y: Any, axis: int) -> Any:
+    longer = x.shape[axis] - y.shape[axis]
+    zero = Literal(np.zeros((), x.dtype))
+    none, between = [0] * len(x.shape), [int(i == axis) for i in range(len(x.shape))]
+    of_x = pad(x, zero, none, [(1 - longer) * one for one in between], between)
+    of_y = pad(y, zero, between, [longer * one for one in between], between)
+    return (elementwise.bitwise_or if aval(x).dtype == dtypes.bool_ else elementwise.add)(of_x, of_y)
