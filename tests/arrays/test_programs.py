@@ -130,6 +130,21 @@ def test_one_artifact_for_all_sizes() -> None:
         theirs.call(np.ones((1, 2), np.float32))
 
 
+def test_a_scan_over_arrays_of_symbolic_sizes() -> None:
+    def cumulated(n: Any, x: Any) -> Any:
+        lax = stagec.lax if n is xp else jax.lax
+        turn = lambda carry, row: (n.tanh(carry + row), carry * row)  # noqa: E731
+        return lax.scan(turn, x[0] * 0, x, reverse=True)
+
+    struct = stagec.ShapeDtypeStruct((3, *stagec.symbolic_shape("batch, 2*n")), xp.float32)
+    exported = stagec.jit(lambda x: cumulated(xp, x), frontend="arrays").trace(struct).export()
+    theirs = jax.export.deserialize(exported.serialize(1))
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), theirs.call(x), cumulated(jnp, x))
+    wanted = jax.grad(lambda x: cumulated(jnp, x)[1].sum())(x)
+    np.testing.assert_allclose(jax.grad(lambda x: theirs.call(x)[1].sum())(x), wanted, 1e-5, 1e-6)
+
+
 def test_a_symbolic_size_is_no_number() -> None:
     struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("batch"), xp.float32)
     with pytest.raises(TypeError, match="the symbolic size batch is used as a number"):

@@ -196,6 +196,21 @@ class Rule:
             return hlo.reshape(kind, value)
         return hlo.dynamic_reshape(kind, value, self.lowering.shape(aval.shape))
 
+    def element(self, value: IRValue, aval: ShapedArray, index: IRValue) -> IRValue:
+        """Return what an array of `aval` has at an index of its first axis: an i32 that is inside of it."""
+        sizes = (1, *aval.shape[1:])
+        if dims.is_static(sizes):
+            zeros = [constant(np.asarray(0, np.int32))] * (len(sizes) - 1)
+            part = hlo.dynamic_slice(value, [index, *zeros], integers(sizes))
+        else:
+            first = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
+            zeros = [constant(np.zeros(len(sizes) - 1, np.int32))]
+            start = hlo.concatenate([hlo.reshape(first, index), *zeros], integer(0))
+            strides, kind = constant(np.ones(len(sizes), np.int32)), tensor_type(ShapedArray(sizes, aval.dtype))
+            limit = hlo.add(start, self.lowering.shape(sizes))
+            part = hlo.real_dynamic_slice(kind, value, start, limit, strides)
+        return self.reshape(part, ShapedArray(sizes[1:], aval.dtype))
+
     def full(self, value: Any, aval: ShapedArray) -> IRValue:
         """Return an array of `aval` with one number in every place."""
         scalar = constant(np.asarray(value).astype(aval.dtype))

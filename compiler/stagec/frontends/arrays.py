@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from stagec.arrays import dims, dtypes, pytrees
 from stagec.arrays.values import ShapeDtypeStruct
@@ -14,7 +16,7 @@ from stagec.core.avals import Aval, AvalError
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
 from stagec.frontends import array_stages, closures, entries, packages, source_locations, user_code
-from stagec.frontends.array_stages import Traced
+from stagec.frontends.array_stages import Traced, Wrapped
 from stagec.pjrt import compatibility, dialects
 
 named_arrays = closures.named_arrays
@@ -55,11 +57,19 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
-def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
-    """Return what JAX calls of the artifact: the function itself is no function of JAX's."""
-    from stagec.frontends import stablehlo
-
-    return stablehlo.reference(spec, import_roots, serialized)
+def results(
+    spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Return what the function itself gives, traced again for the shapes of the values: not what was exported of it."""
+    wrapped, args, kwargs = _prepared(spec, import_roots)
+    with dtypes.enable_x64(spec.enable_x64):
+        leaves, structure = pytrees.flatten((args, kwargs))
+        pairs = zip(leaves, values, strict=True)
+        given, named = structure.unflatten(
+            [ShapeDtypeStruct(value.shape, leaf.dtype, leaf.weak_type) for leaf, value in pairs]
+        )
+        traced = wrapped.trace(*given, **named)
+        return list(map(np.asarray, traced.lower().compile().call_flat(values)))
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
@@ -69,6 +79,15 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
 
 def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
     """Return the function of `spec` traced. Raises StagecError with all that is wrong."""
+    wrapped, args, kwargs = _prepared(spec, import_roots)
+    with dtypes.enable_x64(spec.enable_x64), phases.phase("trace"):
+        return user_code.run(
+            lambda: wrapped.trace(*args, **kwargs), f"tracing {spec.entry} raised", spec.manifest, spec.key
+        )
+
+
+def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped, tuple[Any, ...], dict[str, Any]]:
+    """Return the function of `spec`, ready to be traced, and its abstract arguments."""
     os.environ.update(spec.environment)
     user_code.add_import_roots(import_roots)
     packages.check(spec, import_roots)
@@ -85,10 +104,7 @@ def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
             donate_argnames=tuple(spec.donate_argnames) or None,
             keep_unused=spec.keep_unused,
         )
-        with phases.phase("trace"):
-            return user_code.run(
-                lambda: wrapped.trace(*args, **kwargs), f"tracing {spec.entry} raised", spec.manifest, spec.key
-            )
+    return wrapped, args, kwargs
 
 
 def _arguments(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,7 +14,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dtypes, tracing
 from stagec.arrays.binding import aval, bind
-from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, compare, constant, tensor_type
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives import elementwise
 from stagec.arrays.primitives.derivatives import Derivative
@@ -201,15 +201,12 @@ def _scan_lower(
         last = constant(np.asarray(length - 1, np.int32))
         index = hlo.subtract(last, count) if backward else count
         end = len(fixed) + carried
-        xs = []
-        for value, known in zip(rest[captured : len(fixed)], fixed[captured:], strict=True):
-            sizes = [1, *known.shape[1:]]
-            part = hlo.dynamic_slice(value, [index, *[zero] * (len(sizes) - 1)], integers(sizes))
-            xs.append(hlo.reshape(tensor_type(ShapedArray(known.shape[1:], known.dtype)), part))
+        given = zip(rest[captured : len(fixed)], fixed[captured:], strict=True)
+        xs = [rule.element(value, known, index) for value, known in given]
         results = rule.lowering.program(body, [*rest[:captured], *rest[len(fixed) : end], *xs])
         updated = []
         for value, result, known in zip(rest[end:], results[carried:], ys, strict=True):
-            wide = hlo.reshape(tensor_type(ShapedArray((1, *known.shape[1:]), known.dtype)), result)
+            wide = rule.reshape(result, ShapedArray((1, *known.shape[1:]), known.dtype))
             updated.append(hlo.dynamic_update_slice(value, wide, [index, *[zero] * (len(known.shape) - 1)]))
         hlo.return_([hlo.add(count, one), *rest[: len(fixed)], *results[:carried], *updated])
     return list(operation.results)[1 + len(fixed) :]
