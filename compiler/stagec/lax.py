@@ -6,6 +6,38 @@
 
 from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.control import cond, fori_loop, map, scan, switch, while_loop  # noqa: A004 - JAX's name
+from stagec.arrays.namespace.parallel import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    psum,
+    psum_scatter,
+    with_sharding_constraint,
+)
 from stagec.arrays.namespace.transformations import stop_gradient
 
-__all__ = ["cond", "fori_loop", "map", "scan", "stop_gradient", "switch", "while_loop"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
+    "cond",
+    "fori_loop",
+    "map",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "psum",
+    "psum_scatter",
+    "scan",
+    "stop_gradient",
+    "switch",
+    "while_loop",
+    "with_sharding_constraint",
+]

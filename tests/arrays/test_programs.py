@@ -188,3 +188,43 @@ def test_there_is_no_jax(tmp_path: Path) -> None:
             assert 'or write frontend="arrays"' in str(error), error
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)
+
+
+def test_classes_of_the_users(tmp_path: Path) -> None:
+    """Registered without JAX: in calls, in artifacts, and in those that this process reads."""
+    code = f"""
+        import dataclasses, sys
+        sys.path.insert(0, {str(ROOT / "compiler")!r})
+        sys.modules["jax"] = None
+        import numpy as np
+        import stagec
+
+        @stagec.register_dataclass
+        @dataclasses.dataclass
+        class State:
+            w: object
+            rate: float = dataclasses.field(default=0.1, metadata={{"static": True}})
+
+        class Pair:
+            def __init__(self, a, b, tag):
+                self.a, self.b, self.tag = a, b, tag
+
+        stagec.register_pytree_node(Pair, lambda p: ((p.a, p.b), p.tag), lambda tag, parts: Pair(*parts, tag))
+
+        @stagec.jit(frontend="arrays")
+        def step(state, pair):
+            return State(state.w * state.rate + pair.a, state.rate), Pair(pair.b, pair.a, pair.tag)
+
+        arguments = State(np.ones(3, np.float32), 0.5), Pair(np.ones(3, np.float32), np.zeros(2, np.float32), "x")
+        exported = stagec.Exported.deserialize(step.trace(*arguments).export().serialize())
+        for state, pair in (step(*arguments), exported.call(*arguments)):
+            assert (type(state), state.rate, type(pair), pair.tag) == (State, 0.5, Pair, "x")
+            assert np.array_equal(np.asarray(state.w), [1.5, 1.5, 1.5]) and pair.a.shape == (2,)
+        try:
+            stagec.register_dataclass(dict)
+        except TypeError as error:
+            assert str(error) == "builtins:dict is no dataclass: give data_fields and meta_fields"
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)
