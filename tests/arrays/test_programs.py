@@ -1,5 +1,6 @@
 """Programs: derivatives and control flow against JAX's, artifacts that JAX reads, and no JAX anywhere."""
 
+import copy
 import subprocess
 import sys
 import textwrap
@@ -143,6 +144,33 @@ def test_a_scan_over_arrays_of_symbolic_sizes() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), theirs.call(x), cumulated(jnp, x))
     wanted = jax.grad(lambda x: cumulated(jnp, x)[1].sum())(x)
     np.testing.assert_allclose(jax.grad(lambda x: theirs.call(x)[1].sum())(x), wanted, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        lambda x: xp.asarray(x, copy=True),
+        lambda x: xp.astype(x, x.dtype),
+        lambda x: xp.reshape(x, (3,), copy=True),
+        lambda x: +x,
+        lambda x: x[...],
+        lambda x: xp.clip(x),
+        lambda x: xp.broadcast_to(x, (3,)),
+        lambda x: xp.concat([x]),
+        lambda x: xp.sum(x, axis=()),
+        copy.copy,
+        copy.deepcopy,
+    ],
+)
+def test_an_assignment_changes_one_object(alias: Callable[[Any], Any]) -> None:
+    def function(x: Any) -> Any:
+        y = alias(x)
+        y[0] = 9
+        return x, y
+
+    for run in (function, stagec.jit(function, frontend="arrays")):
+        x, y = run(xp.zeros(3))
+        assert (float(x[0]), float(y[0])) == (0, 9)
 
 
 def test_a_symbolic_size_is_no_number() -> None:

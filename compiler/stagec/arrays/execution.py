@@ -38,6 +38,13 @@ class Array(arrays.Array, Value):
         """Return an array of the loader's as one with operators."""
         return Array(found._buffer, found.aval)
 
+    def same(self) -> Array:
+        """Return another object of the same memory."""
+        return Array(self._buffer, self.aval)
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self.copy_of()
+
     def copy_of(self) -> Array:
         """Return a copy."""
         return Array.of(self.copy())

@@ -89,6 +89,10 @@ class Value:
         """Whether its dtype gives way to another array's."""
         return False
 
+    def same(self) -> Any:
+        """Return another object of the same elements: an assignment to elements of one leaves the other as it is."""
+        return self
+
     @property
     def ndim(self) -> int:
         """How many dimensions it has."""

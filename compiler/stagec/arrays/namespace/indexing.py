@@ -34,6 +34,7 @@ def getitem(x: Any, key: Any) -> Any:
     entries = key if isinstance(key, tuple) else (key,)
     if isinstance(x, execution.Array) and tracing.current() is None and not any(isinstance(e, Tracer) for e in entries):
         return execution.array(x.numpy()[_plain(key)], shared=True)
+    x = x.same()
     basic, arrays = _split(x, _expanded(x, entries))
     return _gathered(_sliced(x, basic), basic, arrays)
 

@@ -21,11 +21,13 @@ def is_scalar(x: Any) -> bool:
 
 
 def array_of(x: Any, function: str = "") -> Any:
-    """Return an operand as an array: a value of stagec's as it is, and NumPy's or a number as one of ours.
+    """Return an operand as an array: a value of stagec's as another object, and NumPy's or a number as one of ours.
 
     function: its name, for messages. Raises TypeError for what is no array.
     """
-    if isinstance(x, Value | Literal):
+    if isinstance(x, Value):
+        return x.same()
+    if isinstance(x, Literal):
         return x
     if isinstance(x, SCALARS):
         return literal(x, dtypes.of_python(type(x)), weak_type=type(x) is not bool) if is_scalar(x) else _of_numpy(x)
