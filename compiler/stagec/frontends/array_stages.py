@@ -19,7 +19,7 @@ from stagec.arrays import dtypes, execution, exporting, pytrees, tracing
 from stagec.arrays.exporting import NOWHERE, Split
 from stagec.arrays.namespace import array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.primitives.derivatives import vjp_program
-from stagec.arrays.program import Program, pruned
+from stagec.arrays.program import Program, constant_bytes, pruned
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
 from stagec.core.avals import Aval
@@ -229,6 +229,10 @@ class Traced:
         return exporting.module(self.program, taken, platforms, names, self.donated, located=True, split=self._split)
 
 
+_LARGE = 1 << 20
+"""Bytes of constants from which on a module has a context of its own: one that is kept would keep them."""
+
+
 def _exported(
     program: Program,
     name: str,
@@ -244,7 +248,7 @@ def _exported(
     names: of the arguments. avals: of arguments and results; of those that are float0, the program's are bools.
     """
     taken = exporting.kept(program, keep_unused)
-    with dialects.make_context():
+    with dialects.kept_context() if constant_bytes(program) < _LARGE else dialects.make_context():
         serialized = exporting.portable(exporting.module(program, taken, platforms, names, donated, split=split))
 
     def vjp() -> Exported:
