@@ -1,4 +1,4 @@
-"""Functions that are written once for jax.numpy and stagec.numpy, and the seconds that each takes for them.
+"""Functions that are written once for jax.numpy and stagec.numpy, and the CPU seconds that each takes.
 
 As a program: `array_functions.py jax|arrays ROUNDS` prints the seconds as JSON. Each has its own process, so neither
 finds what the other has imported.
@@ -69,20 +69,20 @@ def main(which: str, rounds: int) -> None:
     """Measure and print."""
     import numpy as np
 
-    start = time.perf_counter()
+    start = time.process_time()
     import jaxlib.mlir.dialects.stablehlo  # noqa: F401
     import ml_dtypes  # noqa: F401
     from jaxlib import xla_client  # noqa: F401
 
-    seconds: dict[str, list[float]] = {"jaxlib": [time.perf_counter() - start]}
-    start = time.perf_counter()
+    seconds: dict[str, list[float]] = {"jaxlib": [time.process_time() - start]}
+    start = time.process_time()
     if which == "jax":
         import jax
         import jax.export
         import jax.numpy as n
 
         struct: Callable[..., Any] = jax.ShapeDtypeStruct
-        seconds["import"] = [time.perf_counter() - start]
+        seconds["import"] = [time.process_time() - start]
 
         def export(function: Callable[..., Any], *args: Any) -> bytes:
             return bytes(jax.export.export(jax.jit(function))(*args).serialize())
@@ -90,7 +90,7 @@ def main(which: str, rounds: int) -> None:
         import stagec
         import stagec.numpy as n
 
-        seconds["import"] = [time.perf_counter() - start]
+        seconds["import"] = [time.process_time() - start]
         struct = stagec.ShapeDtypeStruct
 
         def export(function: Callable[..., Any], *args: Any) -> bytes:
@@ -114,11 +114,11 @@ def main(which: str, rounds: int) -> None:
     x, y = n.asarray(np.ones((8, 8), np.float32)), n.asarray(np.ones((8, 8), np.float32))
 
     def operation() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(1000):
             found = n.add(x, y)
         np.asarray(found)
-        return (time.perf_counter() - start) / 1000
+        return (time.process_time() - start) / 1000
 
     export(n.tanh, struct((2,), np.float32))  # what the first of a process takes is in no round
     operation()
@@ -129,9 +129,9 @@ def main(which: str, rounds: int) -> None:
 
 
 def _timed(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     run()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Functions of arrays beside JAX: trace, lower and export, importing, and one operation outside of a trace."""
+"""Functions of arrays beside JAX, in CPU seconds: trace, lower and export; importing; operations outside of a trace."""
 
 from __future__ import annotations
 
