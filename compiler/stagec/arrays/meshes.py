@@ -94,6 +94,8 @@ def of_program(program: Program) -> Axes:
 
     def look(one: Program) -> None:
         for equation in one.equations:
+            if not equation.params:  # most have none
+                continue
             if mesh := equation.params.get("mesh"):
                 found.add(mesh)
             for inner in subprograms(equation):

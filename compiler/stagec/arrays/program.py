@@ -122,7 +122,8 @@ def pruned(program: Program) -> Program:
 
 def constant_bytes(program: Program) -> int:
     """Return how many bytes the arrays have that a program, and the programs in it, have with them."""
-    inner = sum(constant_bytes(one) for equation in program.equations for one in subprograms(equation))
+    parts = (equation for equation in program.equations if equation.params)  # most have none
+    inner = sum(constant_bytes(one) for equation in parts for one in subprograms(equation))
     return inner + sum(array.nbytes for array in program.constants.values())
 
 
