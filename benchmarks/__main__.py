@@ -23,6 +23,7 @@ BENCHMARKS = (
     "small_functions",
     "edits",
     "scale",
+    "tracing",
     "caches",
     "cold_start",
     "call_latency",

@@ -79,7 +79,8 @@ _python = tag_class(
         ),
         "lock": attr.label(
             doc = "A requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that " +
-                  "your models import. Without it, models can import JAX and NumPy.",
+                  "your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
+                  "`frontend = \"arrays\"`.",
         ),
         "tpu_lock": attr.label(doc = "One with libtpu alone, if you use another jaxlib."),
         "cuda_lock": attr.label(

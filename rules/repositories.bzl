@@ -24,7 +24,8 @@ def stagec_repositories(
 
     Args:
       lock: label of a requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that
-        your models import. Without it, models can import JAX and NumPy.
+        your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of
+        `frontend = "arrays"`.
       tpu_lock: label of one with libtpu alone, if you use another jaxlib.
       cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
         use another jaxlib.

@@ -83,6 +83,17 @@ def test_a_lock_has_stagecs_packages_as_stagec_has_them_and_the_users(locking: L
     assert [pin for pin in pins if pin.startswith("-")] == []
 
 
+def test_a_lock_without_jax(locking: Locking) -> None:
+    locking.locked("zipp\n", "--without-jax")
+    found = versions(locking.lock)
+    own = versions(OWN)
+    assert {"flatbuffers", "jaxlib", "ml-dtypes", "numpy", "pydantic", "zipp"} < found.keys()
+    assert "jax" not in found
+    assert {**own, **found} == {**own, "zipp": found["zipp"]}
+    said = locking.refusal("equinox\n", "--without-jax")
+    assert said == "requirements.in: one of these packages needs jax: leave it out, or --without-jax\n"
+
+
 def test_all_packages_without_a_wheel_are_named_together_before_anything_is_downloaded(
     locking: Locking, tmp_path: Path
 ) -> None:

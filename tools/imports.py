@@ -53,7 +53,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",
-        "arrays arrays.primitives bundle core loader pjrt stages",
+        "arrays arrays.namespace arrays.primitives bundle core loader pjrt stages",
         "jax jaxlib msgpack numpy orbax",
     ),
     "numpy": _package(
@@ -61,11 +61,11 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "arrays.namespace": _package(
         "the array API standard and parts of JAX's API, written with primitives: `stagec.numpy`, `lax`, `nn`, `random`",
-        "arrays arrays.primitives pjrt",
+        "arrays arrays.primitives core pjrt",
         "ml_dtypes numpy",
     ),
     "arrays.primitives": _package(
-        "the table of primitives: rule of shapes, lowering and derivative of each", "arrays", "jaxlib numpy"
+        "the table of primitives: rule of shapes, lowering and derivative of each", "arrays core", "jaxlib numpy"
     ),
     "arrays": _package(
         "functions of arrays traced without JAX: values, programs, tracing, lowering to StableHLO, execution",

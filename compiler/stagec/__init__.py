@@ -29,6 +29,7 @@ from stagec.core.version import VERSION
 if TYPE_CHECKING:
     from stagec.arrays.dims import symbolic_shape
     from stagec.arrays.dtypes import enable_x64
+    from stagec.arrays.namespace.parallel import set_mesh, shard_map
     from stagec.arrays.namespace.transformations import (
         checkpoint,
         custom_vjp,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         value_and_grad,
         vjp,
     )
+    from stagec.arrays.primitives.contractions import default_matmul_precision
+    from stagec.arrays.pytrees import register_dataclass, register_pytree_node
     from stagec.arrays.values import ShapeDtypeStruct
     from stagec.backends.compilation import CannotCompile
     from stagec.core.errors import StagecError
@@ -79,6 +82,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "custom_vjp",
+    "default_matmul_precision",
     "device_put",
     "devices",
     "enable_x64",
@@ -86,6 +90,10 @@ __all__ = [
     "jit",
     "load",
     "make_array_from_single_device_arrays",
+    "register_dataclass",
+    "register_pytree_node",
+    "set_mesh",
+    "shard_map",
     "stop_gradient",
     "symbolic_shape",
     "value_and_grad",
@@ -95,9 +103,12 @@ __all__ = [
 _MODULES = {
     "arrays.dims": ("symbolic_shape",),
     "arrays.dtypes": ("enable_x64",),
+    "arrays.namespace.parallel": ("set_mesh", "shard_map"),
     "arrays.namespace.transformations": (
         *("checkpoint", "custom_vjp", "grad", "stop_gradient", "value_and_grad", "vjp"),
     ),
+    "arrays.primitives.contractions": ("default_matmul_precision",),
+    "arrays.pytrees": ("register_dataclass", "register_pytree_node"),
     "arrays.values": ("ShapeDtypeStruct",),
     "backends.compilation": ("CannotCompile",),
     "core.errors": ("StagecError",),

@@ -1,4 +1,4 @@
-"""Golden inputs and outputs: what JAX makes of generated or given inputs, and a test that executables give the same."""
+"""Golden inputs and outputs: what a function makes of generated or given inputs, and a test of executables with them."""
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotExportInfo", "AotGoldenInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
@@ -22,7 +22,7 @@ def _aot_golden_impl(ctx):
     compiler_action(
         ctx,
         mnemonic = "StagecGolden",
-        progress_message = "Running %s with JAX" % export.name,
+        progress_message = "Running %s" % export.name,
         command = "golden",
         arguments = arguments,
         inputs = depset([export.spec, export.exported, export.description] + weights + given),
@@ -37,7 +37,7 @@ def _aot_golden_impl(ctx):
 
 aot_golden = rule(
     implementation = _aot_golden_impl,
-    doc = "Runs an exported function with `jax.jit` on CPUs and generated or given inputs: " +
+    doc = "Runs a function, with `jax.jit` if JAX traces it, on CPUs and generated or given inputs: " +
           "`<export>.golden.safetensors`. `aot_manifest` declares one for each function with `golden`.",
     attrs = {
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),

@@ -48,6 +48,13 @@ class Sources:
         """Say it to uv."""
         return [str(self.requirements), str(self.own), "--constraints", str(self.pins)]
 
+    def without_jax(self, folder: Path) -> Sources:
+        """Leave JAX out of what stagec requires. folder: for the file that says so."""
+        own = folder / "without_jax.in"
+        kept = {name: version for name, version in _versions(self.own).items() if name != "jax"}
+        own.write_text("".join(f"{name}=={version}\n" if version else f"{name}\n" for name, version in kept.items()))
+        return Sources(self.requirements, own, self.pins)
+
     def with_any_jax(self, folder: Path) -> Sources:
         """Leave the versions of jax and jaxlib to the user's packages. folder: for the two files that say so."""
         own, pins = folder / "own.in", folder / "pins.lock"
@@ -57,10 +64,10 @@ class Sources:
         return Sources(self.requirements, own, pins)
 
 
-def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path) -> list[str]:
+def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_jax: bool = False) -> list[str]:
     """Write a lock. Returns notes for the user. Raises Refused.
 
-    kept: an older lock, whose versions stay where they fit.
+    kept: an older lock, whose versions stay where they fit. without_jax: for models that need none.
     """
     tested = _versions(sources.pins)
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -69,6 +76,8 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path) -> list[
         found = folder / "requirements.lock"
         if kept:
             shutil.copy(kept, found)
+        if without_jax:
+            sources = sources.without_jax(folder)
         if chosen := set(_JAX).intersection(_versions(sources.requirements)):
             sources = sources.with_any_jax(folder)
         # First the versions for this Python, which the lock for all of them keeps where it can.
@@ -101,6 +110,8 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path) -> list[
                 if missing := _resolve(uv, [str(found), *linux], folder / "python.lock")[0]:
                     notes.append(f"no wheel for Python {python} on Linux x86-64: {', '.join(sorted(missing))}")
         versions = _versions(found)
+        if without_jax and "jax" in versions:
+            raise Refused("one of these packages needs jax: leave it out, or --without-jax")
         if versions["jaxlib"] != tested["jaxlib"]:
             notes.append(
                 f"stagec is tested with jaxlib {tested['jaxlib']}, and this has {versions['jaxlib']}: for TPUs and "
@@ -184,7 +195,8 @@ def _conflict(
     missing, failure = _resolve(uv, sources.with_any_jax(folder).words(), other)
     remedy = "write other versions of them"
     if not failure and not missing.keys() & set(_JAX):
-        remedy += f", or the JAX that they want: {' and '.join(f'{name}=={_versions(other)[name]}' for name in _JAX)}"
+        wanted = [f"{name}=={version}" for name, version in _versions(other).items() if name in _JAX]
+        remedy += f", or the JAX that they want: {' and '.join(wanted)}"
     elif not any(f"{name}=={tested[name]}" in said for name in _JAX):
         return said, {}
     head = f"your packages want another jaxlib than {tested['jaxlib']}, with which stagec is tested:"
@@ -223,6 +235,9 @@ def main() -> None:
     parser.add_argument("requirements", type=Path, help="the file that names what your models import: requirements.in")
     parser.add_argument("--output", type=Path, help="the lock; without, beside the file: requirements.lock")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions, not those of the old lock")
+    parser.add_argument(
+        "--without-jax", action="store_true", help='leave JAX out: all functions have frontend = "arrays"'
+    )
     parser.add_argument("--own", type=Path, nargs=2, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--uv", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--without-uv", type=Path, help=argparse.SUPPRESS)
@@ -239,7 +254,7 @@ def main() -> None:
         settings = pip_settings.of_pip(pip_installer.PIP, pip_installer.environment())
         uv = Uv(arguments.uv, pip_settings.to_uv(settings), pip_settings.cache_folder(settings))
         kept = lock if lock.exists() and not arguments.upgrade else None
-        notes = write_lock(uv, Sources(requirements, *arguments.own), kept, lock)
+        notes = write_lock(uv, Sources(requirements, *arguments.own), kept, lock, arguments.without_jax)
     except (Refused, pip_settings.NoWord, OSError, UnicodeDecodeError) as error:
         problems = error.problems if isinstance(error, Refused) else (str(error),)
         sys.exit("\n".join(_problem(requirements, problem) for problem in problems))

@@ -1,5 +1,6 @@
 """Programs: derivatives and control flow against JAX's, artifacts that JAX reads, and no JAX anywhere."""
 
+import copy
 import subprocess
 import sys
 import textwrap
@@ -137,6 +138,48 @@ def test_one_artifact_for_all_sizes() -> None:
         theirs.call(np.ones((1, 2), np.float32))
 
 
+def test_a_scan_over_arrays_of_symbolic_sizes() -> None:
+    def cumulated(n: Any, x: Any) -> Any:
+        lax = stagec.lax if n is xp else jax.lax
+        turn = lambda carry, row: (n.tanh(carry + row), carry * row)  # noqa: E731
+        return lax.scan(turn, x[0] * 0, x, reverse=True)
+
+    struct = stagec.ShapeDtypeStruct((3, *stagec.symbolic_shape("batch, 2*n")), xp.float32)
+    exported = stagec.jit(lambda x: cumulated(xp, x), frontend="arrays").trace(struct).export()
+    theirs = jax.export.deserialize(exported.serialize(1))
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), theirs.call(x), cumulated(jnp, x))
+    wanted = jax.grad(lambda x: cumulated(jnp, x)[1].sum())(x)
+    np.testing.assert_allclose(jax.grad(lambda x: theirs.call(x)[1].sum())(x), wanted, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        lambda x: xp.asarray(x, copy=True),
+        lambda x: xp.astype(x, x.dtype),
+        lambda x: xp.reshape(x, (3,), copy=True),
+        lambda x: +x,
+        lambda x: x[...],
+        xp.clip,
+        lambda x: xp.broadcast_to(x, (3,)),
+        lambda x: xp.concat([x]),
+        lambda x: xp.sum(x, axis=()),
+        copy.copy,
+        copy.deepcopy,
+    ],
+)
+def test_an_assignment_changes_one_object(alias: Callable[[Any], Any]) -> None:
+    def function(x: Any) -> Any:
+        y = alias(x)
+        y[0] = 9
+        return x, y
+
+    for run in (function, stagec.jit(function, frontend="arrays")):
+        x, y = run(xp.zeros(3))
+        assert (float(x[0]), float(y[0])) == (0, 9)
+
+
 def test_a_symbolic_size_is_no_number() -> None:
     struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("batch"), xp.float32)
     with pytest.raises(TypeError, match="the symbolic size batch is used as a number"):
@@ -178,5 +221,45 @@ def test_there_is_no_jax(tmp_path: Path) -> None:
             stagec.jit(lambda x: x)
         except ModuleNotFoundError as error:
             assert 'or write frontend="arrays"' in str(error), error
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)
+
+
+def test_classes_of_the_users(tmp_path: Path) -> None:
+    """Registered without JAX: in calls, in artifacts, and in those that this process reads."""
+    code = f"""
+        import dataclasses, sys
+        sys.path.insert(0, {str(ROOT / "compiler")!r})
+        sys.modules["jax"] = None
+        import numpy as np
+        import stagec
+
+        @stagec.register_dataclass
+        @dataclasses.dataclass
+        class State:
+            w: object
+            rate: float = dataclasses.field(default=0.1, metadata={{"static": True}})
+
+        class Pair:
+            def __init__(self, a, b, tag):
+                self.a, self.b, self.tag = a, b, tag
+
+        stagec.register_pytree_node(Pair, lambda p: ((p.a, p.b), p.tag), lambda tag, parts: Pair(*parts, tag))
+
+        @stagec.jit(frontend="arrays")
+        def step(state, pair):
+            return State(state.w * state.rate + pair.a, state.rate), Pair(pair.b, pair.a, pair.tag)
+
+        arguments = State(np.ones(3, np.float32), 0.5), Pair(np.ones(3, np.float32), np.zeros(2, np.float32), "x")
+        exported = stagec.Exported.deserialize(step.trace(*arguments).export().serialize())
+        for state, pair in (step(*arguments), exported.call(*arguments)):
+            assert (type(state), state.rate, type(pair), pair.tag) == (State, 0.5, Pair, "x")
+            assert np.array_equal(np.asarray(state.w), [1.5, 1.5, 1.5]) and pair.a.shape == (2,)
+        try:
+            stagec.register_dataclass(dict)
+        except TypeError as error:
+            assert str(error) == "builtins:dict is no dataclass: give data_fields and meta_fields"
+        else:
+            raise AssertionError
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)

@@ -1,20 +1,26 @@
 """A function of `stagec.numpy` by a manifest: exported by the command, in a process that cannot import JAX."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import stagec
 from stagec.core.errors import StagecError
 from stagec.core.specs import FunctionSpec, to_json
 from stagec.manifest.load import load_manifest
 from stagec.manifest.planning import plan
 from stagec.stages.exported import Exported
-from tests.building import action_environment, stagec
+from tests.building import action_environment
+from tests.building import stagec as command
 from tests.frontends.exporting import spec
 
 MODEL = '''"""A model."""
+import stagec
+import stagec.lax as lax
 import stagec.numpy as np
 from stagec import random
 
@@ -26,6 +32,15 @@ def scaled(x, by=1.0):
 def drawn(key, x):
     first, second = random.split(key)
     return second, random.normal(first, x.shape) * x
+
+
+def dense(params, x):
+    y = lax.with_sharding_constraint(x @ params["w"], stagec.PartitionSpec("data", "model"))
+    return [y, np.sum(y)]
+
+
+def layered(params, x):
+    return x @ params["layer"]["w"]
 
 
 def guess(x):
@@ -47,7 +62,7 @@ def workspace(tmp_path: Path) -> Path:
 def run(workspace: Path, function: FunctionSpec, *words: str) -> str:
     (workspace / "f.spec").write_text(to_json(function))
     environment = {"PYTHONPATH": os.pathsep.join([str(workspace), action_environment()["PYTHONPATH"]])}
-    done = stagec("export", "--spec", "f.spec", "--import-root", ".", *words, cwd=workspace, env=environment)
+    done = command("export", "--spec", "f.spec", "--import-root", ".", *words, cwd=workspace, env=environment)
     return done.stderr
 
 
@@ -60,7 +75,7 @@ def test_it_is_exported_without_jax(workspace: Path) -> None:
     np.testing.assert_allclose(exported.call(x)["y"], np.tanh(x) * 2, 1e-6)
     assert exported.has_vjp()
     assert "b:f32[batch,3] = tanh a" in (workspace / "out/f.txt").read_text()
-    assert '"pkg/model.py":7' in (workspace / "out/debug.mlir").read_text()
+    assert '"pkg/model.py":9' in (workspace / "out/debug.mlir").read_text()
     assert '"jax"' not in (workspace / "out/f.json").read_text()
 
 
@@ -81,8 +96,8 @@ def test_keys_are_arguments(workspace: Path) -> None:
 def test_the_users_mistake_has_their_line(workspace: Path) -> None:
     function = spec(entry="pkg.model:guess", frontend="arrays")
     stderr = run(workspace, function, "--output", "out/f.exported")
-    assert 'File "pkg/model.py", line 16, in guess' in stderr
-    assert "pkg/model.py:16: Python's if, while, and, or, not or bool() needs the elements" in stderr
+    assert 'File "pkg/model.py", line 27, in guess' in stderr
+    assert "pkg/model.py:27: Python's if, while, and, or, not or bool() needs the elements" in stderr
     assert "stagec/arrays" not in stderr
 
 
@@ -101,6 +116,48 @@ def test_a_manifest_names_it(tmp_path: Path) -> None:
     path.write_text(text)
     (export,) = plan(load_manifest(path, "m.toml")).exports
     assert export.spec.frontend == "arrays"
-    path.write_text(text + 'matmul_precision = "highest"\n')
-    with pytest.raises(StagecError, match="leave matmul_precision out; it says how JAX traces"):
+    path.write_text(text + 'prng_impl = "rbg"\n')
+    with pytest.raises(StagecError, match="leave prng_impl out; it says how JAX traces"):
         load_manifest(path, "m.toml")
+
+
+def exported(workspace: Path, function: FunctionSpec) -> Exported:
+    assert run(workspace, function, "--output", "out/f.exported") == ""
+    return Exported.deserialize((workspace / "out/f.exported").read_bytes())
+
+
+GRID = {"mesh": [["data", 2], ["model", 2]], "entry": "pkg.model:dense", "frontend": "arrays"}
+
+
+def test_shardings_of_a_manifest(workspace: Path) -> None:
+    shardings = {"in_shardings": [{"w": "P(None, model)"}, "P(data)"], "out_shardings": ["P(data, model)", "P()"]}
+    arguments = {"args": [{"w": "f32[4,6]"}, "f32[n,4]"], "constraints": ["n % 2 == 0"]}
+    found = exported(workspace, spec(**arguments, **GRID, **shardings))
+    mesh = stagec.Mesh((2, 2), ("data", "model"))
+    assert found.nr_devices == 4
+    assert [one and str(one.spec) for one in found.in_shardings_jax(mesh)] == ["P(None, model)", "P(data)"]
+    assert [one and str(one.spec) for one in found.out_shardings_jax(mesh)] == ["P(data, model)", "P()"]
+    assert "sdy.sharding_constraint" in found.mlir_module()
+    params, x = {"w": np.ones((4, 6), np.float32)}, np.eye(4, dtype=np.float32)
+    np.testing.assert_allclose(found.call(params, x)[0], x @ params["w"])
+    wrong = spec(args=[{"w": "f32[4,6]"}, "f32[n,4]"], **GRID, in_shardings=[{"v": "P()"}, "P()"])
+    said = "in_shardings[0]: v are given, but the tree has w there\n  write the same names"
+    assert said in run(workspace, wrong, "--output", "out/f.exported")
+
+
+def test_a_precision_of_products(workspace: Path) -> None:
+    product = {"args": [{"w": "f32[4,6]"}, "f32[2,4]"], **GRID}
+    found = exported(workspace, spec(**product, matmul_precision="highest")).mlir_module()
+    assert "precision = [HIGHEST, HIGHEST]" in found
+    said = run(workspace, spec(**product, matmul_precision="BF16_BF16_F32_X3"), "--output", "out/f.exported")
+    assert 'matmul_precision: "BF16_BF16_F32_X3" is an algorithm of products' in said
+
+
+def test_avals_of_a_file(workspace: Path) -> None:
+    save_file({"layer.w": np.zeros((4, 6), np.float32)}, workspace / "pkg" / "weights.safetensors")
+    function = spec(
+        args=["safetensors:weights.safetensors?sep=.", "f32[2,4]"], **{**GRID, "entry": "pkg.model:layered"}
+    )
+    assert [str(aval) for aval in exported(workspace, function).in_avals] == ["f32[4,6]", "f32[2,4]"]
+    said = run(workspace, dataclasses.replace(function, entry="pkg.model:dense"), "--output", "out/f.exported")
+    assert "args[0]: safetensors:weights.safetensors?sep=. gave it layer.w float32[4,6]" in said

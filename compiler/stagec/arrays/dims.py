@@ -86,7 +86,8 @@ class Dim:
     def __mod__(self, other: Any) -> Any:
         if isinstance(other, int | Dim) and self._divided(other) is not None:
             return 0
-        return self._with("mod({},{})", self, other)
+        found = self._with("mod({},{})", self, other)
+        return 0 if isinstance(found, Dim) and f"{found.text} == 0" in self.constraints else found
 
     def __rmod__(self, other: Any) -> Any:
         return self._with("mod({},{})", other, self)

@@ -39,6 +39,13 @@ class Array(arrays.Array, Value):
         """Return an array of the loader's as one with operators."""
         return Array(found._buffer, found.aval)
 
+    def same(self) -> Array:
+        """Return another object of the same memory."""
+        return Array(self._buffer, self.aval)
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self.copy_of()
+
     def copy_of(self) -> Array:
         """Return a copy."""
         return Array.of(self.copy())
@@ -139,7 +146,15 @@ def _known(value: Any) -> Array:
     if isinstance(value, Tracer):
         what = f"a value of the traced function {value._trace.name} ({value.aval}) is used outside of it"
         raise LeakedTracer(f"{what}; return it from the function")
-    return array(np.asarray(value.value if isinstance(value, Literal) else value))
+    if isinstance(value, Literal):
+        return _scalar(value.value.dtype, value.value.tobytes())
+    return array(np.asarray(value))
+
+
+@functools.lru_cache(1024)
+def _scalar(dtype: np.dtype[Any], elements: bytes) -> Array:
+    """Return a scalar on the device, which no operation donates: putting it there takes as long as an operation."""
+    return array(np.frombuffer(elements, dtype).reshape(()))
 
 
 def _compiled(primitive: Primitive, operands: Sequence[Array], params: Mapping[str, Any]) -> Executable:

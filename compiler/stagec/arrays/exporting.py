@@ -7,9 +7,10 @@ that it runs on. Symbolic sizes are read from the shapes of its arguments, and w
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxlib import _jax
@@ -20,11 +21,33 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dims, lowering
 from stagec.arrays.dims import Dim
 from stagec.arrays.lowering import IRValue
+from stagec.arrays.meshes import Axes
 from stagec.arrays.program import Program, Variable
 from stagec.core import dimensions
+from stagec.core.partitions import Partition
 
 CALLING_CONVENTION = 10
 """The version of the module's calling convention, which is the pinned JAX's."""
+
+
+class Split(NamedTuple):
+    """How a function's arrays are split over devices.
+
+    mesh: the devices; empty: one. inputs, outputs: for each array how it is split, None where XLA says it; () for all.
+    """
+
+    mesh: Axes = ()
+    inputs: tuple[Partition | None, ...] = ()
+    outputs: tuple[Partition | None, ...] = ()
+
+    @property
+    def nr_devices(self) -> int:
+        """How many there are."""
+        return math.prod(size for _, size in self.mesh)
+
+
+NOWHERE = Split()
+"""Of a function of one device."""
 
 
 def kept(program: Program, keep_unused: bool) -> tuple[int, ...]:
@@ -43,11 +66,12 @@ def module(
     names: Sequence[str] = (),
     donated: Sequence[bool] = (),
     located: bool = False,
+    split: Split = NOWHERE,
 ) -> ir.Module:
     """Return a program as a module of the current context.
 
     taken: the numbers of the inputs that it takes. names: of all inputs. donated: for each, whether the caller gives
-    its buffer away. located: whether operations have their places in the user's sources.
+    its buffer away. located: whether operations have their places in the user's sources. split: over which devices.
     """
     avals = [program.in_avals[i] for i in taken]
     several = len(platforms) > 1
@@ -63,9 +87,19 @@ def module(
         attributes = [{"jax.global_constant": ir.StringAttr.get("_platform_index")}] if several else []
         given_away = [bool(donated) and donated[i] for i in taken]
         attributes += _donations(program, taken, given_away)
+        results: list[dict[str, ir.Attribute]] = [{} for _ in program.outputs]
+        if split.mesh:
+            found.operation.attributes["mhlo.num_partitions"] = _i32(split.nr_devices)
+            found.operation.attributes["mhlo.num_replicas"] = _i32(1)
+            with ir.InsertionPoint.at_block_begin(found.body):
+                lowering.declare_mesh(split.mesh)
+            _say_how_split(attributes[len(index) :], avals, [split.inputs[i] for i in taken] if split.inputs else ())
+            _say_how_split(results, program.out_avals, split.outputs)
+            main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in results])
         main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
         with ir.InsertionPoint(main.entry_block):
             rules = lowering.Lowering(platforms, located)
+            rules.mesh = split.mesh
             if several:
                 rules.platform_index = arguments[0]
             arrays = arguments[len(index) :]
@@ -74,6 +108,18 @@ def module(
             nothing: Any = None  # of an input that nobody uses
             func.return_(rules.program(program, [values.get(i, nothing) for i in range(len(program.inputs))]))
     return found
+
+
+def _say_how_split(
+    attributes: Sequence[dict[str, ir.Attribute]], avals: Sequence[Any], partitions: Sequence[Partition | None]
+) -> None:
+    for one, aval, partition in zip(attributes, avals, partitions, strict=False):
+        if partition is not None:
+            one["sdy.sharding"] = lowering.sharding(partition, aval.ndim)
+
+
+def _i32(number: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
 
 
 def portable(found: ir.Module) -> bytes:

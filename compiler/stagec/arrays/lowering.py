@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
+from jaxlib.mlir.dialects import func, sdy
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims
 from stagec.arrays.dims import Dim, Shape
 from stagec.arrays.dtypes import BITS, BOOL, KINDS, NAMED, SIGNED, UNSIGNED, DType
+from stagec.arrays.meshes import Axes
 from stagec.arrays.program import Equation, Program, Variable
 from stagec.arrays.values import Literal, ShapedArray, physical
 from stagec.core import dimensions
+from stagec.core.partitions import Partition
 
 IRValue: TypeAlias = Any
 """MLIR's value of an array. jaxlib's stubs say more of it than rules of shapes of any rank can."""
@@ -97,11 +99,27 @@ def constant(array: np.ndarray[Any, Any]) -> IRValue:
     return hlo.constant(attribute)
 
 
+_MESH = "mesh"
+
+
+def declare_mesh(mesh: Axes) -> None:
+    """Write a mesh into the module at the insertion point, under the name that `sharding` refers to."""
+    sdy.MeshOp(_MESH, sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in mesh]))
+
+
+def sharding(partition: Partition, ndim: int) -> Any:
+    """Return how an array is split over the module's mesh, as an attribute of Shardy's."""
+    names = [*partition, *[()] * (ndim - len(partition))]
+    parts = [sdy.DimensionShardingAttr.get(list(map(sdy.AxisRefAttr.get, axes)), is_closed=True) for axes in names]
+    return sdy.TensorShardingAttr.get(_MESH, parts)
+
+
 class Lowering:
     """What the rules of one module share.
 
     platforms: those that the module is for. platform_index: which of them it runs on, an i32; None where there is one.
     sizes: the number of each named size, an i32, where sizes are symbolic.
+    mesh: over which arrays are split, as `declare_mesh` has written it; empty where there is one device.
     located: whether operations have their places in the user's sources.
     """
 
@@ -109,6 +127,7 @@ class Lowering:
         self.platforms = tuple(platforms)
         self.platform_index: IRValue | None = None
         self.sizes: dict[str, IRValue] = {}
+        self.mesh: Axes = ()
         self._located = located
 
     def program(self, program: Program, values: Sequence[IRValue]) -> list[IRValue]:
@@ -135,6 +154,23 @@ class Lowering:
             results = found if equation.primitive.several else (found,)
             known.update(zip(equation.outputs, results, strict=True))
         return [value(operand) for operand in program.outputs]
+
+    def shared(self) -> tuple[list[str], list[IRValue]]:
+        """Return names and values of what is the same in the whole module: sizes, and the platform's index as ""."""
+        found = {**self.sizes, **({} if self.platform_index is None else {"": self.platform_index})}
+        return list(found), list(found.values())
+
+    @contextlib.contextmanager
+    def sharing(self, names: Sequence[str], values: Sequence[IRValue]) -> Iterator[None]:
+        """Have other values for what `shared` named, in a region that cannot use those."""
+        before = self.sizes, self.platform_index
+        inside = dict(zip(names, values, strict=True))
+        self.platform_index = inside.pop("", None)
+        self.sizes = inside
+        try:
+            yield
+        finally:
+            self.sizes, self.platform_index = before
 
     def size(self, size: Any) -> IRValue:
         """Return a size as an i32 of no dimensions."""

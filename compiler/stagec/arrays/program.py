@@ -123,6 +123,13 @@ def pruned(program: Program) -> Program:
     return Program(program.inputs, kept[::-1], program.outputs, constants)
 
 
+def constant_bytes(program: Program) -> int:
+    """Return how many bytes the arrays have that a program, and the programs in it, have with them."""
+    parts = (equation for equation in program.equations if equation.params)  # most have none
+    inner = sum(constant_bytes(one) for equation in parts for one in subprograms(equation))
+    return inner + sum(array.nbytes for array in program.constants.values())
+
+
 def subprograms(equation: Equation) -> Iterator[Program]:
     """Yield the programs among an equation's parameters: the branches of a `cond`, the body of a loop."""
     for value in equation.params.values():

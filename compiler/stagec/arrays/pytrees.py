@@ -2,25 +2,85 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxlib import _jax
 
-from stagec.core.keyed import key_of
+from stagec.core import node_types, statics
+from stagec.core.keyed import Keyed, key_of
 from stagec.core.node_types import serializer
-from stagec.core.nodes import Fields, name_of
+from stagec.core.nodes import Fields, PyTreeNode, name_of
 from stagec.core.one_level import OneLevel
 from stagec.core.trees import Tree, of_structure
 
 PyTreeDef = _jax.pytree.PyTreeDef
+T = TypeVar("T")
 
 
 @functools.cache
 def registry() -> Any:
     """Return the registry: tuples, lists, dicts, None, namedtuples, and what was registered with JAX."""
     return _jax.pytree.default_registry()
+
+
+_REGISTERED: dict[type, tuple[Sequence[str], Sequence[str]] | None] = {}
+"""Classes that were registered here; of those with fields the names of the children and of the static ones."""
+
+
+def register_dataclass(
+    nodetype: type[T], data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] | None = None
+) -> type[T]:
+    """Make a class of fields a pytree node, and return it. As `jax.tree_util.register_dataclass`, also as a decorator.
+
+    data_fields: the fields that hold arrays, or trees of them; None: those of a dataclass that are not static
+    (`field(metadata={"static": True})`). meta_fields: the static ones, which have a hash and go into the artifact.
+    Where the process has imported JAX, it is registered with JAX too. Raises ValueError for a class that is registered,
+    and TypeError where fields are not given for what is no dataclass.
+    """
+    if data_fields is None or meta_fields is None:
+        if not dataclasses.is_dataclass(nodetype):
+            raise TypeError(f"{name_of(nodetype)} is no dataclass: give data_fields and meta_fields")
+        fields = [field for field in dataclasses.fields(nodetype) if field.init]
+        meta_fields = [field.name for field in fields if field.metadata.get("static", False)]
+        data_fields = [field.name for field in fields if field.name not in meta_fields]
+    if jax := sys.modules.get("jax"):
+        jax.tree_util.register_dataclass(nodetype, list(data_fields), list(meta_fields))
+    else:
+        registry().register_dataclass_node(nodetype, list(data_fields), list(meta_fields))
+    _REGISTERED[nodetype] = tuple(data_fields), tuple(meta_fields)
+    return nodetype
+
+
+def register_pytree_node(
+    nodetype: type[T],
+    flatten_func: Callable[[T], tuple[Sequence[Any], Any]],
+    unflatten_func: Callable[[Any, Sequence[Any]], T],
+) -> None:
+    """Make a class a pytree node. As `jax.tree_util.register_pytree_node`.
+
+    flatten_func: gives children and static data, which have a hash. unflatten_func: makes an object of static data and
+    children. Where the process has imported JAX, it is registered with JAX too. Raises ValueError for a class that is
+    registered.
+    """
+    if jax := sys.modules.get("jax"):
+        jax.tree_util.register_pytree_node(nodetype, flatten_func, unflatten_func)
+    else:
+        registry().register_node(nodetype, flatten_func, unflatten_func)
+    _REGISTERED[nodetype] = None
+
+    def take(value: T) -> tuple[Sequence[Any], bytes]:
+        children, auxdata = flatten_func(value)
+        return children, _describe_own(None, auxdata)
+
+    def make(described: bytes, children: Sequence[Any]) -> T:
+        keyed = Keyed.from_bytes(described)
+        return unflatten_func(statics.rebuild(keyed.static["aux"]) if keyed else None, children)
+
+    node_types.OWN[name_of(nodetype)] = PyTreeNode(nodetype, take, make)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -35,6 +95,20 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     return structure.unflatten(map(function, leaves))
 
 
+def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """Return for each leaf of a structure what a tree, which is a prefix of it, has there or above.
+
+    is_leaf: of the prefix. Raises ValueError where it is no prefix.
+    """
+    found, own = registry().flatten(prefix, is_leaf)
+    try:
+        below = own.flatten_up_to(structure.unflatten(range(structure.num_leaves)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a tree that says something of arrays has other parts than they have: {error}") from None
+    pairs = zip(found, below, strict=True)
+    return [one for one, part in pairs for _ in registry().flatten(part)[0]]
+
+
 def to_tree(structure: Any) -> Tree:
     """Return a structure as artifacts have it (`core.trees`). Raises ValueError for a node that has no description."""
     return of_structure(structure, _describe, key_of)
@@ -44,12 +118,25 @@ def _describe(node: Any) -> tuple[str, bytes]:
     kind, auxdata = node.node_data()
     if registered := serializer(kind):
         return registered[0], bytes(registered[1](auxdata))
+    if kind in _REGISTERED:
+        return name_of(kind), _describe_own(_REGISTERED[kind], auxdata)
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
         return name_of(kind), Fields(kind._fields).to_bytes()
     level = OneLevel.of(node.unflatten([object() for _ in range(node.num_leaves)]))
     if level is None:
         raise ValueError(f"{name_of(kind)} has no description")
     return name_of(kind), level.describe()
+
+
+def _describe_own(fields: tuple[Sequence[str], Sequence[str]] | None, auxdata: Any) -> bytes:
+    if fields is None:
+        return Keyed(None, {"aux": statics.describe(auxdata)}).to_bytes()
+    static = dict(zip(fields[1], auxdata, strict=True))
+    try:
+        return Fields(tuple(fields[0]), static).to_bytes()
+    except ValueError:  # values that JSON has not
+        described = {name: statics.describe(value, name) for name, value in static.items()}
+        return Keyed(tuple(fields[0]), {"fields": described}).to_bytes()
 
 
 def names(structure: Any, parameters: Sequence[str]) -> list[str]:

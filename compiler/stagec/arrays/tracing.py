@@ -58,6 +58,15 @@ class Tracer(Value):
         """Whether its dtype gives way to another array's."""
         return self._operand.aval.weak_type
 
+    def same(self) -> Tracer:
+        """Return another tracer of the same variable."""
+        return Tracer(self._trace, self._operand)
+
+    copy_of = __copy__ = same
+
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        return self.same()
+
     def known(self) -> np.ndarray[Any, Any] | None:
         """Return its elements if it is a constant of its trace; None otherwise."""
         if isinstance(self._operand, Literal):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -94,6 +95,10 @@ class Value:
         """Whether its dtype gives way to another array's."""
         return False
 
+    def same(self) -> Any:
+        """Return another object of the same elements: an assignment to elements of one leaves the other as it is."""
+        return self
+
     @property
     def ndim(self) -> int:
         """How many dimensions it has."""
@@ -139,6 +144,18 @@ class Literal:
 
 def literal(value: Scalar, dtype: DType, weak_type: bool = False) -> Literal:
     """Return a Python scalar as one of `dtype`. Raises OverflowError where an integer does not fit in it."""
+    # To a dict, 1 and True are one key, and so are 0.0 and -0.0, and parts of complex numbers.
+    if isinstance(value, complex) or value == 0:
+        return _literal(value, dtype, weak_type)
+    return _kept_literal(type(value).__name__, value, dtype, weak_type)
+
+
+@functools.lru_cache(4096)
+def _kept_literal(kind: str, value: Scalar, dtype: DType, weak_type: bool) -> Literal:
+    return _literal(value, dtype, weak_type)
+
+
+def _literal(value: Scalar, dtype: DType, weak_type: bool) -> Literal:
     if isinstance(value, int) and dtypes.KINDS[dtype] in dtypes.INTEGRAL:
         info = np.iinfo(dtype) if dtype.isbuiltin == 1 else None
         if info is not None and not info.min <= value <= info.max:

@@ -24,13 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preload() -> None:
-    for name in (
-        "frontends.jax",
-        "frontends.constants",
-        "reports.explanation",
-        "stages.by_device",
-        "stages.serialization",
-    ):
+    from stagec.frontends import frontend
+
+    frontend.preload()
+    for name in ("frontends.constants", "reports.explanation", "stages.by_device", "stages.serialization"):
         importlib.import_module(f"stagec.{name}")
     # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
     importlib.metadata.entry_points(group="jax_plugins")
@@ -48,7 +45,7 @@ def _export(options: argparse.Namespace) -> None:
     with phases.phase("import"):
         from stagec.frontends.frontend import frontend as frontend_of
 
-        frontend = frontend_of(spec.frontend)
+        frontend = frontend_of(spec)
     if options.debug_output:
         write_whole(options.debug_output, frontend.export_with_locations(spec, options.import_root).encode())
     if options.jaxpr:

@@ -1,4 +1,4 @@
-"""Run a function with JAX on generated or given inputs, and write inputs and outputs to check executables with."""
+"""Run a function on generated or given inputs, and write inputs and outputs to check executables with."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def preload() -> None:
     import stagec.bundle.binding
     import stagec.frontends.golden  # noqa: F401
+    from stagec.frontends import frontend
+
+    frontend.preload()
 
 
 def run(options: argparse.Namespace) -> None:

@@ -32,13 +32,9 @@ _TRACING = (
 )
 _OF_JAX = (
     "inline",
-    "matmul_precision",
     "prng_impl",
     "host_callbacks",
     "plugins",
-    "mesh",
-    "in_shardings",
-    "out_shardings",
 )
 FRONTENDS = (
     Frontend("jax"),

@@ -205,15 +205,19 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
     return None
 
 
+OWN: dict[str, PyTreeNode] = {}
+"""What this process has registered with `stagec.register_pytree_node`, by name."""
+
+
 def registered(name: str) -> PyTreeNode | None:
-    """Return what this process has registered with JAX for serialization under `name`; None without JAX.
+    """Return what this process has registered with stagec, or with JAX for serialization, under `name`; else None.
 
     A type that stagec itself registered, by its fields, is not among them.
     """
     match _registry("deserialization_registry").get(name):
         case (type() as kind, deserialize, from_children) if found := serializer(kind):
             return _through_jax(kind, found[1], deserialize, from_children)
-    return None
+    return OWN.get(name)
 
 
 def serializer(kind: type) -> tuple[str, Callable[[Any], bytes]] | None:

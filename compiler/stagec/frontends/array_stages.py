@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from stagec.arrays import dtypes, execution, exporting, pytrees, tracing
+from stagec.arrays.exporting import NOWHERE, Split
+from stagec.arrays.namespace import array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.primitives.derivatives import vjp_program
-from stagec.arrays.program import Program, pruned
+from stagec.arrays.program import Program, constant_bytes, pruned
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
 from stagec.core.avals import Aval
 from stagec.core.specs import CompilerOption
 from stagec.core.trees import LEAF, Tree
+from stagec.frontends import array_shardings
 from stagec.pjrt import dialects
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
@@ -34,8 +37,13 @@ from stagec.stages.lowering import lower_exported
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `jit` is given beside the function; as its parameters."""
+    """What `jit` is given beside the function; as its parameters.
 
+    out_shardings: or a function that gives them for the structure of the result.
+    """
+
+    in_shardings: Any = None
+    out_shardings: Any = None
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
@@ -46,6 +54,8 @@ class Options:
 
 def jit(
     fun: Callable[..., Any],
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Iterable[int] | None = None,
@@ -56,8 +66,8 @@ def jit(
     """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`."""
     static_numbers, static_names = _both(fun, static_argnums, static_argnames)
     donated_numbers, donated_names = _both(fun, donate_argnums, donate_argnames)
-    options = Options(static_numbers, static_names, donated_numbers, donated_names, keep_unused, compiler_options or {})
-    return Wrapped(fun, options)
+    names = static_numbers, static_names, donated_numbers, donated_names
+    return Wrapped(fun, Options(in_shardings, out_shardings, *names, keep_unused, compiler_options or {}))
 
 
 class Wrapped:
@@ -152,6 +162,12 @@ class Traced:
         self.out_structure = out[0]
         self.out_tree = pytrees.to_tree(self.out_structure)
         self.donated = _donated(options, dynamic, args)
+        wanted = options.out_shardings
+        wanted = wanted(self.out_structure) if isinstance(wanted, types.FunctionType) else wanted
+        positional = pytrees.flatten(dynamic[0])[1]
+        self._split = array_shardings.split_of(
+            self.program, options.in_shardings, wanted, positional, self.out_structure
+        )
         self._parameters = tuple(_parameters(fun, options, kwargs))
 
     @property
@@ -203,6 +219,7 @@ class Traced:
             platforms,
             self._options.keep_unused,
             self.donated,
+            self._split,
         )
         return dataclasses.replace(found, in_tree=self.in_tree, out_tree=self.out_tree, _parameters=self._parameters)
 
@@ -210,7 +227,11 @@ class Traced:
         """Return the module of `export`, in the current context, with the places of its operations in the sources."""
         taken = exporting.kept(self.program, self._options.keep_unused)
         names = pytrees.names(self._structure, self._parameters)
-        return exporting.module(self.program, taken, platforms, names, self.donated, located=True)
+        return exporting.module(self.program, taken, platforms, names, self.donated, located=True, split=self._split)
+
+
+_LARGE = 1 << 20
+"""Bytes of constants from which on a module has a context of its own: one that is kept would keep them."""
 
 
 def _exported(
@@ -221,21 +242,23 @@ def _exported(
     platforms: Sequence[str],
     keep_unused: bool,
     donated: Sequence[bool] = (),
+    split: Split = NOWHERE,
 ) -> Exported:
     """Return a program as an artifact whose arguments and results are flat.
 
     names: of the arguments. avals: of arguments and results; of those that are float0, the program's are bools.
     """
     taken = exporting.kept(program, keep_unused)
-    with dialects.make_context():
-        serialized = exporting.portable(exporting.module(program, taken, platforms, names, donated))
+    with dialects.kept_context() if constant_bytes(program) < _LARGE else dialects.make_context():
+        serialized = exporting.portable(exporting.module(program, taken, platforms, names, donated, split=split))
 
     def vjp() -> Exported:
         derived = vjp_program(program)
         in_avals, out_avals = ([_cotangent(one) for one in some] for some in avals)
         both = [*avals[0], *out_avals], in_avals
         given = [*names, *(f"cotangents[{i}]" for i in range(len(out_avals)))]
-        return _exported(derived, f"{name}_vjp", given, both, platforms, keep_unused=True)
+        of_derived = Split(split.mesh, (*split.inputs, *split.outputs), split.inputs)
+        return _exported(derived, f"{name}_vjp", given, both, platforms, keep_unused=True, split=of_derived)
 
     return Exported(
         fun_name=name,
@@ -243,7 +266,7 @@ def _exported(
         in_avals=tuple(avals[0]),
         out_tree=Tree("tuple", (LEAF,) * len(avals[1])),
         out_avals=tuple(avals[1]),
-        nr_devices=1,
+        nr_devices=split.nr_devices,
         platforms=tuple(platforms),
         ordered_effects=(),
         unordered_effects=(),
@@ -252,8 +275,8 @@ def _exported(
         calling_convention_version=exporting.CALLING_CONVENTION,
         module_kept_var_idx=taken,
         uses_global_constants=len(platforms) > 1 or bool(exporting.named_sizes(program.in_avals)),
-        _in_shardings=(None,) * len(avals[0]),
-        _out_shardings=(None,) * len(avals[1]),
+        _in_shardings=array_shardings.named(split.mesh, split.inputs, len(avals[0])),
+        _out_shardings=array_shardings.named(split.mesh, split.outputs, len(avals[1])),
         _vjp=vjp,
     )
 
@@ -308,7 +331,7 @@ def _result(leaf: Any) -> Any:
 
 def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
     """Compile for this process's CPU, and return what takes leaves of arguments and gives those of the result."""
-    if traced._options.compiler_options or any(traced.donated):
+    if traced._options.compiler_options or any(traced.donated) or traced._split.mesh:
         return _compiled(traced.lower().compile(), traced.out_avals)
     program = traced.program
     taken = exporting.kept(program, False)

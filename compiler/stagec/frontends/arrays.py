@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stagec.arrays import dims, dtypes, pytrees
+import numpy as np
+
+from stagec.arrays import dims, dtypes, meshes, pytrees
+from stagec.arrays.primitives import contractions
 from stagec.arrays.values import ShapeDtypeStruct
 from stagec.core import dimensions, phases
 from stagec.core.avals import Aval, AvalError
+from stagec.core.errors import StagecError
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
-from stagec.frontends import array_stages, closures, entries, packages, source_locations, user_code
-from stagec.frontends.array_stages import Traced
+from stagec.frontends import (
+    array_shardings,
+    array_stages,
+    checkpoints,
+    closures,
+    entries,
+    packages,
+    source_locations,
+    user_code,
+)
+from stagec.frontends.array_stages import Traced, Wrapped
 from stagec.pjrt import compatibility, dialects
 
 named_arrays = closures.named_arrays
@@ -55,11 +69,19 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
-def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
-    """Return what JAX calls of the artifact: the function itself is no function of JAX's."""
-    from stagec.frontends import stablehlo
-
-    return stablehlo.reference(spec, import_roots, serialized)
+def results(
+    spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Return what the function itself gives, traced again for the shapes of the values: not what was exported of it."""
+    wrapped, args, kwargs = _prepared(spec, import_roots)
+    with _settings(spec):
+        leaves, structure = pytrees.flatten((args, kwargs))
+        pairs = zip(leaves, values, strict=True)
+        given, named = structure.unflatten(
+            [ShapeDtypeStruct(value.shape, leaf.dtype, leaf.weak_type) for leaf, value in pairs]
+        )
+        traced = wrapped.trace(*given, **named)
+        return list(map(np.asarray, traced.lower().compile().call_flat(values)))
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
@@ -69,14 +91,27 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
 
 def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
     """Return the function of `spec` traced. Raises StagecError with all that is wrong."""
+    wrapped, args, kwargs = _prepared(spec, import_roots)
+    failed = f"tracing {spec.entry} raised"
+    with _settings(spec), phases.phase("trace"):
+        try:
+            return user_code.run(lambda: wrapped.trace(*args, **kwargs), failed, spec.manifest, spec.key)
+        except StagecError as error:
+            if spec.avals is None:
+                raise StagecError(*error.problems, *checkpoints.problems(spec, args, kwargs)) from error
+            raise
+
+
+def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped, tuple[Any, ...], dict[str, Any]]:
+    """Return the function of `spec`, ready to be traced, and its abstract arguments."""
     os.environ.update(spec.environment)
     user_code.add_import_roots(import_roots)
     packages.check(spec, import_roots)
     function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
     if not callable(function):
         raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
-    with dtypes.enable_x64(spec.enable_x64):
-        args, kwargs = _arguments(spec)
+    with _settings(spec):
+        args, kwargs = _arguments(spec, import_roots)
         entries.check_names(spec, function, args, kwargs)
         static = {name: entries.hashable(value) for name, value in spec.static.items()}
         wrapped = array_stages.jit(
@@ -84,14 +119,25 @@ def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
             donate_argnums=tuple(spec.donate_argnums) or None,
             donate_argnames=tuple(spec.donate_argnames) or None,
             keep_unused=spec.keep_unused,
+            in_shardings=array_shardings.of_manifest(spec, "in_shardings", pytrees.flatten(args)[1]),
+            out_shardings=lambda structure: array_shardings.of_manifest(spec, "out_shardings", structure),
         )
-        with phases.phase("trace"):
-            return user_code.run(
-                lambda: wrapped.trace(*args, **kwargs), f"tracing {spec.entry} raised", spec.manifest, spec.key
-            )
+    return wrapped, args, kwargs
 
 
-def _arguments(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+@contextlib.contextmanager
+def _settings(spec: FunctionSpec) -> Iterator[None]:
+    """Have what the manifest says of tracing."""
+    precision = spec.matmul_precision or "default"
+    if precision not in contractions.PRECISIONS:
+        what = f'"{precision}" is an algorithm of products, and stagec\'s own tracer has precisions alone'
+        raise spec.problem("matmul_precision", what, f"write one of {', '.join(contractions.PRECISIONS)}")
+    mesh = tuple((name, size) for name, size in spec.mesh)
+    with dtypes.enable_x64(spec.enable_x64), meshes.use(mesh), contractions.default_matmul_precision(precision):
+        yield
+
+
+def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
     if spec.avals is not None:
         return _arguments_of_callable(spec)
@@ -104,10 +150,7 @@ def _arguments(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
         except (TypeError, AvalError) as error:
             raise spec.problem(key, f"{aval}: {error}", "write another dtype") from None
 
-    def read(text: str, key: str) -> Any:
-        raise spec.problem(key, f"{text}: avals of a file are read by JAX's frontend alone", "write the avals")
-
-    return entries.arguments(spec, struct, read)
+    return entries.arguments(spec, struct, lambda text, key: checkpoints.avals(spec, text, key, roots))
 
 
 def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:

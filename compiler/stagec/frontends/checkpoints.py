@@ -7,12 +7,12 @@ a function names a file of theirs.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
-
+from stagec.arrays import pytrees
 from stagec.bundle import safetensors
 from stagec.core.avals import DTYPES, FILES, Aval
 from stagec.core.errors import Problem, nearest
@@ -68,16 +68,15 @@ def problems(spec: FunctionSpec, args: Sequence[Any], kwargs: Mapping[str, Any])
     return [
         Problem(spec.manifest, f"{spec.key}.{key}", f"{', '.join(files)} gave it {_shown(value)}", _ANOTHER)
         for key, (tree, value) in written.items()
-        if (files := [leaf for leaf in jax.tree.leaves(tree) if leaf.startswith(FILES)])
+        if (files := [leaf for leaf in pytrees.flatten(tree)[0] if leaf.startswith(FILES)])
     ]
 
 
 def _shown(tree: Any) -> str:
     """Return the arrays of a tree for a person, cut short where they are many."""
-    rows = [
-        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    leaves, structure = pytrees.flatten(tree)
+    names = (re.sub(r"\['?(.*?)'?\]", r".\1", path)[1:] for path in pytrees.to_tree(structure).paths())
+    rows = [f"{name} {leaf.dtype}[{','.join(map(str, leaf.shape))}]" for name, leaf in zip(names, leaves, strict=True)]
     more = [f"and {len(rows) - _SHOWN:,} more"] if len(rows) > _SHOWN else []
     return ", ".join([*rows[:_SHOWN], *more]) or "nothing"
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+import importlib.util
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
+import numpy as np
+
+from stagec.core.errors import missing_package
 from stagec.core.specs import FunctionSpec
 
 NamedArray: TypeAlias = tuple[str, Any, str]
@@ -43,15 +47,33 @@ class Frontend(Protocol):
     def named_arrays(self, spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
         """Yield the arrays of `least` bytes and more that the function reaches by names of its own."""
 
-    def reference(
-        self, spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes
-    ) -> tuple[Callable[..., Any], Any]:
-        """Return a function that JAX runs to say what is right, and JAX's structure of its `(args, kwargs)`.
+    def results(
+        self, spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
+    ) -> list[np.ndarray[Any, Any]]:
+        """Return what is right for values of the arguments: of leaves the leaves, of PRNG keys their words.
 
-        serialized: the artifact that `export` made.
+        serialized: the artifact that `export` made. What the function raises, it raises.
         """
 
 
-def frontend(name: str) -> Frontend:
-    """Return the frontend of a name (`core.frontends`). What it traces with is imported now."""
-    return cast(Frontend, importlib.import_module(f"stagec.frontends.{name}"))
+def frontend(spec: FunctionSpec) -> Frontend:
+    """Return the frontend of a function. What it traces with is imported now.
+
+    Raises StagecError where that is JAX, and is not installed.
+    """
+    try:
+        return cast(Frontend, importlib.import_module(f"stagec.frontends.{spec.frontend}"))
+    except ModuleNotFoundError as error:
+        if missing_package(error, spec.entry) is None:
+            raise
+        what = f"JAX would trace {spec.entry}, but there is no package {error.name}"
+        write = 'write frontend = "arrays" for a function of stagec.numpy,\n'
+        write += "or add jax to the lock of stagec.python(lock = ...)"
+        raise spec.problem("frontend", what, write) from error
+
+
+def preload() -> None:
+    """Import what traces most functions: JAX's frontend, or stagec's own where JAX is not installed."""
+    installed = importlib.util.find_spec("jax") is not None
+    for name in ("frontends.jax",) if installed else ("frontends.arrays", "numpy", "lax"):
+        importlib.import_module(f"stagec.{name}")

@@ -1,12 +1,10 @@
-"""Golden inputs and outputs of a function: generated or given inputs, and what `jax.jit` makes of them on CPUs."""
+"""Golden inputs and outputs of a function: generated or given inputs, and what its frontend makes of them on CPUs."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from stagec.bundle.safetensors import Tensor
@@ -16,7 +14,6 @@ from stagec.core.specs import FunctionSpec
 from stagec.core.trees import argument_path
 from stagec.frontends import user_code
 from stagec.frontends.frontend import frontend
-from stagec.frontends.jax import KEY_IMPLEMENTATIONS, devices_mesh
 from stagec.loader import trials
 from stagec.pjrt.arrays import dtype_of
 from stagec.stages.exported import Exported
@@ -33,7 +30,7 @@ def make(
 
     serialized: the exported artifact. bound: the weights that are arguments, by their numbers.
     given: the arrays of the file of inputs, where `spec` names one, by the paths of arguments. A PRNG key is its words.
-    The function runs on as many CPU devices as it was exported for, so this must be the first use of JAX's devices.
+    The function runs on as many CPU devices as it was exported for, so this must be the first use of devices.
     Raises StagecError when `given` is not what the function takes, or it cannot be run.
     """
     exported = Exported.deserialize(serialized)
@@ -46,18 +43,9 @@ def make(
         values = trials.random_arrays(avals, spec.golden["seed"])
     for i, tensor in bound.items():
         values[i] = np.frombuffer(tensor.read(), dtype_of(avals[i])).reshape(tuple(map(int, avals[i].shape)))
-    jax.config.update("jax_num_cpu_devices", exported.nr_devices)
 
-    def call() -> list[Any]:
-        function, structure = frontend(spec.frontend).reference(spec, import_roots, serialized)
-
-        # PRNG keys are made in a jit of ours: an array that lies on a device has no place in the mesh of the other.
-        def run(leaves: list[Any]) -> list[Any]:
-            args, kwargs = jax.tree.unflatten(structure, map(_logical, leaves, avals))
-            return list(map(_words, jax.tree.leaves(function(*args, **kwargs))))
-
-        with jax.set_mesh(devices_mesh(spec)) if spec.mesh else contextlib.nullcontext():
-            return list(map(np.asarray, jax.jit(run)(values)))
+    def call() -> list[np.ndarray[Any, Any]]:
+        return frontend(spec).results(spec, import_roots, serialized, values)
 
     results = user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")
     taken = [row for i, row in enumerate(zip(paths, values, avals, strict=True)) if i not in bound]
@@ -102,17 +90,6 @@ def _from_file(
 
 _NAMES = {DTYPES[name].numpy_name: name for name in sorted(DTYPES)}
 """Our names of dtypes by numpy's; PRNG keys, whose words are u32, sort before that."""
-
-
-def _logical(value: Any, aval: Aval) -> Any:
-    if aval.dtype.startswith("key<"):
-        return jax.random.wrap_key_data(value, impl=KEY_IMPLEMENTATIONS[aval.dtype])
-    return value
-
-
-def _words(result: Any) -> Any:
-    is_key = jax.numpy.issubdtype(result.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(result) if is_key else result
 
 
 def _tensor(value: np.ndarray[Any, Any], aval: Aval) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.export
 import jax.monitoring
+import numpy as np
 from jax._src import effects
 
 from stagec.core import partitions, phases
@@ -28,6 +29,7 @@ from stagec.frontends import (
     checkpoints,
     closures,
     entries,
+    evaluation,
     exporting,
     filtering,
     kernels,
@@ -46,8 +48,6 @@ _PHASES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
 }
 """What JAX tells its listeners when it has done it (jax/_src/dispatch.py), and our names of it."""
-KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-"""JAX's names of the implementations of PRNG keys, by dtype."""
 
 
 @contextlib.contextmanager
@@ -157,16 +157,25 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
-def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
-    """Return the function itself under `jax.jit`, not what was exported of it."""
-    with callbacks.handling(spec.host_callbacks):
-        staged = stage(spec, import_roots)
+def results(
+    spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Return what the function itself gives under `jax.jit`, not what was exported of it."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def reference() -> tuple[Callable[..., Any], Any]:
         with callbacks.handling(spec.host_callbacks):
-            return staged.jitted(*args, **kwargs)
+            staged = stage(spec, import_roots)
 
-    return call, jax.tree.structure((staged.args, staged.kwargs))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with callbacks.handling(spec.host_callbacks):
+                return staged.jitted(*args, **kwargs)
+
+        return call, jax.tree.structure((staged.args, staged.kwargs))
+
+    def mesh() -> contextlib.AbstractContextManager[Any]:
+        return jax.set_mesh(devices_mesh(spec)) if spec.mesh else contextlib.nullcontext()
+
+    return evaluation.results(serialized, values, reference, mesh)
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
@@ -416,6 +425,6 @@ def _struct(aval: Aval, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct
 
 
 def _dtype(name: str) -> Any:
-    if name in KEY_IMPLEMENTATIONS:
-        return jax.eval_shape(lambda: jax.random.key(0, impl=KEY_IMPLEMENTATIONS[name])).dtype
+    if name in evaluation.KEY_IMPLEMENTATIONS:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=evaluation.KEY_IMPLEMENTATIONS[name])).dtype
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)

@@ -5,12 +5,14 @@ The module's function `main` says what the arguments and results are: a flat lis
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
@@ -113,14 +115,27 @@ def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
     yield from ()
 
 
-def reference(spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes) -> tuple[Callable[..., Any], Any]:
-    """Return what JAX calls of the artifact: nothing was traced that it could be compared with."""
+def results(
+    spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Return what a call of the artifact gives: JAX's, or stagec's where JAX is not installed.
+
+    Nothing was traced that it could be compared with.
+    """
+    if importlib.util.find_spec("jax") is None:
+        found = Exported.deserialize(serialized).call(*values)
+        return list(map(np.asarray, found if isinstance(found, tuple) else (found,)))
     import jax  # as another process would call it; nothing else here needs JAX
     import jax.export
 
-    jax.config.update("jax_enable_x64", True)  # a module has the dtypes that it has
-    portable = jax.export.deserialize(bytearray(serialized))
-    return portable.call, portable.in_tree
+    from stagec.frontends import evaluation
+
+    def reference() -> tuple[Callable[..., Any], Any]:
+        jax.config.update("jax_enable_x64", True)  # a module has the dtypes that it has
+        portable = jax.export.deserialize(bytearray(serialized))
+        return portable.call, portable.in_tree
+
+    return evaluation.results(serialized, values, reference)
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:

@@ -45,7 +45,7 @@ def jit(
         raises for all. If an environment variable turns those of a library off, set
         it before you import the library.
     frontend: what traces the function. "jax": JAX. "arrays": stagec itself, a function of `stagec.numpy`; then there
-        are no shardings and no callbacks.
+        are no callbacks.
     Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, ValueError for
     another `host_callbacks` or `frontend`, and ModuleNotFoundError where JAX is wanted and not installed.
     """
@@ -55,8 +55,10 @@ def jit(
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
         "keep_unused": keep_unused,
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
     }
-    of_jax = {"in_shardings": in_shardings, "out_shardings": out_shardings, "inline": inline}
+    of_jax = {"inline": inline}
     if frontend == "arrays":
         from stagec.frontends import array_stages
 

@@ -525,7 +525,8 @@ class Function(Table):
         Golden | None,
         Field(
             description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or "
-            "from a file, and what jax.jit makes of them. `<manifest>.golden_test` compares the executables for CPUs.",
+            "from a file, and what the function makes of them: under jax.jit, if JAX traces it. "
+            "`<manifest>.golden_test` compares the executables for CPUs.",
             examples=[{"seed": 0, "rtol": 1e-5}],
         ),
     ] = None

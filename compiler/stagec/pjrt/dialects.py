@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
@@ -19,3 +21,25 @@ def make_context() -> ir.Context:
     chlo.register_dialect(context)
     stablehlo.register_dialect(context)
     return context
+
+
+class _Kept(threading.local):
+    context: ir.Context | None = None
+    uses = 0
+
+
+_KEPT = _Kept()
+_MOST_USES = 256
+
+
+def kept_context() -> ir.Context:
+    """Return this thread's context, for modules without large constants: it keeps types, attributes and locations.
+
+    Making a context takes as long as writing a module of a hundred operations, and the first module in one as long
+    again. After some hundred uses it is a new one, so that a process does not grow without end.
+    """
+    if _KEPT.context is None or _KEPT.uses == _MOST_USES:
+        _KEPT.context, _KEPT.uses = make_context(), 0
+        _KEPT.context.enable_multithreading(False)  # there is one function in a module
+    _KEPT.uses += 1
+    return _KEPT.context

@@ -30,8 +30,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     if isinstance(obj, Value):
         if copy is False and wanted not in (None, obj.dtype):
             raise ValueError(f"asarray: an array of {obj.dtype} cannot be one of {wanted} without a copy")
-        if copy and isinstance(obj, execution.Array) and tracing.current() is None:
-            obj = execution.Array.of(obj.copy())
+        if copy and hasattr(obj, "copy_of"):
+            obj = obj.copy_of()
         return obj if wanted is None else convert(obj, wanted)
     if copy is False:
         raise ValueError(f"asarray: a {type(obj).__qualname__} becomes an array of ours by a copy; leave copy out")

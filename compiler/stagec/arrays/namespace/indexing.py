@@ -38,6 +38,7 @@ def getitem(x: Any, key: Any) -> Any:
             dots = any(entry is Ellipsis for entry in entries)
             return execution.array(x.words().numpy()[tuple(whole[: None if dots else -1])]).as_keys()
         return execution.array(x.numpy()[_plain(key)], shared=True)
+    x = x.same()
     basic, arrays = _split(x, _expanded(x, entries))
     return _gathered(_sliced(x, basic), arrays)
 

@@ -21,11 +21,13 @@ def is_scalar(x: Any) -> bool:
 
 
 def array_of(x: Any, function: str = "") -> Any:
-    """Return an operand as an array: a value of stagec's as it is, and NumPy's or a number as one of ours.
+    """Return an operand as an array: a value of stagec's as another object, and NumPy's or a number as one of ours.
 
     function: its name, for messages. Raises TypeError for what is no array.
     """
-    if isinstance(x, Value | Literal):
+    if isinstance(x, Value):
+        return x.same()
+    if isinstance(x, Literal):
         return x
     if isinstance(x, SCALARS):
         return literal(x, dtypes.of_python(type(x)), weak_type=type(x) is not bool) if is_scalar(x) else _of_numpy(x)
@@ -77,6 +79,8 @@ def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[
 
     Raises TypeError where there is none, OverflowError where a Python integer does not fit.
     """
+    if len(operands) == 2 and _alike(*operands) and not inexact:
+        return list(operands)
     given = [x if is_scalar(x) else array_of(x, function) for x in operands]
     dtype, weak = dtype_of(*given)
     if inexact and KINDS[dtype] not in INEXACT:
@@ -84,8 +88,15 @@ def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[
     return [literal(x, dtype, weak) if is_scalar(x) else convert(x, dtype, weak) for x in given]
 
 
+def _alike(x: Any, y: Any) -> bool:
+    """Whether two operands are arrays of stagec's of one dtype that gives way to none: the most there are."""
+    return isinstance(x, Value) and isinstance(y, Value) and x.dtype is y.dtype and not (x.weak_type or y.weak_type)
+
+
 def inexact(x: Any, function: str = "") -> Any:
     """Return an operand as an array of floating-point or complex numbers."""
+    if isinstance(x, Value) and KINDS[x.dtype] in INEXACT and not x.weak_type:
+        return x.same()
     return promoted(x, function=function, inexact=True)[0]
 
 

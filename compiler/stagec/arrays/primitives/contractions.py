@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +20,35 @@ from stagec.arrays.primitives.structural import reshape, transpose
 from stagec.arrays.primitives.windows import dilated
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray, shown
+from stagec.core.errors import nearest
 
 Axes = tuple[int, ...]
+PRECISIONS = {
+    "default": "DEFAULT",
+    "bfloat16": "DEFAULT",
+    "high": "HIGH",
+    "tensorfloat32": "HIGH",
+    "highest": "HIGHEST",
+    "float32": "HIGHEST",
+}
+"""StableHLO's precision of products, by JAX's names."""
+_DEFAULT: ContextVar[str] = ContextVar("stagec_matmul_precision", default="DEFAULT")
+
+
+@contextlib.contextmanager
+def default_matmul_precision(precision: str) -> Iterator[None]:
+    """Have a precision of products that say none, inside of a `with` statement, on devices that round them.
+
+    As `jax.default_matmul_precision`. precision: "default", "high", "highest", "bfloat16", "tensorfloat32", "float32".
+    Raises ValueError for another name.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"{precision!r} is no precision of products; {nearest(precision, PRECISIONS)}")
+    before = _DEFAULT.set(PRECISIONS[precision])
+    try:
+        yield
+    finally:
+        _DEFAULT.reset(before)
 
 
 def dot_general(
@@ -27,15 +56,15 @@ def dot_general(
     y: Any,
     contracted: tuple[Sequence[int], Sequence[int]],
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
-    precision: str = "DEFAULT",
+    precision: str | None = None,
 ) -> Any:
     """Return the sum of products over the axes `contracted` of both, for each index of the axes `batch` of both.
 
     The result has the batch axes, then x's others, then y's. As `jax.lax.dot_general`. precision: "DEFAULT", "HIGH",
-    "HIGHEST": of the products, on devices that round them.
+    "HIGHEST": of the products, on devices that round them; None: that of `default_matmul_precision`.
     """
     numbers = tuple(tuple(map(int, axes)) for axes in (*contracted, *batch))
-    return bind(DOT_GENERAL, x, y, numbers=numbers, precision=precision)
+    return bind(DOT_GENERAL, x, y, numbers=numbers, precision=precision or _DEFAULT.get())
 
 
 def _free(x: Any, *taken: Axes) -> list[int]:
@@ -116,9 +145,9 @@ class Window(NamedTuple):
     batch_groups: int = 1
 
 
-def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, precision: str = "DEFAULT") -> Any:
+def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, precision: str | None = None) -> Any:
     """Return the convolution of an array with a kernel, as `jax.lax.conv_general_dilated`: no axis is turned around."""
-    return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision)
+    return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision or _DEFAULT.get())
 
 
 def _convolution_infer(

@@ -7,7 +7,7 @@ follow JAX's conventions: that of a function of complex numbers is multiplied, n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from stagec.arrays.dtypes import ANY, BOOL, COMPLEX, FLOATING, INEXACT, INTEGRAL
 from stagec.arrays.lowering import IRValue, Rule
 from stagec.arrays.primitives.structural import reshape, unbroadcast
 from stagec.arrays.program import Primitive
-from stagec.arrays.values import Literal, ShapedArray, broadcast_shapes
+from stagec.arrays.values import Literal, ShapedArray, Value, broadcast_shapes
 
 Operation: TypeAlias = Callable[..., Any]
 """A function that binds a primitive of elements."""
@@ -73,8 +73,10 @@ def _operation(
     return function
 
 
-def _of_one_dtype(operands: tuple[Any, ...]) -> list[Any]:
+def _of_one_dtype(operands: tuple[Any, ...]) -> Sequence[Any]:
     """Return operands with Python's numbers as scalars of the others' dtype."""
+    if all(isinstance(one, Value | Literal) for one in operands):
+        return operands
     dtype = next(one.dtype for one in operands if hasattr(one, "dtype"))
     return [one if hasattr(one, "dtype") else Literal(np.asarray(one).astype(dtype)) for one in operands]
 

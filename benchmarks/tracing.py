@@ -1,0 +1,40 @@
+"""Functions of arrays beside JAX, in CPU seconds: trace, lower and export; importing; operations outside of a trace."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.measuring import Options, Row, ratio
+
+PROGRAM = Path(__file__).with_name("array_functions.py")
+
+
+def measure(options: Options) -> list[Row]:
+    """Return the rows. Each round is a process for JAX and one for stagec, as the export of a function is."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(options.rounds):
+        for which in ("arrays", "jax"):
+            command = [sys.executable, str(PROGRAM), which, "1"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            for name, seconds in json.loads(done.stdout).items():
+                # Of what is measured often in a process, the least: other programs make it longer, and none shorter.
+                found.setdefault(name, {}).setdefault(which, []).append(min(seconds))
+
+    def row(name: str, what: str, most: float | None) -> Row:
+        return Row(
+            what, "the same with jax.numpy and jax.export", ratio(found[name], "arrays", "jax"), most, found[name]
+        )
+
+    imports = statistics.median(found["import"]["arrays"])
+    return [
+        row("transformer", "trace, lower and export 24 layers of a transformer", 0.3),
+        row("functions", "trace, lower and export 100 functions of eight layers", 0.3),
+        row("operation", "one operation outside of a trace", 1.5),
+        Row(
+            "import stagec.numpy, after numpy and jaxlib", "", imports, 0.15, {"arrays": found["import"]["arrays"]}, "s"
+        ),
+    ]

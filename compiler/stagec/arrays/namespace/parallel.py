@@ -1,0 +1,238 @@
+"""Functions of arrays that are split over a mesh: `shard_map`, the collectives in it, `with_sharding_constraint`.
+
+Names and meanings are those of JAX (https://docs.jax.dev/en/latest/notebooks/shard_map.html, and the parallel operators
+of `jax.lax`). Meshes and partition specs are stagec's or JAX's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from stagec.arrays import meshes, pytrees, tracing
+from stagec.arrays.meshes import Axes
+from stagec.arrays.namespace.promotion import array_of, inexact
+from stagec.arrays.primitives import collectives, elementwise, sharding, structural
+from stagec.arrays.values import axis_of
+from stagec.core.partitions import Partition
+
+
+@contextmanager
+def set_mesh(mesh: Any) -> Iterator[None]:
+    """Have a mesh inside of a `with` statement, for functions that name none. As `jax.set_mesh`."""
+    with meshes.use(axes_of_mesh(mesh)):
+        yield
+
+
+def axes_of_mesh(mesh: Any) -> Axes:
+    """Return a mesh of stagec's or JAX's as names and sizes of its axes."""
+    return tuple((str(name), int(size)) for name, size in mesh.shape.items())
+
+
+def partition_of(spec: Any) -> Partition:
+    """Return a partition spec, stagec's or JAX's, as data. Raises TypeError for another object."""
+    found = getattr(spec, "partitions", None)
+    if found is None and type(spec).__name__ == "PartitionSpec":
+        found = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
+    if found is None:
+        raise TypeError(f"{spec!r} is no PartitionSpec; write stagec.PartitionSpec('data', None)")
+    return tuple(found)
+
+
+def over(sharding: Any) -> tuple[Axes, Partition]:
+    """Return the mesh and the partition of a NamedSharding, or of a PartitionSpec over the current mesh.
+
+    Raises ValueError where there is no mesh, and TypeError for what is neither.
+    """
+    if hasattr(sharding, "mesh") and hasattr(sharding, "spec"):
+        return axes_of_mesh(sharding.mesh), partition_of(sharding.spec)
+    partition = partition_of(sharding)
+    if not meshes.current():
+        raise ValueError(f"there is no mesh for {sharding}: write NamedSharding(mesh, spec), or `with set_mesh(mesh)`")
+    return meshes.current(), partition
+
+
+def is_sharding(value: Any) -> bool:
+    """Whether a node of a tree says how arrays are split, or that nobody does: None."""
+    return value is None or hasattr(value, "spec") or type(value).__name__ == "PartitionSpec"
+
+
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """Return a tree of arrays that are split like this, inside of a function that runs on several devices.
+
+    shardings: one of these for all, or a tree of them, a prefix of the arrays'; None leaves an array to XLA. As
+    `jax.lax.with_sharding_constraint`. Outside of a trace there is one device, and it changes nothing.
+    Raises ValueError where a spec does not fit, or has no mesh.
+    """
+    leaves, structure = pytrees.flatten(x)
+    found = []
+    for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
+        array = array_of(leaf)
+        found.append(array if one is None else sharding.constrained(array, *over(one)))
+    return structure.unflatten(found)
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    out_specs: Any,
+    in_specs: Any,
+    mesh: Any = None,
+    axis_names: Collection[str] = (),
+    check_vma: bool = True,
+) -> Any:
+    """Return a function of whole arrays that calls `f` on each device's part of them. Without `f`, a decorator.
+
+    As `jax.shard_map` (https://docs.jax.dev/en/latest/_autosummary/jax.shard_map.html).
+
+    in_specs: a tree of PartitionSpec, a prefix of the positional arguments: over which axes dimensions are taken apart.
+    out_specs: of the results; along axes that a spec does not name, all devices must have the same.
+    mesh: None is the current one: of the manifest, or of `set_mesh`.
+    axis_names: the axes that are taken apart, and that collectives may name; empty: all.
+    check_vma: whether JAX would check what devices have in common; here nobody does.
+    The function raises ValueError where arrays, specs and mesh do not fit.
+    """
+    if f is None:
+        options = {"mesh": mesh, "axis_names": axis_names, "check_vma": check_vma}
+        return functools.partial(shard_map, in_specs=in_specs, out_specs=out_specs, **options)
+    function = f
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        axes = axes_of_mesh(mesh) if mesh is not None else meshes.current()
+        if not axes:
+            raise ValueError("shard_map has no mesh: give it one, or call it in `with set_mesh(mesh)`")
+        manual = tuple(name for name, _ in axes if not axis_names or name in axis_names)
+        leaves, structure = pytrees.flatten(args)
+        known: list[Any] = []
+
+        def flat(*parts: Any) -> list[Any]:
+            found, out_structure = pytrees.flatten(function(*structure.unflatten(parts)))
+            known.append(out_structure)
+            return [array_of(one) for one in found]
+
+        def specs(tree: Any, of: Any) -> list[Partition]:
+            return [partition_of(one) for one in pytrees.spread(tree, of, is_sharding)]
+
+        wanted = specs(in_specs if not isinstance(in_specs, list) else tuple(in_specs), structure)
+        if tracing.current() is None:
+            what = "shard_map runs on the devices of a mesh: call it in a function of stagec.jit(frontend='arrays')"
+            raise ValueError(what)
+        values = [array_of(leaf) for leaf in leaves]
+        found = sharding.mapped(flat, values, axes, wanted, lambda: specs(out_specs, known[0]), manual)
+        return known[0].unflatten(found)
+
+    return call
+
+
+def _names(axis_name: str | Iterable[str]) -> tuple[tuple[str, ...], Axes]:
+    """Return the axes that an argument names, and the mesh. Raises NameError for one that is not taken apart here."""
+    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    return names, meshes.manual(names)
+
+
+def _over_leaves(operation: Callable[[Any], Any], tree: Any) -> Any:
+    return pytrees.tree_map(lambda leaf: operation(array_of(leaf)), tree)
+
+
+def psum(x: Any, axis_name: str | Iterable[str]) -> Any:
+    """Return the sum of a tree of arrays over the devices along axes, in a `shard_map`. As `jax.lax.psum`."""
+    axes = _names(axis_name)
+    return _over_leaves(lambda leaf: collectives.psum(leaf, *axes), x)
+
+
+def pmean(x: Any, axis_name: str | Iterable[str]) -> Any:
+    """Return the mean of a tree of arrays over the devices along axes, in a `shard_map`. As `jax.lax.pmean`."""
+    names, mesh = _names(axis_name)
+    count = meshes.size(mesh, names)
+    return _over_leaves(lambda leaf: elementwise.divide(collectives.psum(inexact(leaf), names, mesh), count), x)
+
+
+def pmax(x: Any, axis_name: str | Iterable[str]) -> Any:
+    """Return the largest elements over the devices along axes, in a `shard_map`. As `jax.lax.pmax`."""
+    axes = _names(axis_name)
+    return _over_leaves(lambda leaf: collectives.pmax(leaf, *axes), x)
+
+
+def pmin(x: Any, axis_name: str | Iterable[str]) -> Any:
+    """Return the smallest elements over the devices along axes, in a `shard_map`. As `jax.lax.pmin`."""
+    axes = _names(axis_name)
+    return _over_leaves(lambda leaf: collectives.pmin(leaf, *axes), x)
+
+
+def all_gather(x: Any, axis_name: str | Iterable[str], *, axis: int = 0, tiled: bool = False) -> Any:
+    """Return what all devices along axes have, in a `shard_map`: along a new axis, or one after another where `tiled`.
+
+    As `jax.lax.all_gather`.
+    """
+    axes = _names(axis_name)
+
+    def one(leaf: Any) -> Any:
+        at = axis_of(axis, len(leaf.shape) + (not tiled))
+        wide = leaf if tiled else structural.reshape(leaf, (*leaf.shape[:at], 1, *leaf.shape[at:]))
+        return collectives.all_gather(wide, *axes, at)
+
+    return _over_leaves(one, x)
+
+
+def psum_scatter(x: Any, axis_name: str | Iterable[str], *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+    """Return this device's part, along a dimension, of the sum over the devices along axes, in a `shard_map`.
+
+    As `jax.lax.psum_scatter`. tiled: whether the dimension stays; without, there must be one index for each device.
+    """
+    axes = _names(axis_name)
+
+    def one(leaf: Any) -> Any:
+        at = axis_of(scatter_dimension, len(leaf.shape))
+        found = collectives.psum_scatter(leaf, *axes, at)
+        return found if tiled else structural.reshape(found, (*found.shape[:at], *found.shape[at + 1 :]))
+
+    return _over_leaves(one, x)
+
+
+def ppermute(x: Any, axis_name: str | Iterable[str], perm: Sequence[tuple[int, int]]) -> Any:
+    """Return what another device along axes has, in a `shard_map`. perm: (source, target). As `jax.lax.ppermute`."""
+    axes = _names(axis_name)
+    sends = [(int(source), int(target)) for source, target in perm]
+    return _over_leaves(lambda leaf: collectives.ppermute(leaf, *axes, sends), x)
+
+
+def all_to_all(
+    x: Any, axis_name: str | Iterable[str], split_axis: int, concat_axis: int, *, tiled: bool = False
+) -> Any:
+    """Return the parts that the devices along axes have for this one, in a `shard_map`. As `jax.lax.all_to_all`.
+
+    tiled: whether the axes stay; without, `split_axis` has one index for each device, and goes to `concat_axis`.
+    """
+    names, mesh = _names(axis_name)
+
+    def one(leaf: Any) -> Any:
+        rank = len(leaf.shape)
+        split, concat = axis_of(split_axis, rank, "split_axis"), axis_of(concat_axis, rank, "concat_axis")
+        if tiled or split == concat:
+            return collectives.all_to_all(leaf, names, mesh, split, concat)
+        if leaf.shape[split] != meshes.size(mesh, names):
+            raise ValueError(
+                f"all_to_all: axis {split} has {leaf.shape[split]} indices for {meshes.size(mesh, names)} devices"
+            )
+        at = concat + 1 if split < concat else concat
+        wide = structural.reshape(leaf, (*leaf.shape[:at], 1, *leaf.shape[at:]))
+        split += at <= split
+        found = collectives.all_to_all(wide, names, mesh, split, at)
+        return structural.reshape(found, (*found.shape[:split], *found.shape[split + 1 :]))
+
+    return _over_leaves(one, x)
+
+
+def axis_index(axis_name: str | Iterable[str]) -> Any:
+    """Return the number of this device along axes, in a `shard_map`: an i32. As `jax.lax.axis_index`."""
+    return collectives.axis_index(*_names(axis_name))
+
+
+def axis_size(axis_name: str | Iterable[str]) -> int:
+    """Return how many devices there are along axes, in a `shard_map`. As `jax.lax.axis_size`."""
+    names, mesh = _names(axis_name)
+    return meshes.size(mesh, names)

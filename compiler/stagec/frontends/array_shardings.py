@@ -1,0 +1,89 @@
+"""How the arguments and results of a function of arrays are split over devices: what `jit` and manifests say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stagec.arrays import meshes, pytrees
+from stagec.arrays.exporting import Split
+from stagec.arrays.meshes import Axes
+from stagec.arrays.namespace import parallel
+from stagec.arrays.program import Program
+from stagec.arrays.values import ShapedArray
+from stagec.core import partitions
+from stagec.core.partitions import Partition
+from stagec.core.specs import FunctionSpec
+from stagec.core.trees import Tree
+from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+
+
+def split_of(program: Program, in_shardings: Any, out_shardings: Any, args: Any, out_structure: Any) -> Split:
+    """Return how a program is split: by trees of shardings, prefixes of the arguments and the result, and by itself.
+
+    args: structure of the positional arguments, which come first among the program's inputs.
+    Raises ValueError where a sharding does not fit, or there are two meshes.
+    """
+    one = parallel.is_sharding(in_shardings) or isinstance(in_shardings, dict)
+    given = [*_flat(in_shardings if one else tuple(in_shardings), args)]
+    given += [None] * (len(program.inputs) - len(given))
+    wanted = _flat(out_shardings, out_structure)
+    both = [found for found in (*given, *wanted) if found is not None]
+    mesh = meshes.the_one({meshes.of_program(program), *(axes for axes, _ in both)})
+
+    def fitting(found: Sequence[tuple[Axes, Partition] | None], avals: Sequence[ShapedArray]) -> Any:
+        for known, aval in zip(found, avals, strict=True):
+            if known is not None:
+                meshes.part(aval.shape, *known)
+        return tuple(None if known is None else known[1] for known in found)
+
+    return Split(mesh, fitting(given, program.in_avals), fitting(wanted, program.out_avals)) if mesh else Split()
+
+
+def _flat(shardings: Any, structure: Any) -> list[tuple[Axes, Partition] | None]:
+    found = pytrees.spread(shardings, structure, parallel.is_sharding)
+    return [None if one is None else parallel.over(one) for one in found]
+
+
+def named(mesh: Axes, found: Sequence[Partition | None], count: int) -> tuple[NamedSharding | None, ...]:
+    """Return partitions over a mesh as artifacts have them. count: of arrays; () stands for None of each."""
+    whole = Mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh))
+    return tuple(None if one is None else NamedSharding(whole, PartitionSpec(*one)) for one in found or [None] * count)
+
+
+def of_manifest(spec: FunctionSpec, key: str, structure: Any) -> Any:
+    """Return a tree of shardings for a structure, of what a manifest has under a key: "in_shardings".
+
+    Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
+    Raises StagecError where they do not fit.
+    """
+    prefix = getattr(spec, key)
+    if prefix is None:
+        return None
+    mesh = tuple((name, size) for name, size in spec.mesh)
+    found = _expanded(spec, prefix, pytrees.to_tree(structure), key)
+    return structure.unflatten(named(mesh, found, len(found)))
+
+
+def _expanded(spec: FunctionSpec, prefix: Any, node: Tree, path: str) -> list[Partition | None]:
+    if isinstance(prefix, str):
+        return [partitions.parse(prefix)] * node.num_leaves
+    names = _names(node)
+    if isinstance(prefix, Mapping) and sorted(names) != sorted(prefix):
+        has = "is an array there" if node.kind == "leaf" else f"has {', '.join(names) or 'nothing'} there"
+        raise spec.problem(path, f"{', '.join(prefix)} are given, but the tree {has}", "write the same names")
+    if len(names) != len(prefix) or node.kind == "leaf":
+        what = f"{len(prefix)} shardings are given for {len(names) or 1} elements"
+        raise spec.problem(path, what, "write one for each, or one for all")
+    found: list[Partition | None] = []
+    for i, (name, child) in enumerate(zip(names, node.children, strict=True)):
+        part, where = (prefix[name], f"{path}.{name}") if isinstance(prefix, Mapping) else (prefix[i], f"{path}[{i}]")
+        found += _expanded(spec, part, child, where)
+    return found
+
+
+def _names(node: Tree) -> list[str]:
+    """Return the names of a node's children, as a manifest writes them."""
+    if node.kind == "dict":
+        return list(map(str, node.keys))
+    return list(node.fields.names) if node.fields else list(map(str, range(len(node.children))))

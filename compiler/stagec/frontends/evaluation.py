@@ -1,0 +1,53 @@
+"""What JAX gives for leaves of arguments, on CPU devices of this process: golden outputs of what JAX can call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+
+from stagec.core.avals import Aval
+from stagec.stages.exported import Exported
+
+KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""JAX's names of the implementations of PRNG keys, by dtype."""
+
+
+def results(
+    serialized: bytes,
+    values: Sequence[np.ndarray[Any, Any]],
+    reference: Callable[[], tuple[Callable[..., Any], Any]],
+    mesh: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> list[np.ndarray[Any, Any]]:
+    """Return the leaves of what a function gives, under `jax.jit`; of PRNG keys their words.
+
+    serialized: the exported artifact of the function, which says dtypes and the number of devices.
+    reference: gives the function, and JAX's structure of its `(args, kwargs)`. mesh: enters that of the function.
+    This must be the first use of JAX's devices.
+    """
+    exported = Exported.deserialize(serialized)
+    jax.config.update("jax_num_cpu_devices", exported.nr_devices)
+    function, structure = reference()
+
+    # PRNG keys are made in a jit of ours: an array that lies on a device has no place in the mesh of the other.
+    def run(leaves: list[Any]) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(structure, map(_logical, leaves, exported.in_avals))
+        return list(map(_words, jax.tree.leaves(function(*args, **kwargs))))
+
+    with mesh():
+        return list(map(np.asarray, jax.jit(run)(list(values))))
+
+
+def _logical(value: Any, aval: Aval) -> Any:
+    if aval.dtype.startswith("key<"):
+        return jax.random.wrap_key_data(value, impl=KEY_IMPLEMENTATIONS[aval.dtype])
+    return value
+
+
+def _words(result: Any) -> Any:
+    is_key = jax.numpy.issubdtype(result.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(result) if is_key else result

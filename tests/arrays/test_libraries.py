@@ -1,0 +1,43 @@
+"""Functions of SciPy, scikit-learn, array-api-extra and einops, untouched: libraries.py runs them in a process."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.building import ROOT
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    for library in ("array_api_extra", "einops"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} of tests/requirements.lock is not installed")
+    command = [sys.executable, "-m", "tests.arrays.libraries"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def cannot() -> dict[str, Any]:
+    """CANNOT of libraries.py, which only that process can import."""
+    text = (ROOT / "tests" / "arrays" / "libraries.py").read_text()
+    names = text.partition("CANNOT = {")[2].partition("}")[0]
+    return {line.split('"')[1]: line for line in names.splitlines() if '"' in line}
+
+
+def test_outside_of_a_trace_values_are_numpys(found: dict[str, list[str]]) -> None:
+    assert {name: said for name, (said, _) in found.items() if said} == {}
+
+
+def test_in_a_trace_values_are_numpys_but_of_those_with_a_reason(found: dict[str, list[str]]) -> None:
+    refused = {name: said for name, (_, said) in found.items() if said}
+    assert refused.keys() == cannot().keys()
+    # Each is told where in the library elements are needed: none gives other values.
+    assert {name: said for name, said in refused.items() if not said.startswith("TracerError: /")} == {}
+    works = found.keys() - refused.keys()
+    for library, least in {"stats.": 10, "xpx.": 8, "einops.": 4, "sklearn.": 8, "optimize.": 4}.items():
+        assert sum(name.startswith(library) for name in works) >= least, library

@@ -1,0 +1,109 @@
+"""Functions of arrays over a mesh: shardings, collectives and their derivatives, on four CPU devices, against JAX."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import stagec
+import stagec.lax
+import stagec.numpy as xp
+from stagec import Mesh, NamedSharding
+from stagec import PartitionSpec as P
+from tests.arrays import split
+from tests.building import ROOT
+
+MESH = Mesh(split.SIZES, split.AXES)
+OURS = split.Library(xp, stagec.lax, stagec.shard_map, P, stagec.value_and_grad)
+
+
+def sharding(*axes: Any) -> NamedSharding:
+    return NamedSharding(MESH, P(*axes))
+
+
+def wrapped(name: str) -> Any:
+    function, _ = split.FUNCTIONS[name]
+    return stagec.jit(lambda *args: function(OURS, *args), frontend="arrays", **split.shardings(name, sharding))
+
+
+def test_values_gradients_and_artifacts_are_jaxs(tmp_path: Path) -> None:
+    with stagec.set_mesh(MESH):
+        for name, (_, args) in split.FUNCTIONS.items():
+            function = wrapped(name)
+            exported = function.trace(*args).export(("cpu", "tpu") if name == "dense" else ("cpu",))
+            assert exported.nr_devices == 4
+            (tmp_path / f"{name}.exported").write_bytes(exported.serialize(vjp_order=int(name != "collectives")))
+            np.savez(tmp_path / f"{name}.npz", *map(np.asarray, jax.tree.leaves(function(*args))))
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.arrays.split", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == [f"{name}: equal" for name in split.FUNCTIONS]
+
+
+def failing(function: Callable[[Any], Any], **options: Any) -> Any:
+    return stagec.jit(function, frontend="arrays", **options).trace(np.ones((4, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (lambda x: x, {"in_shardings": sharding(None, "data")}, r"dimension 1 of shape \(4, 3\) has no 2 equal parts"),
+        (lambda x: x, {"in_shardings": sharding("date")}, r"the mesh has no axis 'date'; did you mean \"data\""),
+        (lambda x: x, {"in_shardings": sharding("data", "data")}, "an axis is used twice"),
+        (lambda x: x, {"in_shardings": (sharding(), None)}, "has other parts than they have"),
+        (lambda x: x, {"out_shardings": P("data")}, r"there is no mesh for P\(data\): write NamedSharding"),
+        (lambda x: x, {"out_shardings": 3}, "3 is no PartitionSpec"),
+        (lambda x: stagec.lax.psum(x, "data"), {}, "there is no axis 'data' .* it is called outside of shard_map"),
+        (stagec.shard_map(xp.exp, in_specs=P(), out_specs=P()), {}, "shard_map has no mesh"),
+        (
+            stagec.shard_map(lambda a: stagec.lax.psum(a, "x"), mesh=MESH, in_specs=P(), out_specs=P()),
+            {},
+            "there is no axis 'x'",
+        ),
+        (
+            lambda x: stagec.lax.with_sharding_constraint(x, NamedSharding(Mesh((2,), ("data",)), P("data"))),
+            {"in_shardings": sharding("data")},
+            "a function is for one mesh, not",
+        ),
+    ],
+)
+def test_what_does_not_fit_says_so(function: Callable[[Any], Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError, NameError), match=message):
+        failing(function, **options)
+
+
+def test_outside_of_a_trace_there_is_one_device() -> None:
+    x = np.ones((4, 2), np.float32)
+    found = stagec.lax.with_sharding_constraint({"a": x}, sharding("data"))
+    np.testing.assert_array_equal(np.asarray(found["a"]), x)
+    with pytest.raises(ValueError, match="shard_map runs on the devices of a mesh: call it in a function of"):
+        stagec.shard_map(lambda a: a, mesh=MESH, in_specs=P("data"), out_specs=P("data"))(x)
+
+
+def test_sizes_may_be_symbolic_but_those_that_are_taken_apart() -> None:
+    def split_up(x: Any) -> Any:
+        return stagec.shard_map(lambda a: a * 2, mesh=MESH, in_specs=P("data"), out_specs=P("data"))(x)
+
+    struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("2*n, 4"), xp.float32)
+    with pytest.raises(ValueError, match=r"shard_map takes arrays of known sizes, not of shape \(2\*n, 4\)"):
+        stagec.jit(split_up, frontend="arrays").trace(struct)
+    exported = stagec.jit(lambda x: x @ x.mT, frontend="arrays", in_shardings=sharding("data")).trace(struct).export()
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    np.testing.assert_allclose(exported.call(x), x @ x.T)
+
+
+def test_some_axes_are_taken_apart() -> None:
+    @stagec.shard_map(mesh=MESH, in_specs=P("data"), out_specs=P("data"), axis_names={"data"})
+    def part(a: Any) -> Any:
+        assert stagec.lax.axis_size("data") == 2
+        return stagec.lax.psum(xp.sum(a), "data") + a
+
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    np.testing.assert_allclose(np.asarray(stagec.jit(part, frontend="arrays")(x)), x + x.sum())
