@@ -154,6 +154,11 @@ def _bound_files(spec):
     """The files that a function's arguments are bound to, relative to the manifest's folder."""
     return [weights["file"] for weights in json.decode(spec)["bind"].values()]
 
+def _weights_of(specs, external):
+    """The labels and paths of the files that functions are bound to: those beside the bundle, or those in it."""
+    bound = [weights for spec in specs for weights in json.decode(spec)["bind"].values()]
+    return {":" + one["file"]: one["file"] for one in bound if bool(one.get("external")) == external}
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
@@ -196,13 +201,15 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         file = json.decode(spec)["golden"]["inputs"]
         inputs = ":" + file if file else None
         aot_golden(name = export + ".golden", export = ":" + export, inputs = inputs, weights = weights, **common)
+    specs = [spec for _, _, spec in plan["exports"]]
     aot_bundle(
         name = name,
         version = version,
         exports = [":" + export for export, _, _ in plan["exports"]],
         executables = [":" + executable for executable, _, _ in plan["executables"]],
         golden = [":" + export + ".golden" for export, _ in golden],
-        weights = {":" + file: file for _, _, spec in plan["exports"] for file in _bound_files(spec)},
+        weights = _weights_of(specs, external = False),
+        external_weights = _weights_of(specs, external = True),
         **common
     )
     if golden:

@@ -35,8 +35,10 @@ executable, and until when exports are readable.
 weights and golden arrays are members; zip64 where it is needed.
 4 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries (`core/keyed.py`). A
 bundle without such trees has version 3.
+5 (November 2026): weights may lie beside the bundle (`bundle/external.py`). A bundle without such weights has version 3
+or 4.
 """
-_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS)
+_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES)
 
 INDEX = "index.json"
 Content: TypeAlias = bytes | memoryview | Pieces
@@ -346,7 +348,7 @@ class Archive:
         try:
             found = strict_json.parse(data, LARGEST_INDEX)
             if isinstance(found, dict) and found.get("format") not in _FORMATS:
-                read = " and ".join(map(str, _FORMATS))
+                read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
                 what = f"its format is {found.get('format')!r}, this version of stagec reads {read}"
                 raise LoadError("format", f"{self.path}: {what}")
             check(found)

@@ -263,10 +263,14 @@ def signed_by(envelope: Envelope, keys: Mapping[str, Ed25519PublicKey]) -> list[
 
 
 def subjects(archive: Archive) -> dict[str, str]:
-    """Return what a statement of the bundle must name, all but the bundle itself: `<bundle>/<member>` -> SHA-256."""
+    """Return what a statement of the bundle must name, all but the bundle itself: name -> SHA-256.
+
+    Its members are `<bundle>/<member>`; files of weights beside it have their names in the index.
+    """
     members = {name: entry["sha256"] for name, entry in archive.index["members"].items()}
     digests = {INDEX: hashlib.sha256(archive[INDEX]).hexdigest(), **members}
-    return {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
+    inside = {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
+    return inside | {name: file["sha256"] for name, file in archive.index.get("weights_files", {}).items()}
 
 
 def bundle_name(archive: Archive) -> str:

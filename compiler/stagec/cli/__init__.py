@@ -21,6 +21,7 @@ COMMANDS = (
     "bundle",
     "compile",
     "describe-device",
+    "describe-weights",
     "diff",
     "explain",
     "explain-load",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import print_json, print_text
+from stagec.cli.options import add_weights
 from stagec.core.errors import Problem, StagecError
 
 
@@ -20,6 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold", type=int, default=1, metavar="T", help="how many of the keys must have signed (default: 1)"
     )
     parser.add_argument("--signature", metavar="FILE", help="the envelope (default: BUNDLE.dsse.json)")
+    add_weights(parser)
     parser.add_argument(
         "--require-signature",
         action="store_true",
@@ -40,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
                 raise StagecError(
                     Problem("", option, "no key is given", "say which keys are trusted: --key PUBLIC.pem")
                 )
-    report = verification.verify(options.bundle, options.key, options.threshold, options.signature)
+    report = verification.verify(options.bundle, options.key, options.threshold, options.signature, options.weights)
     if options.json:
         print_json(report)
     else:

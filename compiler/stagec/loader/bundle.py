@@ -10,6 +10,7 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.external import Files
 from stagec.core.avals import Aval, parse_aval, physical
 from stagec.core.node_types import NodeTypes, Types
 from stagec.core.refusal import CallError, LoadError
@@ -42,6 +43,7 @@ class Bundle(Mapping[str, Function]):
         selected_only: bool = True,
         locations: bool = True,
         map_weights: bool = True,
+        files: Files | None = None,
     ) -> None:
         """See `stagec.load`.
 
@@ -49,6 +51,7 @@ class Bundle(Mapping[str, Function]):
         compiler: what compiles an exported artifact; None: nothing is compiled.
         selected_only: whether a bundle of which nothing runs here is refused.
         locations: whether the files with source locations beside the bundle are read, which nobody signs.
+        files: the weights beside the bundle; None: those in its folder, when a call uses them.
         """
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; write {' or '.join(map(repr, POLICIES))}")
@@ -75,7 +78,7 @@ class Bundle(Mapping[str, Function]):
                 len(devices) or None,
             ),
             NodeTypes(types),
-            Weights(archive, map_weights),
+            Weights(archive, map_weights, files),
             tuple(devices),
             compiler,
             locations,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.external import Check, Files
 from stagec.core.node_types import Types
 from stagec.core.refusal import CallError, LoadError
 from stagec.loader.bundle import Bundle
@@ -32,6 +33,8 @@ def load(
     threshold: int = 1,
     signature: str | Path | None = None,
     map_weights: bool = True,
+    weights: str | Path | None = None,
+    check_weights: Check = "load",
 ) -> Bundle:
     """Load a bundle (`name.aot`).
 
@@ -51,6 +54,9 @@ def load(
     signature: path of the envelope with the signatures. None: `<path>.dsse.json`.
     map_weights: map the arrays of bound arguments from the file. On CPUs, processes then share them, and nobody may
         write into the file while one has it open. False: read them into memory.
+    weights: the folder with the files of weights that are not in the bundle. None: the bundle's folder.
+    check_weights: when to compare these files with the digests in the bundle. "load": now. "use": when a call first
+        takes an array of the file. "never": only sizes, if what put the files there has checked them.
     Raises LoadError with a code if the file is missing, damaged, of another format, or has nothing for this machine
     (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. It reads an executable,
     and hands it to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
@@ -63,8 +69,18 @@ def load(
         archive = attestation.open_signed(path, keys, threshold, signature)
     else:
         archive = Archive(path)
+    files = Files(archive.path, archive.index, weights, check_weights)
+    files.open()
     return Bundle(
-        archive, target, types, policy, devices, compile_exported, locations=not keys, map_weights=map_weights
+        archive,
+        target,
+        types,
+        policy,
+        devices,
+        compile_exported,
+        locations=not keys,
+        map_weights=map_weights,
+        files=files,
     )
 
 
