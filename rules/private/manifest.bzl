@@ -6,6 +6,7 @@ load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "plat
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
+load("//rules/private:image.bzl", "aot_image", "aot_push")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
@@ -239,6 +240,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         manifest_path = plan["path"],
         **common
     )
+    for rule, suffix in ((aot_image, ".image"), (aot_push, ".push")):
+        # "manual": an image has a copy of the weights, which //... need not make.
+        rule(name = name + suffix, bundle = ":" + name, provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
 
     # Without a tag //... would fetch what signs.
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))

@@ -28,12 +28,15 @@ COMMANDS = (
     "export",
     "extract",
     "golden",
+    "image",
     "init",
     "inspect",
     "locate",
     "plan",
     "profile",
     "provenance",
+    "pull",
+    "push",
     "reproduce",
     "run",
     "schema",
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[1:2] == ["--worker_template"]:
         from stagec.worker import template
 
-        module = importlib.import_module(f"stagec.cli.{given[0]}")
+        module = importlib.import_module(f"stagec.cli.{given[0].replace('-', '_')}")
         return template.serve(int(given[2]), module.preload, lambda words: main([given[0], *words]))
     parser = argparse.ArgumentParser(
         prog="stagec",
