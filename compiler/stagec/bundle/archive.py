@@ -191,14 +191,14 @@ class Archive:
         path: str | Path,
         data: bytes | None = None,
         check: Callable[[Any], None] = index.check,
-        vouch: Callable[[bytes], None] | None = None,
+        vouch: Callable[[bytes, Callable[[], str]], None] | None = None,
     ) -> None:
         """Read and check the file at `path`, as far as it is no member's data.
 
         data: the bytes, where they are known already; `path` is then what to call them in messages.
         check: raises ValueError for an index that is not of the wanted kind; by default, for one that is no bundle's.
-        vouch: is given the index before anything parses it, and raises LoadError where nobody vouches for it; None:
-            nobody is asked.
+        vouch: is given the index before anything parses it, and what returns the SHA-256 (hex) of the file that has
+            it. It raises LoadError where nobody vouches for the index. None: nobody is asked.
         Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
         what `vouch` raises.
         """
@@ -247,6 +247,14 @@ class Archive:
         """Return the SHA-256 (hex) of the whole file."""
         state = hashlib.sha256()
         for piece in in_pieces(self._source, 0, self._source.size):
+            state.update(piece)
+        return state.hexdigest()
+
+    def _sha256_around(self, entry: _Entry, data: bytes) -> str:
+        """Return the same of a file in which a member has this content: that which was read of it."""
+        state = hashlib.sha256(self._source.read(0, entry.start) + data)
+        after = entry.start + entry.size
+        for piece in in_pieces(self._source, after, self._source.size - after):
             state.update(piece)
         return state.hexdigest()
 
@@ -334,7 +342,9 @@ class Archive:
             at += _CENTRAL.size + length + extra
             yield _Entry(name, crc, size)
 
-    def _read_index(self, check: Callable[[Any], None], vouch: Callable[[bytes], None] | None) -> dict[str, Any]:
+    def _read_index(
+        self, check: Callable[[Any], None], vouch: Callable[[bytes, Callable[[], str]], None] | None
+    ) -> dict[str, Any]:
         entry = next(iter(self._entries.values()), None)
         if entry is None or entry.name != INDEX:
             raise self._not_a_bundle(f"its first member is not {INDEX}")
@@ -344,7 +354,7 @@ class Archive:
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
         if vouch is not None:
-            vouch(data)
+            vouch(data, lambda: self._sha256_around(entry, data))
         try:
             found = strict_json.parse(data, LARGEST_INDEX)
             if isinstance(found, dict) and found.get("format") not in _FORMATS:

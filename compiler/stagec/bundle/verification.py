@@ -24,12 +24,13 @@ _MISTAKES = ("not-found", "key", "cryptography")
 
 
 def verify(
-    path: str, keys: Sequence[str], threshold: int = 1, signature: str | None = None, weights: str | None = None
+    path: str, keys: Sequence[str], threshold: int = 1, signature: Sequence[str] = (), weights: str | None = None
 ) -> dict[str, Any]:
     """Return a report on the bundle at `path`: "verdict", and "checks", each with "check", "ok" and "summary".
 
     keys: paths of the public keys that are trusted; without any, no signature is checked, and the verdict is at best
-        INTACT. threshold: how many of them must have signed. signature: path of the envelope; None: `<path>.dsse.json`.
+        INTACT. threshold: how many of them must have signed. signature: paths of envelopes; none: those
+        beside the bundle (`attestation.envelopes_of`).
     weights: the folder with the files of weights beside the bundle; None: the bundle's.
     Nothing is checked after a check that failed. Raises StagecError for a bundle or key that cannot be read.
     """
@@ -37,7 +38,7 @@ def verify(
     report = {"kind": "verification", "bundle": path, "verdict": VERIFIED if keys else INTACT, "checks": checks}
     vouching = None
     try:
-        vouching = Vouching(keys, threshold, signature or f"{path}{attestation.SUFFIX}") if keys else None
+        vouching = Vouching(keys, threshold, attestation.envelopes_of(path, signature)) if keys else None
         for check, summary in _checks(path, vouching, weights):
             checks.append({"check": check, "ok": True, "summary": summary})
     except LoadError as error:

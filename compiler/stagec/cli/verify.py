@@ -15,12 +15,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--key",
         action="append",
         default=[],
-        help="a public key that is trusted, Ed25519 in PEM; may be repeated. With one, the bundle must be signed",
+        help="a public key that is trusted, Ed25519 or ECDSA in PEM; may be repeated. With one, the bundle must be "
+        "signed",
     )
     parser.add_argument(
         "--threshold", type=int, default=1, metavar="T", help="how many of the keys must have signed (default: 1)"
     )
-    parser.add_argument("--signature", metavar="FILE", help="the envelope (default: BUNDLE.dsse.json)")
+    parser.add_argument(
+        "--signature",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an envelope, or a signature of Model Signing; may be repeated, as for statements of several builders "
+        "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
+    )
     add_weights(parser)
     parser.add_argument(
         "--require-signature",
@@ -35,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.key:
         for option, given in {
             "--require-signature": options.require_signature,
-            "--signature": options.signature,
+            "--signature": bool(options.signature),
             "--threshold": options.threshold != 1,
         }.items():
             if given:

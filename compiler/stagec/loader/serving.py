@@ -19,7 +19,7 @@ from stagec.pjrt.calling_convention import Convention, Interface
 from stagec.pjrt.executable import Executable
 
 if TYPE_CHECKING:
-    from stagec.bundle.attestation import Key
+    from stagec.bundle.keys import Key
 
 
 def load(
@@ -31,7 +31,7 @@ def load(
     devices: Sequence[Any] = (),
     keys: Sequence[Key] = (),
     threshold: int = 1,
-    signature: str | Path | None = None,
+    signature: str | Path | Sequence[str | Path] | None = None,
     map_weights: bool = True,
     weights: str | Path | None = None,
     check_weights: Check = "load",
@@ -51,7 +51,8 @@ def load(
     keys: the public keys that you trust: paths of PEM files, or their bytes. If you give any, the bundle must be
         signed, and the loader checks this before it parses anything.
     threshold: how many of the keys must have signed.
-    signature: path of the envelope with the signatures. None: `<path>.dsse.json`.
+    signature: path of the envelope with the signatures, or several. None: `<path>.dsse.json`, `<path>.2.dsse.json` and
+        so on.
     map_weights: map the arrays of bound arguments from the file. On CPUs, processes then share them, and nobody may
         write into the file while one has it open. False: read them into memory.
     weights: the folder with the files of weights that are not in the bundle. None: the bundle's folder.
