@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from stagec.bundle import index
-from stagec.bundle.sources import in_pieces
+from stagec.bundle.sources import sha256_of
 from stagec.core import json_shapes, strict_json
 from stagec.core.avals import Aval, parse_aval
 from stagec.core.reading import RegularFile
@@ -68,7 +68,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         for name, tensor in safetensors.read(path).items()
     }
     file = RegularFile(path)
-    return {"sha256": _sha256(file), "bytes": file.size, "arrays": arrays}
+    return {"sha256": sha256_of(file), "bytes": file.size, "arrays": arrays}
 
 
 class Files:
@@ -176,7 +176,7 @@ class Files:
     def _difference(self, name: str) -> str:
         """Compare the digest of a file that is open; return what is wrong."""
         try:
-            found = _sha256(self._opened[name])
+            found = sha256_of(self._opened[name])
         except OSError as error:
             return self._other(name, f"it cannot be read: {error.strerror}")
         return "" if found == self._listed[name]["sha256"] else self._other(name, f"its sha256 is {found}")
@@ -190,10 +190,3 @@ class Files:
         return LoadError(
             "weights", f"{self._archive_path}: weights beside the bundle are missing or are others:{listed}"
         )
-
-
-def _sha256(file: RegularFile) -> str:
-    state = hashlib.sha256()
-    for piece in in_pieces(file, 0, file.size):
-        state.update(piece)
-    return state.hexdigest()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from stagec.bundle import layout
 from stagec.bundle.layout import Descriptor, FileOf, Layout
-from stagec.bundle.sources import in_pieces
+from stagec.bundle.sources import sha256_of
 from stagec.core import json_shapes, reading, strict_json
 from stagec.core.errors import Problem, StagecError
 
@@ -206,15 +206,8 @@ def _keep(file: Path, digest: str, work: Path) -> None:
     """Give a layout the blob that is in the folder already, as a file of another pull."""
     blob = work / "blobs" / "sha256" / digest
     with contextlib.suppress(OSError):
-        if not blob.exists() and _sha256(file) == digest:
+        if not blob.exists() and sha256_of(reading.RegularFile(file)) == digest:
             blob.hardlink_to(file)
-
-
-def _sha256(file: Path) -> str:
-    opened, state = reading.RegularFile(file), hashlib.sha256()
-    for piece in in_pieces(opened, 0, opened.size):
-        state.update(piece)
-    return state.hexdigest()
 
 
 def _path_of(layer: Mapping[str, Any], source: Reference) -> str:

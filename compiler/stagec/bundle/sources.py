@@ -95,6 +95,14 @@ def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[b
         yield source.read(at, min(_PIECE, start + size - at))
 
 
+def sha256_of(file: RegularFile) -> str:
+    """Return the SHA-256 (hex) of a file, which may be larger than memory. Raises OSError."""
+    state = hashlib.sha256()
+    for piece in in_pieces(file, 0, file.size):
+        state.update(piece)
+    return state.hexdigest()
+
+
 class Pieces(Protocol):
     """The content of a member that is read when it is written, piece by piece."""
 

@@ -37,6 +37,7 @@ COMMANDS = (
     "provenance",
     "pull",
     "push",
+    "rebuild",
     "reproduce",
     "run",
     "schema",
