@@ -181,12 +181,17 @@ def test_explain_load_needs_no_weights(built: Path, tmp_path: Path) -> None:
 
 def test_signatures_and_provenance_name_them(built: Path, tmp_path: Path) -> None:
     path = deployed(built, tmp_path / "there")
-    statement, _ = write_provenance(path)
+    statement, sbom = write_provenance(path)
     data = json.loads(statement.read_text())
     digest = Archive(path).index["weights_files"]["two.safetensors"]["sha256"]
     assert {"name": "two.safetensors", "digest": {"sha256": digest}} in data["subject"]
     resolved = data["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert {"name": "tests/two.safetensors", "digest": {"sha256": digest}} in resolved
+    parts = json.loads(sbom.read_text())["metadata"]["component"]["components"]
+    assert {(one["name"], one["hashes"][0]["content"]) for one in parts} >= {("two.safetensors", digest)}
+    validators = pytest.importorskip("cyclonedx.validation.json")
+    version = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_7
+    assert validators.JsonStrictValidator(version).validate_str(sbom.read_text()) is None
     private, public = write_keys(tmp_path, "key")
     checked("sign", path, "--statement", statement, "--key", private)
     verified = checked("verify", path, "--key", public)
