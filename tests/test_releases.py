@@ -3,9 +3,11 @@
 One small workspace, which needs no JAX to trace, serves all tests.
 """
 
+import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,8 @@ from safetensors.numpy import save_file
 
 import stagec
 from stagec.bundle.archive import Archive
-from tests.building import checked
+from stagec.core.version import VERSION
+from tests.building import ROOT, checked
 from tests.building import stagec as command
 from tests.nested import NestedBazel, actions, environment, telling, workspace_files
 from tests.registries import Registry, needs_registry
@@ -194,3 +197,93 @@ def test_a_rebuild_that_gives_another_bundle(workspace: Workspace, tmp_path: Pat
     assert f"{release}/models.aot: built again, and another\n" in done.stdout
     assert "  ~ scale.exported\n" in done.stdout
     assert not (tmp_path / "own.json").exists()
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    done = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def script(checkout: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry.endswith("site-packages"))
+    command = [sys.executable, str(checkout / "tools" / "release.py"), *map(str, words)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Made end to end by the script, and built with by a workspace that names the archive and its hash."""
+    folder = tmp_path_factory.mktemp("release")
+    checkout = folder / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__", "bazel-*", "*.egg-info", "build")
+    for name in (".bcr", "compiler", "rules"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    (checkout / "tools").mkdir()
+    for name in (
+        "BUILD",
+        "CHANGELOG.md",
+        "LICENSE",
+        "MODULE.bazel",
+        "README.md",
+        "WORKSPACE",
+        "bazelw",
+        "tools/release.py",
+    ):
+        shutil.copy(ROOT / name, checkout / name)
+    git(checkout, "init", "--quiet")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "--quiet", "-m", "Before")
+
+    # What is wrong is said before anything is written.
+    done = script(checkout, "build", "--output", folder / "out")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"CHANGELOG.md: its first section is not {VERSION} with a date: run prepare {VERSION}\n",
+    )
+    done = script(checkout, "prepare", "next")
+    assert (done.returncode, done.stderr) == (1, "next is no semantic version: write for example 0.2.0\n")
+    done = script(checkout, "prepare", "0.0.1")
+    assert (done.returncode, done.stderr) == (1, f"0.0.1 does not come after {VERSION}\n")
+
+    done = script(checkout, "prepare", "0.99.7", "--date", "2026-12-01")
+    assert done.returncode == 0, done.stderr
+    assert 'compiler/stagec/core/version.py: VERSION = "0.99.7"\n' in done.stdout
+    done = script(checkout, "build", "--output", folder / "out")
+    assert "not committed" in done.stderr
+    assert not (folder / "out").exists()
+    git(checkout, "commit", "--quiet", "-a", "-m", "Release")
+    for name in ("out", "again"):
+        done = script(checkout, "build", "--output", folder / name, "--repository", "some/stagec")
+        assert done.returncode == 0, done.stderr
+    files = sorted(str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file())
+    assert files == [
+        "SHA256SUMS",
+        "WORKSPACE.txt",
+        "bcr/modules/stagec/0.99.7/MODULE.bazel",
+        "bcr/modules/stagec/0.99.7/presubmit.yml",
+        "bcr/modules/stagec/0.99.7/source.json",
+        "bcr/modules/stagec/metadata.json",
+        "notes.md",
+        "stagec-0.99.7-py3-none-any.whl",
+        "stagec-0.99.7.tar.gz",
+    ]
+    for name in files:
+        assert (folder / "out" / name).read_bytes() == (folder / "again" / name).read_bytes(), name
+    assert (folder / "out" / "notes.md").read_text().startswith("## 0.99.7 (2026-12-01)\n")
+    archive = folder / "out" / "stagec-0.99.7.tar.gz"
+    digest = hashlib.sha256(archive.read_bytes())
+    source = json.loads((folder / "out" / "bcr/modules/stagec/0.99.7/source.json").read_text())
+    assert source["integrity"] == f"sha256-{base64.b64encode(digest.digest()).decode()}"
+    assert 'version = "0.99.7"' in (folder / "out" / "bcr/modules/stagec/0.99.7/MODULE.bazel").read_text()
+
+    # A user's workspace, in which the archive is the whole of stagec.
+    user = Workspace(folder)
+    text = (folder / "out" / "WORKSPACE.txt").read_text().replace(source["url"], archive.as_uri())
+    local = re.compile(r"local_repository\(.*?\)\n", re.DOTALL)
+    (user.root / "WORKSPACE").write_text(local.sub(lambda _: text, (user.root / "WORKSPACE").read_text(), count=1))
+    try:
+        user.build("//models")
+        assert Archive(user.output("models.aot")).index["versions"] == {"stagec": "0.99.7"}
+    finally:
+        user.run("shutdown")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import stagec
-from stagec.bundle.attestation import Envelope
+from stagec.bundle.dsse import Envelope
 from tests.building import checked
 from tests.building import stagec as command
 from tests.signed import write_bundle_of, write_keys, write_provenance

@@ -16,8 +16,9 @@ import pytest
 
 from stagec.bundle import index, safetensors
 from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
-from stagec.bundle.attestation import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, signed_by
+from stagec.bundle.attestation import signed_by
 from stagec.bundle.description import Description
+from stagec.bundle.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope
 from stagec.bundle.keys import read_keys
 from stagec.core import strict_json
 from stagec.core.refusal import LoadError

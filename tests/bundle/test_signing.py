@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from stagec.bundle import archive
 from stagec.bundle.archive import Archive
-from stagec.bundle.attestation import PAYLOAD_TYPE, Envelope, pae
+from stagec.bundle.dsse import PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.verification import verify
 from stagec.core import strict_json
 from tests.building import COMPILER, ROOT, checked, stagec

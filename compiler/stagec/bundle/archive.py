@@ -24,6 +24,7 @@ from stagec.bundle import index
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces
 from stagec.core import strict_json
 from stagec.core.refusal import LoadError
+from stagec.core.version import VERSION
 
 FORMAT = 3
 """Version of the bundle format, where it needs nothing of a later one.
@@ -359,7 +360,7 @@ class Archive:
             found = strict_json.parse(data, LARGEST_INDEX)
             if isinstance(found, dict) and found.get("format") not in _FORMATS:
                 read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
-                what = f"its format is {found.get('format')!r}, this version of stagec reads {read}"
+                what = f"its format is {found.get('format')!r}, this version of stagec reads {read}{_writer(found)}"
                 raise LoadError("format", f"{self.path}: {what}")
             check(found)
             if encode_index(found) != data:
@@ -404,6 +405,13 @@ class Stored:
     def pieces(self) -> Iterator[bytes]:
         """Yield the content, as `Archive.pieces` does."""
         return self._archive.pieces(self._entry.name)
+
+
+def _writer(found: dict[str, Any]) -> str:
+    """Return who wrote a bundle of a format that is not known, as far as it says so."""
+    versions = found.get("versions")
+    version = versions.get("stagec") if isinstance(versions, dict) else None
+    return f"; stagec {strict_json.shown(version)} wrote it, and this is {VERSION}" if isinstance(version, str) else ""
 
 
 def _check_name(name: str) -> None:

@@ -8,53 +8,33 @@ OpenSSF's Model Signing (`bundle/model_signing.py`).
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.bundle import model_signing
 from stagec.bundle.archive import INDEX, Archive
+from stagec.bundle.dsse import LARGEST, PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.keys import Key, is_signed, read_keys
 from stagec.bundle.model_signing import SignedModel
-from stagec.core import json_shapes, reading, strict_json
+from stagec.core import json_shapes, strict_json
 from stagec.core.refusal import LoadError
 
 if TYPE_CHECKING:
     from stagec.bundle.keys import PublicKey
 
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 """What a statement says of its subjects: how they were built. A signature of anything else is no word for them."""
 BUILD_TYPE = "urn:stagec:build:bazel:1"
-"""What the parameters of the predicate mean: docs/provenance.md. 1 (November 2026): the first."""
+"""What the parameters of the predicate mean: docs/build-type.md. 1 (November 2026): the first."""
 SUFFIX = ".dsse.json"
 """An envelope lies beside its bundle: `models.aot` and `models.aot.dsse.json`."""
 
 MOST_ENVELOPES = 32
 """Envelopes of one bundle that are looked for."""
-MOST_SIGNATURES = 32
-"""Signatures of one envelope: each is tried with each trusted key."""
-_LARGEST = 64 << 20
-"""Bytes of an envelope that are read: its statement names as many members as a bundle may have."""
-_MOST_VALUES = 1000
-"""JSON values of an envelope: a few, and three for each signature; the statement is one text."""
-
-_ENVELOPE = json_shapes.record(
-    {
-        "payloadType": json_shapes.constant(PAYLOAD_TYPE),
-        "payload": json_shapes.text,
-        "signatures": json_shapes.array(
-            json_shapes.record({"sig": json_shapes.text}, {"keyid": json_shapes.text}, rest=json_shapes.anything)
-        ),
-    },
-    rest=json_shapes.anything,
-)
 _SUBJECT = json_shapes.record(
     {"name": json_shapes.text, "digest": json_shapes.record({"sha256": json_shapes.sha256}, rest=json_shapes.text)}
 )
@@ -71,52 +51,6 @@ _STATEMENT = json_shapes.record(
     },
     rest=json_shapes.anything,
 )
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """A statement and its signatures, none of which is checked yet.
-
-    payload: the bytes of the statement. signatures: (keyid, signature); the keyid is a hint and trusted for nothing.
-    """
-
-    payload: bytes
-    signatures: tuple[tuple[str, bytes], ...]
-
-    def to_json(self) -> str:
-        """Return the JSON form, indented, with a newline at the end."""
-        values = {
-            "payload": base64.b64encode(self.payload).decode(),
-            "payloadType": PAYLOAD_TYPE,
-            "signatures": [{"keyid": keyid, "sig": base64.b64encode(sig).decode()} for keyid, sig in self.signatures],
-        }
-        return json.dumps(values, indent=1) + "\n"
-
-    @staticmethod
-    def read(path: str | Path) -> Envelope:
-        """Read the file at `path`. Raises LoadError ("signature") when it is missing or no envelope of ours."""
-        try:
-            text = reading.whole(path, _LARGEST)
-        except FileNotFoundError:
-            raise LoadError("signature", f"{path}: no such file: the bundle has no signature") from None
-        except OSError as error:
-            raise LoadError("signature", f"{path}: cannot be read: {error.strerror}") from error
-        try:
-            return Envelope.from_json(text)
-        except ValueError as error:
-            raise LoadError("signature", f"{path}: not a DSSE envelope: {error}") from error
-
-    @staticmethod
-    def from_json(text: bytes) -> Envelope:
-        """Read what `to_json` wrote, or another program. Raises ValueError, naming the key at fault."""
-        data = strict_json.parse(text, _LARGEST, _MOST_VALUES)
-        if isinstance(data, dict) and "dsseEnvelope" in data:
-            data = data["dsseEnvelope"]
-        _ENVELOPE(data)
-        if len(data["signatures"]) > MOST_SIGNATURES:
-            raise ValueError(f"{len(data['signatures'])} signatures are over the limit of {MOST_SIGNATURES}")
-        signatures = tuple((one.get("keyid", ""), _decode(one["sig"])) for one in data["signatures"])
-        return Envelope(_decode(data["payload"]), signatures)
 
 
 class Statement(NamedTuple):
@@ -137,7 +71,7 @@ class Statement(NamedTuple):
         nothing.
         """
         try:
-            data = strict_json.parse(payload, _LARGEST)
+            data = strict_json.parse(payload, LARGEST)
             if isinstance(data, dict) and data.get("predicateType") == model_signing.PREDICATE_TYPE:
                 return SignedModel.of(data)
             _STATEMENT(data)
@@ -257,12 +191,6 @@ def open_signed(
     return archive
 
 
-def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes that are signed: DSSE's pre-authentication encoding."""
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
-
-
 def signed_by(envelope: Envelope, keys: Mapping[str, PublicKey]) -> list[str]:
     """Return the keyids of those of `keys` that signed the envelope's payload, each once, in the order of `keys`."""
     message = pae(PAYLOAD_TYPE, envelope.payload)
@@ -284,8 +212,3 @@ def subjects(archive: Archive) -> dict[str, str]:
 def bundle_name(archive: Archive) -> str:
     """Return what a statement calls the bundle; its file may have been renamed since."""
     return f"{archive.index['name']}.aot"
-
-
-def _decode(text: str) -> bytes:
-    """Return the bytes of standard or URL-safe base64; verifiers must take both."""
-    return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)

@@ -15,7 +15,9 @@ from stagec.bundle.description import TARGET, Description
 from stagec.core import json_shapes
 from stagec.core.avals import dimension_variables, num_bytes, parse_aval
 from stagec.core.dimensions import evaluator
+from stagec.core.strict_json import shown
 from stagec.core.trees import Tree
+from stagec.core.version import VERSION
 
 FORMAT_WITH_KEYS = 4
 """Version of the bundle format since which trees may be other than plain; that of bundles with such trees."""
@@ -134,6 +136,7 @@ def check(found: Any) -> None:
     if sum(len(aval) for aval in _written_avals(found) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
         raise ValueError(f"functions: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
     _BUNDLE(found)
+    _check_writer(found["versions"].get("stagec", ""))
     files = found.get("weights_files", {})
     if bool(files) != (found["format"] == FORMAT_WITH_FILES) or ("weights_files" in found and not files):
         raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, and of no other")
@@ -187,6 +190,17 @@ def check(found: Any) -> None:
             if which_one in seen:
                 raise ValueError(f"{at}: there is another one for this target and bucket")
             seen.add(which_one)
+
+
+def _check_writer(version: str) -> None:
+    """Raise ValueError for a bundle of a later major version: it may mean something else by the same keys."""
+    major = re.match(r"(\d{1,9})\.\d+\.\d+", version)
+    if not major:
+        raise ValueError(f"versions.stagec: a version such as 1.2.3 is wanted, not {shown(version)!r}")
+    ours = int(VERSION.partition(".")[0])
+    if int(major[1]) > ours:
+        what = f"stagec {shown(version)} wrote it, and this is {VERSION}, which reads what {ours} and older wrote"
+        raise ValueError(f"versions.stagec: {what}")
 
 
 def _written_avals(found: Any) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.bundle import keys
+from stagec.bundle.dsse import PAYLOAD_TYPE, pae
 from stagec.core import json_shapes
 from stagec.core.refusal import LoadError
 
@@ -81,8 +82,6 @@ def sign(bundle: str, archive: Archive, digest: str, key: PrivateKey) -> bytes:
     bundle: name of its file. digest: SHA-256 (hex) of that. The signature is of the folder that has these files, and
     what stagec puts beside them. Raises ValueError for an Ed25519 key, which Model Signing has not.
     """
-    from stagec.bundle.attestation import PAYLOAD_TYPE, pae
-
     public = key.public_key()
     if not hasattr(public, "curve"):
         raise ValueError(

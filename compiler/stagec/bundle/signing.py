@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagec.bundle import keys
-from stagec.bundle.attestation import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, pae
+from stagec.bundle.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, pae
 
 if TYPE_CHECKING:
     from stagec.bundle.keys import PrivateKey

@@ -43,7 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle import attestation, keys, signing
     from stagec.bundle.archive import Archive
-    from stagec.bundle.attestation import Envelope, Statement
+    from stagec.bundle.attestation import Statement
+    from stagec.bundle.dsse import Envelope
     from stagec.core.refusal import LoadError
 
     def passphrase() -> bytes:
