@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,21 +231,42 @@ def test_no_registry_and_no_image(registry: Registry, tmp_path: Path) -> None:
     )
 
 
-def test_an_image_that_is_no_bundle(registry: Registry, tmp_path: Path) -> None:
-    (tmp_path / "blobs" / "sha256").mkdir(parents=True)
-    config = layout.add(blobs := {}, "application/vnd.oci.empty.v1+json", b"{}")
-    text = json.dumps({"schemaVersion": 2, "mediaType": layout.MANIFEST_TYPE, "config": config, "layers": []}).encode()
-    entry = {**layout.add(blobs, layout.MANIFEST_TYPE, text), "annotations": {layout.REF_NAME: "x"}}
+def write_image(folder: Path, registry: Registry, manifest: dict[str, Any], files: dict[str, bytes]) -> str:
+    """Push an image that stagec would not write; return its name."""
+    blobs: dict[str, Any] = {}
+    config = layout.add(blobs, "application/vnd.oci.empty.v1+json", b"{}")
+    layers = [
+        {**layout.add(blobs, "application/octet-stream", content), "annotations": {layout.TITLE: name}}
+        for name, content in files.items()
+    ]
+    head = {"schemaVersion": 2, "mediaType": layout.MANIFEST_TYPE, "config": config, "layers": layers}
+    entry = layout.add(blobs, layout.MANIFEST_TYPE, json.dumps({**head, **manifest}).encode())
+    (folder / "blobs" / "sha256").mkdir(parents=True)
     for name, content in blobs.items():
-        (tmp_path / "blobs" / "sha256" / name).write_bytes(content)
-    (tmp_path / "index.json").write_bytes(layout.index_of([entry]))
-    (tmp_path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    target = f"docker://{registry.host}/x:1"
+        (folder / "blobs" / "sha256" / name).write_bytes(content)
+    (folder / "index.json").write_bytes(layout.index_of([{**entry, "annotations": {layout.REF_NAME: "x"}}]))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
     words = ["skopeo", "--insecure-policy", "copy", "--preserve-digests", "--dest-tls-verify=false"]
-    subprocess.run([*words, f"oci:{tmp_path}:x", target], check=True, capture_output=True)
-    done = command("pull", f"{registry.host}/x:1", tmp_path / "out", "--plain-http")
+    subprocess.run([*words, f"oci:{folder}:x", f"docker://{registry.host}/x:1"], check=True, capture_output=True)
+    return f"{registry.host}/x:1"
+
+
+def test_an_image_that_is_no_bundle(registry: Registry, tmp_path: Path) -> None:
+    image = write_image(tmp_path / "layout", registry, {}, {})
+    done = command("pull", image, tmp_path / "out", "--plain-http")
     assert done.returncode == 2
     assert "is no bundle: its artifactType is None" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", ["../out.aot", "/tmp/out.aot", ".stagec-pull/x", ""])
+def test_a_path_outside_of_the_folder(registry: Registry, tmp_path: Path, path: str) -> None:
+    image = write_image(tmp_path / "layout", registry, {"artifactType": layout.MODEL}, {path: b"x"})
+    done = command("pull", image, tmp_path / "folder", "--plain-http")
+    assert done.returncode == 2
+    assert done.stderr.endswith(f": a layer names no file below the folder: {path}\n")
+    assert not (tmp_path / "folder").exists()
+    assert not (tmp_path / "out.aot").exists()
 
 
 def test_a_layout_is_what_skopeo_reads(bundles: tuple[Path, Path], tmp_path: Path) -> None:
