@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
-from stagec.bundle.external import Files
 from stagec.core.avals import Aval, parse_aval, physical
 from stagec.core.node_types import NodeTypes, Types
 from stagec.core.refusal import CallError, LoadError
@@ -20,6 +19,9 @@ from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_
 from stagec.pjrt import compatibility, host
 from stagec.pjrt.arrays import dtype_of
 from stagec.pjrt.weights import Weights
+
+if TYPE_CHECKING:
+    from stagec.bundle.external import Files
 
 
 class Bundle(Mapping[str, Function]):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.bundle.archive import Archive
-from stagec.bundle.external import Check, Files
 from stagec.core.node_types import Types
 from stagec.core.refusal import CallError, LoadError
 from stagec.loader.bundle import Bundle
@@ -19,6 +18,7 @@ from stagec.pjrt.calling_convention import Convention, Interface
 from stagec.pjrt.executable import Executable
 
 if TYPE_CHECKING:
+    from stagec.bundle.external import Check
     from stagec.bundle.keys import Key
 
 
@@ -70,8 +70,12 @@ def load(
         archive = attestation.open_signed(path, keys, threshold, signature)
     else:
         archive = Archive(path)
-    files = Files(archive.path, archive.index, weights, check_weights)
-    files.open()
+    files = None
+    if "weights_files" in archive.index:
+        from stagec.bundle.external import Files  # most bundles have none, and do not wait for it
+
+        files = Files(archive.path, archive.index, weights, check_weights)
+        files.open()
     return Bundle(
         archive,
         target,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stagec.bundle.archive import Archive
-from stagec.bundle.external import Files
 from stagec.core.avals import num_bytes, parse_aval
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree
@@ -18,6 +17,7 @@ from stagec.pjrt.arrays import Array, dtype_of, put
 from stagec.pjrt.shardings import Sharding
 
 if TYPE_CHECKING:
+    from stagec.bundle.external import Files
     from stagec.core.calls import Call
 
 
@@ -70,7 +70,11 @@ class Weights(dict[str, Weight]):
 
         files: those beside the bundle; None: in its folder, each opened and checked when it is used.
         """
-        self._files = files or Files(archive.path, archive.index, None, "use")
+        if files is None and "weights_files" in archive.index:
+            from stagec.bundle.external import Files
+
+            files = Files(archive.path, archive.index, None, "use")
+        self._files = files
         found = archive.index["weights"].items()
         super().__init__({name: Weight(entry["aval"], self._reader(archive, mapped, entry)) for name, entry in found})
 
@@ -78,13 +82,15 @@ class Weights(dict[str, Weight]):
         """Let go of all of them."""
         for weight in self.values():
             weight.release()
-        self._files.release()
+        if self._files is not None:
+            self._files.release()
 
     def _reader(self, archive: Archive, mapped: bool, entry: Mapping[str, Any]) -> Callable[[], bytes | memoryview]:
         """Return what reads an array, which is a member of the bundle or part of a file."""
-        if "file" in entry:
+        files = self._files
+        if files is not None and "file" in entry:
             start, size = entry["start"], num_bytes(parse_aval(entry["aval"]))
-            return lambda: self._files.view(entry["file"], mapped)[start : start + size]
+            return lambda: files.view(entry["file"], mapped)[start : start + size]
         return functools.partial(archive.map if mapped else archive.__getitem__, entry["member"])
 
 
