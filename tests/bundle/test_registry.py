@@ -235,6 +235,15 @@ def test_no_registry_and_no_image(registry: Registry, tmp_path: Path) -> None:
     )
 
 
+def test_without_skopeo(tmp_path: Path) -> None:
+    done = command("pull", "127.0.0.1:1/zoo:1", tmp_path / "x", env={"PATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (
+        2,
+        "skopeo, which moves images, is not installed\n"
+        "  apt-get install skopeo, dnf install skopeo or brew install skopeo\n",
+    )
+
+
 def write_image(folder: Path, registry: Registry, manifest: dict[str, Any], files: dict[str, bytes]) -> str:
     """Push an image that stagec would not write; return its name."""
     blobs: dict[str, Any] = {}
