@@ -113,6 +113,7 @@ AotBundleInfo = provider(
         "exports": "depset of AotExportInfo: the exported artifacts in it.",
         "executables": "depset of AotExecutableInfo: the executables in it.",
         "arrays": "depset of File: the files whose arrays are in it: weights, and golden inputs.",
+        "weights": "list of File: the files of weights beside it.",
     },
 )
 

@@ -83,7 +83,7 @@ echo >&2 "stagec: the machine that runs this action has no $0
   run it where there is one, or name the one that is there: stagec.python(interpreter = ...), docs/remote.md"
 exit 2"""
 
-def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None):
+def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None, worker = True):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
@@ -98,6 +98,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
       sources: depset of File that a model may import and read, for commands that run one; or None. If one of them is
         edited that this run did not read, Bazel does not run the action again: what it has not read is one more output.
         Only what such a command writes depends on the release of Python.
+      worker: whether it may run in a worker, which copies files, and no folders.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     executable, version = stagec.environment.execution_interpreter, stagec.environment.execution_version
@@ -119,7 +120,8 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         arguments.add("--unread", unread)
         outputs = outputs + [unread]
         inputs = depset(transitive = [inputs, sources])
-    arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
+    if worker:
+        arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
     environments = [stagec.environment] + ([plugin] if plugin else [])
@@ -130,7 +132,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         python_path[0] = stagec.environment.execution_packages + "/site-packages"
         env["STAGEC_FINGERPRINT"] = stagec.environment.fingerprint.path
     requirements = {"block-network": "1"}
-    if stagec.workers:
+    if stagec.workers and worker:
         requirements.update(_WORKER)
     ctx.actions.run(
         mnemonic = mnemonic,

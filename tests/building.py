@@ -105,11 +105,17 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
     plan = write_specs(manifest, root, out)
     folder = root / Path(manifest).parent
 
-    def bound(*specs: Mapping[str, Any]) -> list[str]:
-        files = {weights["file"] for spec in specs for weights in spec["bind"].values()}
+    def bound(*specs: Mapping[str, Any], external: bool | None = None) -> list[str]:
+        tables = [weights for spec in specs for weights in spec["bind"].values()]
+        files = {table["file"] for table in tables if external in (None, bool(table.get("external")))}
         return [word for file in sorted(files) for word in ("--weights", f"{file}={folder / file}")]
 
-    arguments: list[str | Path] = [*bound(*(export["spec"] for export in plan["exports"]))]
+    specs = [export["spec"] for export in plan["exports"]]
+    arguments: list[str | Path] = [*bound(*specs, external=False)]
+    for word in bound(*specs, external=True)[1::2]:
+        file, path = word.split("=")
+        checked("describe-weights", path, "--output", out / f"{file}.json")
+        arguments += ["--external-weights", f"{file}={out / file}.json"]
     for export in plan["exports"]:
         name = export["name"]
         roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]

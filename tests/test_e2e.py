@@ -136,7 +136,16 @@ def built(workspace: Workspace) -> Workspace:
 
 def test_query_lists_every_artifact(built: Workspace) -> None:
     listed = built.run("query", "//models:all").stdout.split()
-    programs = ("affine.golden", "explain", "golden_test", "provenance", "reproducibility_test", "sign")
+    programs = (
+        "affine.golden",
+        "explain",
+        "golden_test",
+        "image",
+        "provenance",
+        "push",
+        "reproducibility_test",
+        "sign",
+    )
     names = ["models", "weights", *(f"models.{name}" for name in programs), *EXECUTABLES]
     names += [f"models.{name}" for name in (*SHARED, *OWN)]
     assert sorted(listed) == sorted(f"//models:{name}" for name in names)

@@ -180,5 +180,6 @@ def test_other_commands_name_the_extra_that_they_need(python: Path, zoo: Path, t
 
 def test_each_command_is_above_or_is_for_builds() -> None:
     builds = {"autotune", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile", "provenance"}
+    builds |= {"describe-weights", "image", "pull", "push", "rebuild"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
     assert listed | builds | {"reproduce", "sign"} == {*COMMANDS}

@@ -78,10 +78,12 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
     assert sorted(printed["query"].split()) == [
         "//models:models",
         "//models:models.explain",
+        "//models:models.image",
         "//models:models.predict",
         "//models:models.predict.cpu-avx2.batch1",
         "//models:models.predict.cpu-avx2.batch32",
         "//models:models.provenance",
+        "//models:models.push",
         "//models:models.reproducibility_test",
         "//models:models.scale",
         "//models:models.scale.cpu-avx2.batch1",

@@ -28,12 +28,43 @@ def add_weights(ctx, arguments):
     """
     found = []
     for target, path in ctx.attr.weights.items():
-        files = target.files.to_list()
-        if len(files) != 1:
-            fail("%s: weights: %s has %d files; name a target of one .safetensors file" % (ctx.label, path, len(files)))
-        arguments.add("--weights", "%s=%s" % (path, files[0].path))
-        found += files
+        file = _one_file(ctx, target, path)
+        arguments.add("--weights", "%s=%s" % (path, file.path))
+        found.append(file)
     return found
+
+def _one_file(ctx, target, path):
+    """The file of a target of weights."""
+    files = target.files.to_list()
+    if len(files) != 1:
+        fail("%s: weights: %s has %d files; name a target of one .safetensors file" % (ctx.label, path, len(files)))
+    return files[0]
+
+def _describe(ctx, file, path):
+    """Declares the file that has what a bundle needs to know of weights beside it; it depends on them alone."""
+    described = ctx.actions.declare_file("%s.weights/%s.json" % (ctx.label.name, path))
+    arguments = ctx.actions.args()
+    arguments.add(file)
+    arguments.add("--output", described)
+    compiler_action(
+        ctx,
+        mnemonic = "StagecDescribeWeights",
+        progress_message = "Reading the weights %s" % path,
+        command = "describe-weights",
+        arguments = arguments,
+        inputs = depset([file]),
+        outputs = [described],
+    )
+    return described
+
+def _put_beside(ctx, file, path):
+    """The file of weights in the bundle's folder, where a loader looks for it: it may be there already."""
+    beside = "%s/%s" % (ctx.label.package, path) if ctx.label.package else path
+    if not file.is_source and file.short_path == beside:
+        return file
+    link = ctx.actions.declare_file(path)
+    ctx.actions.symlink(output = link, target_file = file)
+    return link
 
 def _aot_bundle_impl(ctx):
     name = ctx.label.name
@@ -63,6 +94,13 @@ def _aot_bundle_impl(ctx):
         given += one.inputs
     weights = add_weights(ctx, arguments)
     inputs += weights
+    beside = []
+    for target, path in ctx.attr.external_weights.items():
+        file = _one_file(ctx, target, path)
+        described = _describe(ctx, file, path)
+        arguments.add("--external-weights", "%s=%s" % (path, described.path))
+        inputs.append(described)
+        beside.append(_put_beside(ctx, file, path))
     compiler_action(
         ctx,
         mnemonic = "StagecBundle",
@@ -73,7 +111,7 @@ def _aot_bundle_impl(ctx):
         outputs = [bundle, profile],
     )
     return [
-        DefaultInfo(files = depset([bundle]), runfiles = ctx.runfiles([bundle])),
+        DefaultInfo(files = depset([bundle] + beside), runfiles = ctx.runfiles([bundle] + beside)),
         OutputGroupInfo(
             profile = depset([profile] + [one.profile for one in exports + executables]),
             **{group: _gathered(ctx.attr.exports + ctx.attr.executables, group) for group in _TEXTS}
@@ -85,6 +123,7 @@ def _aot_bundle_impl(ctx):
             exports = depset(exports),
             executables = depset(executables),
             arrays = depset(weights + given),
+            weights = beside,
         ),
     ]
 
@@ -99,6 +138,11 @@ aot_bundle = rule(
         "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
         "golden": attr.label_list(doc = "Golden inputs and outputs.", providers = [AotGoldenInfo]),
         "weights": WEIGHTS_ATTR,
+        "external_weights": attr.label_keyed_string_dict(
+            doc = "Files of weights that stay outside of the bundle, with their paths in the manifest. They are put into " +
+                  "its folder.",
+            allow_files = True,
+        ),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

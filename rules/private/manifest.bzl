@@ -6,6 +6,7 @@ load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "plat
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
+load("//rules/private:image.bzl", "aot_image", "aot_push")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
@@ -154,6 +155,11 @@ def _bound_files(spec):
     """The files that a function's arguments are bound to, relative to the manifest's folder."""
     return [weights["file"] for weights in json.decode(spec)["bind"].values()]
 
+def _weights_of(specs, external):
+    """The labels and paths of the files that functions are bound to: those beside the bundle, or those in it."""
+    bound = [weights for spec in specs for weights in json.decode(spec)["bind"].values()]
+    return {":" + one["file"]: one["file"] for one in bound if bool(one.get("external")) == external}
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
@@ -196,13 +202,15 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         file = json.decode(spec)["golden"]["inputs"]
         inputs = ":" + file if file else None
         aot_golden(name = export + ".golden", export = ":" + export, inputs = inputs, weights = weights, **common)
+    specs = [spec for _, _, spec in plan["exports"]]
     aot_bundle(
         name = name,
         version = version,
         exports = [":" + export for export, _, _ in plan["exports"]],
         executables = [":" + executable for executable, _, _ in plan["executables"]],
         golden = [":" + export + ".golden" for export, _ in golden],
-        weights = {":" + file: file for _, _, spec in plan["exports"] for file in _bound_files(spec)},
+        weights = _weights_of(specs, external = False),
+        external_weights = _weights_of(specs, external = True),
         **common
     )
     if golden:
@@ -232,6 +240,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         manifest_path = plan["path"],
         **common
     )
+    for rule, suffix in ((aot_image, ".image"), (aot_push, ".push")):
+        # "manual": an image has a copy of the weights, which //... need not make.
+        rule(name = name + suffix, bundle = ":" + name, provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
 
     # Without a tag //... would fetch what signs.
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))

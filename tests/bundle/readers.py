@@ -159,7 +159,8 @@ def envelope(data: bytes) -> str:
     """Whatever was changed, the key signed the statement that it signed before, or none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from stagec.bundle.attestation import Envelope, Statement, signed_by
+    from stagec.bundle.attestation import Statement, signed_by
+    from stagec.bundle.dsse import Envelope
     from stagec.core.refusal import LoadError
 
     try:

@@ -44,9 +44,9 @@ def test_nothing_is_read_of_a_bundle_that_was_not_signed(folder: Path, monkeypat
         ({"keys": ["ann.pub.pem", "eve.pub.pem"], "threshold": 2}, "signature", "1 of 2 keys signed it, 2 must"),
         ({"keys": ["ann.pub.pem"], "signature": "none.json"}, "signature", "none.json: no such file: the bundle has"),
         ({"keys": ["ann.pub.pem"], "threshold": 0}, "key", "0 signatures cannot come from 1 different keys"),
-        ({"keys": ["ann.pem"]}, "key", "ann.pem: not an Ed25519 public key in PEM"),
+        ({"keys": ["ann.pem"]}, "key", "ann.pem: not a public key in PEM, Ed25519 or ECDSA"),
         ({"keys": ["none.pem"]}, "key", "none.pem: cannot be read: No such file or directory"),
-        ({"keys": [b"text"]}, "key", "the key: not an Ed25519 public key in PEM"),
+        ({"keys": [b"text"]}, "key", "the key: not a public key in PEM, Ed25519 or ECDSA"),
     ],
 )
 def test_refusals(

@@ -62,29 +62,6 @@ STATEMENT = fields(
         ),
     }
 )
-# https://cyclonedx.org/docs/1.6/json/, what of it is written.
-HASHES = listed(fields({"alg": {"const": "SHA-256"}, "content": HEX}))
-COMPONENT = fields(
-    {"type": {"enum": ["application", "file", "library", "platform"]}, "name": {"type": "string"}},
-    {
-        "bom-ref": {"type": "string", "minLength": 1},
-        "version": {"type": "string"},
-        "purl": {"type": "string", "pattern": "^pkg:pypi/[a-z0-9.-]+@[^ +]+$"},
-        "hashes": HASHES,
-        "properties": listed(fields({"name": {"type": "string"}, "value": {"type": "string"}})),
-    },
-)
-SBOM = fields(
-    {"bomFormat": {"const": "CycloneDX"}, "specVersion": {"const": "1.6"}},
-    {
-        "$schema": {"const": "http://cyclonedx.org/schema/bom-1.6.schema.json"},
-        "serialNumber": {"type": "string", "pattern": "^urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"},
-        "version": {"const": 1},
-        "metadata": fields({"component": COMPONENT}),
-        "components": {**listed(COMPONENT), "uniqueItems": True},
-        "dependencies": listed(fields({"ref": {"type": "string"}, "dependsOn": listed({"type": "string"})})),
-    },
-)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +79,12 @@ def test_the_statement_is_as_its_specifications_say(written: tuple[Path, Path]) 
 
 
 def test_the_bill_of_materials_is_as_its_specification_says(written: tuple[Path, Path]) -> None:
+    """The validator is CycloneDX's own, with its schema."""
+    validators = pytest.importorskip("cyclonedx.validation.json")
+    version = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_7
+    assert validators.JsonStrictValidator(version).validate_str(written[1].read_text()) is None
     sbom = json.loads(written[1].read_text())
-    jsonschema.validate(sbom, SBOM)
+    assert sbom["metadata"]["component"]["type"] == "machine-learning-model"
     references = [sbom["metadata"]["component"]["bom-ref"], *(one["bom-ref"] for one in sbom["components"])]
     assert len(set(references)) == len(references)
     assert [sbom["dependencies"][0]["ref"], *sbom["dependencies"][0]["dependsOn"]] == references

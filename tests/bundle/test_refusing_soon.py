@@ -16,8 +16,10 @@ import pytest
 
 from stagec.bundle import index, safetensors
 from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
-from stagec.bundle.attestation import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope, read_keys, signed_by
+from stagec.bundle.attestation import signed_by
 from stagec.bundle.description import Description
+from stagec.bundle.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope
+from stagec.bundle.keys import read_keys
 from stagec.core import strict_json
 from stagec.core.refusal import LoadError
 from tests.signed import write_keys
@@ -111,7 +113,7 @@ def test_a_container_of_many_members(bundle: dict[str, Any]) -> None:
     assert time.process_time() - started < 5
 
 
-def refuse(data: bytes) -> None:
+def refuse(data: bytes, whole: Callable[[], str]) -> None:
     raise LoadError("signature", "nobody signed it")
 
 

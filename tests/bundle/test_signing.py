@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from stagec.bundle import archive
 from stagec.bundle.archive import Archive
-from stagec.bundle.attestation import PAYLOAD_TYPE, Envelope, pae
+from stagec.bundle.dsse import PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.verification import verify
 from stagec.core import strict_json
 from tests.building import COMPILER, ROOT, checked, stagec
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
 ENVELOPE = '{"payload": "", "payloadType": "application/vnd.in-toto+json"'
+KINDS = "Ed25519 or ECDSA (P-256, P-384, P-521)"
 SIGNATURE = '{"keyid": "", "sig": ""}'
 
 
@@ -245,11 +246,11 @@ def test_options_of_signatures_take_a_key(material: Path, option: list[str]) -> 
 def test_a_file_that_is_no_key(folder: Path) -> None:
     for key in ("zoo.toml", "ann.pem"):  # the second is the private half
         done = stagec("verify", "zoo.aot", "--key", key, cwd=folder)
-        message = f"{key}: not an Ed25519 public key in PEM; openssl pkey -pubout writes one\n"
+        message = f"{key}: not a public key in PEM, {KINDS}; openssl pkey -pubout writes one\n"
         assert (done.returncode, done.stderr) == (2, message)
     for key in ("zoo.toml", "ann.pub.pem"):
         done = stagec("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", key, cwd=folder)
-        message = f"{key}: not an Ed25519 private key in PEM\n  openssl genpkey -algorithm ed25519 writes one\n"
+        message = f"{key}: not a private key in PEM, {KINDS}\n  openssl genpkey -algorithm ed25519 writes one\n"
         assert (done.returncode, done.stderr) == (2, message)
 
 
@@ -291,7 +292,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
     ):
         done = stagec(*words, cwd=folder)
         assert (done.returncode, done.stderr) == (2, f"pipe: {irregular}")
-    report = verify(str(folder / "zoo.aot"), [str(folder / "ann.pub.pem")], signature=str(folder / "pipe"))
+    report = verify(str(folder / "zoo.aot"), [str(folder / "ann.pub.pem")], signature=[str(folder / "pipe")])
     assert report["checks"][-1]["summary"] == f"{folder}/pipe: {irregular.strip()}"
 
 
@@ -396,7 +397,7 @@ def test_an_encrypted_key(folder: Path) -> None:
     done = stagec(*arguments, cwd=folder, env={"STAGEC_KEY_PASSPHRASE": "open sesame"})
     assert (done.returncode, done.stderr) == (0, "")
     key = str(folder / "safe.pub.pem")
-    assert verify(str(folder / "zoo.aot"), [key], signature=str(folder / "safe.json"))["verdict"] == "verified"
+    assert verify(str(folder / "zoo.aot"), [key], signature=[str(folder / "safe.json")])["verdict"] == "verified"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -14,6 +14,7 @@ import pytest
 
 import stagec
 from stagec.bundle.description import Description
+from stagec.core.version import VERSION
 from stagec.pjrt import host
 from stagec.pjrt.arrays import Array
 from tests.building import COMPILER
@@ -390,7 +391,8 @@ def test_a_compressed_member(tmp_path: Path) -> None:
 
 def test_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_index(zoo, tmp_path / "x.aot", lambda index: index.update(format=99))
-    assert refusal_of(path) == ("format", "zoo.aot: its format is 99, this version of stagec reads 3 and 4")
+    wrote = f"stagec {VERSION} wrote it, and this is {VERSION}"
+    assert refusal_of(path) == ("format", f"zoo.aot: its format is 99, this version of stagec reads 3 to 5; {wrote}")
 
 
 def test_an_unknown_target(zoo: Path) -> None:

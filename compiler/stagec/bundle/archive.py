@@ -24,6 +24,7 @@ from stagec.bundle import index
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces
 from stagec.core import strict_json
 from stagec.core.refusal import LoadError
+from stagec.core.version import VERSION
 
 FORMAT = 3
 """Version of the bundle format, where it needs nothing of a later one.
@@ -35,8 +36,10 @@ executable, and until when exports are readable.
 weights and golden arrays are members; zip64 where it is needed.
 4 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries (`core/keyed.py`). A
 bundle without such trees has version 3.
+5 (November 2026): weights may lie beside the bundle (`bundle/external.py`). A bundle without such weights has version 3
+or 4.
 """
-_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS)
+_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES)
 
 INDEX = "index.json"
 Content: TypeAlias = bytes | memoryview | Pieces
@@ -189,14 +192,14 @@ class Archive:
         path: str | Path,
         data: bytes | None = None,
         check: Callable[[Any], None] = index.check,
-        vouch: Callable[[bytes], None] | None = None,
+        vouch: Callable[[bytes, Callable[[], str]], None] | None = None,
     ) -> None:
         """Read and check the file at `path`, as far as it is no member's data.
 
         data: the bytes, where they are known already; `path` is then what to call them in messages.
         check: raises ValueError for an index that is not of the wanted kind; by default, for one that is no bundle's.
-        vouch: is given the index before anything parses it, and raises LoadError where nobody vouches for it; None:
-            nobody is asked.
+        vouch: is given the index before anything parses it, and what returns the SHA-256 (hex) of the file that has
+            it. It raises LoadError where nobody vouches for the index. None: nobody is asked.
         Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
         what `vouch` raises.
         """
@@ -245,6 +248,14 @@ class Archive:
         """Return the SHA-256 (hex) of the whole file."""
         state = hashlib.sha256()
         for piece in in_pieces(self._source, 0, self._source.size):
+            state.update(piece)
+        return state.hexdigest()
+
+    def _sha256_around(self, entry: _Entry, data: bytes) -> str:
+        """Return the same of a file in which a member has this content: that which was read of it."""
+        state = hashlib.sha256(self._source.read(0, entry.start) + data)
+        after = entry.start + entry.size
+        for piece in in_pieces(self._source, after, self._source.size - after):
             state.update(piece)
         return state.hexdigest()
 
@@ -332,7 +343,9 @@ class Archive:
             at += _CENTRAL.size + length + extra
             yield _Entry(name, crc, size)
 
-    def _read_index(self, check: Callable[[Any], None], vouch: Callable[[bytes], None] | None) -> dict[str, Any]:
+    def _read_index(
+        self, check: Callable[[Any], None], vouch: Callable[[bytes, Callable[[], str]], None] | None
+    ) -> dict[str, Any]:
         entry = next(iter(self._entries.values()), None)
         if entry is None or entry.name != INDEX:
             raise self._not_a_bundle(f"its first member is not {INDEX}")
@@ -342,12 +355,12 @@ class Archive:
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
         if vouch is not None:
-            vouch(data)
+            vouch(data, lambda: self._sha256_around(entry, data))
         try:
             found = strict_json.parse(data, LARGEST_INDEX)
             if isinstance(found, dict) and found.get("format") not in _FORMATS:
-                read = " and ".join(map(str, _FORMATS))
-                what = f"its format is {found.get('format')!r}, this version of stagec reads {read}"
+                read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
+                what = f"its format is {found.get('format')!r}, this version of stagec reads {read}{_writer(found)}"
                 raise LoadError("format", f"{self.path}: {what}")
             check(found)
             if encode_index(found) != data:
@@ -392,6 +405,13 @@ class Stored:
     def pieces(self) -> Iterator[bytes]:
         """Yield the content, as `Archive.pieces` does."""
         return self._archive.pieces(self._entry.name)
+
+
+def _writer(found: dict[str, Any]) -> str:
+    """Return who wrote a bundle of a format that is not known, as far as it says so."""
+    versions = found.get("versions")
+    version = versions.get("stagec") if isinstance(versions, dict) else None
+    return f"; stagec {strict_json.shown(version)} wrote it, and this is {VERSION}" if isinstance(version, str) else ""
 
 
 def _check_name(name: str) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from stagec.bundle.safetensors import Tensor
 from stagec.core.avals import Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import FunctionSpec
@@ -15,15 +14,24 @@ _LISTED = 20
 """How many arrays a message lists."""
 
 
-class Bindings:
+class _Array(Protocol):
+    @property
+    def aval(self) -> Aval: ...
+
+
+Array = TypeVar("Array", bound=_Array)
+"""What is known of an array of a file: its aval, and where its bytes are."""
+
+
+class Bindings(Generic[Array]):
     """The weights of a bundle, gathered function by function.
 
     tensors: those that are used, by the name that the index has for them: `FILE:TENSOR`.
     """
 
-    def __init__(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def __init__(self, files: Mapping[str, Mapping[str, Array]]) -> None:
         """files: the arrays of each file, by its path in the manifest."""
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Array] = {}
         self._files = files
         self._problems: list[Problem] = []
         self._claimed: dict[tuple[str, str], tuple[FunctionSpec, str]] = {}

@@ -15,10 +15,14 @@ from stagec.bundle.description import TARGET, Description
 from stagec.core import json_shapes
 from stagec.core.avals import dimension_variables, num_bytes, parse_aval
 from stagec.core.dimensions import evaluator
+from stagec.core.strict_json import shown
 from stagec.core.trees import Tree
+from stagec.core.version import VERSION
 
 FORMAT_WITH_KEYS = 4
 """Version of the bundle format since which trees may be other than plain; that of bundles with such trees."""
+FORMAT_WITH_FILES = 5
+"""Version of the bundle format since which weights may lie beside the bundle; that of bundles with such weights."""
 UNKNOWN = "unknown"
 """Where a version, or a date that follows from one, is not known."""
 
@@ -36,7 +40,11 @@ _DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such 
 _VERSIONS = json_shapes.table(json_shapes.text)
 _SIZES = json_shapes.table(json_shapes.count)
 
-MEMBERS = json_shapes.table(json_shapes.record({"sha256": json_shapes.sha256, "bytes": json_shapes.count}))
+_FILE = json_shapes.matching(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.safetensors", "a path of a .safetensors file"
+)
+MEMBER = json_shapes.record({"sha256": json_shapes.sha256, "bytes": json_shapes.count})
+MEMBERS = json_shapes.table(MEMBER)
 """Shape of the key "members" of the index of every kind of archive."""
 
 _EXECUTABLE = json_shapes.record(
@@ -52,6 +60,8 @@ _EXECUTABLE = json_shapes.record(
     }
 )
 _ARRAY = {"member": json_shapes.text, "aval": json_shapes.static_aval}
+PLACE: Mapping[str, json_shapes.Shape] = {"start": json_shapes.count, "aval": json_shapes.static_aval}
+"""Shape of an array in a file beside the bundle."""
 _GOLDEN = json_shapes.record(
     {
         "bucket": _SIZES,
@@ -87,6 +97,16 @@ _FUNCTION = json_shapes.record(
     },
     optional={"description": json_shapes.text, "golden": _GOLDEN},
 )
+_INSIDE = json_shapes.record(_ARRAY)
+_OUTSIDE = json_shapes.record({"file": json_shapes.text, **PLACE})
+
+
+def _weight(value: Any) -> None:
+    """Shape of an array: of a member, or of a file beside the bundle."""
+    outside = isinstance(value, dict) and "file" in value
+    (_OUTSIDE if outside else _INSIDE)(value)
+
+
 _BUNDLE = json_shapes.record(
     {
         "format": json_shapes.count,
@@ -96,9 +116,10 @@ _BUNDLE = json_shapes.record(
         "versions": _VERSIONS,
         "targets": json_shapes.table(TARGET, _NAME),
         "functions": json_shapes.table(_FUNCTION, _NAME),
-        "weights": json_shapes.table(json_shapes.record(_ARRAY)),
+        "weights": json_shapes.table(_weight),
         "members": MEMBERS,
-    }
+    },
+    optional={"weights_files": json_shapes.table(MEMBER, _FILE)},
 )
 
 
@@ -115,14 +136,24 @@ def check(found: Any) -> None:
     if sum(len(aval) for aval in _written_avals(found) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
         raise ValueError(f"functions: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
     _BUNDLE(found)
+    _check_writer(found["versions"].get("stagec", ""))
+    files = found.get("weights_files", {})
+    if bool(files) != (found["format"] == FORMAT_WITH_FILES) or ("weights_files" in found and not files):
+        raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, and of no other")
     for name, weight in found["weights"].items():
-        _check_array(f"weights.{name}", weight, found["members"])
+        if "file" in weight:
+            _check_place(f"weights.{name}", weight, files)
+        else:
+            _check_array(f"weights.{name}", weight, found["members"])
+    unused = sorted(files.keys() - {weight.get("file") for weight in found["weights"].values()})
+    if unused:
+        raise ValueError(f"weights_files: no array is of {unused[0]}")
     for name, function in found["functions"].items():
         where = f"functions.{name}"
         artifact = "-".join(filter(None, (function["function"], function["variant"])))
         if artifact != name:
             raise ValueError(f"{where}: it is of {artifact}")
-        if not has_plain_trees(function) and found["format"] != FORMAT_WITH_KEYS:
+        if not has_plain_trees(function) and found["format"] < FORMAT_WITH_KEYS:
             raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {found['format']}")
         for which in ("in", "out"):
             if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
@@ -161,6 +192,17 @@ def check(found: Any) -> None:
             seen.add(which_one)
 
 
+def _check_writer(version: str) -> None:
+    """Raise ValueError for a bundle of a later major version: it may mean something else by the same keys."""
+    major = re.match(r"(\d{1,9})\.\d+\.\d+", version)
+    if not major:
+        raise ValueError(f"versions.stagec: a version such as 1.2.3 is wanted, not {shown(version)!r}")
+    ours = int(VERSION.partition(".")[0])
+    if int(major[1]) > ours:
+        what = f"stagec {shown(version)} wrote it, and this is {VERSION}, which reads what {ours} and older wrote"
+        raise ValueError(f"versions.stagec: {what}")
+
+
 def _written_avals(found: Any) -> Iterator[str]:
     """Yield the avals of the functions of an index that nobody has looked at yet."""
     functions = found.get("functions") if isinstance(found, dict) else None
@@ -175,6 +217,13 @@ def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any
     count = num_bytes(parse_aval(array["aval"]))
     if members[array["member"]]["bytes"] != count:
         raise ValueError(f"{where}: {array['aval']} takes {count:,} bytes, and the member has others")
+
+
+def _check_place(where: str, array: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    _check_named(f"{where}.file", array["file"], files, "file")
+    end = array["start"] + num_bytes(parse_aval(array["aval"]))
+    if end > files[array["file"]]["bytes"]:
+        raise ValueError(f"{where}: {array['aval']} ends after {end:,} bytes, behind the end of {array['file']}")
 
 
 def _is_call(tree: Tree) -> bool:

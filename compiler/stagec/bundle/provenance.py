@@ -1,7 +1,8 @@
 """What a bundle was built from: an in-toto statement with SLSA's provenance, the same bytes for the same inputs.
 
-Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.0/provenance; docs/provenance.md
-says what each field means. Nothing of the machine is in it: no path outside of the workspace, no host, no time.
+Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.2/build-provenance;
+docs/build-type.md says what each field means. Nothing of the machine is in it: no path outside of the workspace, no
+host, no time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stagec.bundle.archive import Archive
@@ -77,6 +78,11 @@ def statement(
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
     resolved: list[dict[str, Any]] = [manifest_descriptor]
     resolved += [{"name": path, "digest": _digest(file)} for path, file in sorted(sources.items())]
+    folder = PurePosixPath(manifest[0]).parent
+    resolved += [
+        {"name": str(folder / weights), "digest": {"sha256": file["sha256"]}}
+        for weights, file in archive.index.get("weights_files", {}).items()
+    ]
     resolved += [
         {"name": wheel.filename, "uri": wheel.purl, "digest": {"sha256": wheel.sha256}}
         for wheel in all_wheels(environments)

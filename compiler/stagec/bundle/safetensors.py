@@ -89,6 +89,12 @@ def read(path: str | Path) -> dict[str, Tensor]:
     return {name: tensor(name) for name in avals}
 
 
+def start_of(tensor: Tensor) -> int:
+    """Return where the bytes of an array that `read` returned start in its file."""
+    assert isinstance(tensor.data, Part)
+    return tensor.data.start
+
+
 def parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Return the parts of a file with these arrays, to be written one after the other.
 

@@ -1,4 +1,7 @@
-"""The toolchain of a bundle as a software bill of materials: CycloneDX 1.6 (https://cyclonedx.org/docs/1.6/json/)."""
+"""A bundle and its toolchain as a bill of materials: CycloneDX 1.7 (https://cyclonedx.org/docs/1.7/json/).
+
+The bundle is a machine-learning model; the files of weights beside it are its parts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from stagec.core.version import VERSION
 
 
 def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
-    """Return the SBOM as JSON: the bundle, and every package and interpreter that planned, traced or compiled it.
+    """Return the SBOM as JSON: the bundle, its weights, and what planned, traced or compiled it.
 
     digest: SHA-256 (hex) of its file. environments: as for the statement. The serial number is made from the content.
     """
@@ -40,24 +43,35 @@ def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Envi
         }
         for wheel in all_wheels(environments)
     ]
+    weights = [
+        {
+            "type": "data",
+            "bom-ref": f"{path}@{file['sha256']}",
+            "name": path,
+            "hashes": [{"alg": "SHA-256", "content": file["sha256"]}],
+            "properties": [{"name": "stagec:bytes", "value": str(file["bytes"])}],
+        }
+        for path, file in archive.index.get("weights_files", {}).items()
+    ]
     values = {
         "version": 1,
         "metadata": {
             "component": {
-                "type": "file",
+                "type": "machine-learning-model",
                 "bom-ref": root,
                 "name": name,
                 "version": version,
                 "hashes": [{"alg": "SHA-256", "content": digest}],
+                **({"components": weights} if weights else {}),
             },
         },
         "components": components,
-        "dependencies": [{"ref": root, "dependsOn": [component["bom-ref"] for component in components]}],
+        "dependencies": [{"ref": root, "dependsOn": [one["bom-ref"] for one in [*components, *weights]]}],
     }
     head = {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "$schema": "http://cyclonedx.org/schema/bom-1.7.schema.json",
         "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
+        "specVersion": "1.7",
         "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(values, sort_keys=True)).urn,
     }
     return json.dumps({**head, **values}, indent=1) + "\n"

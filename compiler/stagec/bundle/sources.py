@@ -95,6 +95,14 @@ def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[b
         yield source.read(at, min(_PIECE, start + size - at))
 
 
+def sha256_of(file: RegularFile) -> str:
+    """Return the SHA-256 (hex) of a file, which may be larger than memory. Raises OSError."""
+    state = hashlib.sha256()
+    for piece in in_pieces(file, 0, file.size):
+        state.update(piece)
+    return state.hexdigest()
+
+
 class Pieces(Protocol):
     """The content of a member that is read when it is written, piece by piece."""
 
@@ -122,13 +130,14 @@ class Part:
 
     It is not kept in between: an array may be larger than memory, and of a thousand functions there are thousands of
     executables. It is not mapped either: a file that somebody cuts off under a mapping ends the process.
-    path: what to call the file.
+    path: what to call the file. start: where the part is in it.
     """
 
     def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
         """opened: returns the file. start, size: of the part, in bytes."""
         self.path = path
-        self._opened, self._start, self._size = opened, start, size
+        self.start = start
+        self._opened, self._size = opened, size
 
     def __len__(self) -> int:
         """How many bytes there are."""
@@ -155,7 +164,7 @@ class Part:
 
     def _read(self) -> Iterator[bytes]:
         try:
-            yield from in_pieces(self._opened(), self._start, self._size)
+            yield from in_pieces(self._opened(), self.start, self._size)
         except (reading.ChangedError, FileNotFoundError):
             raise ValueError(f"{self.path} changed while it was read") from None
         except OSError as error:

@@ -18,7 +18,7 @@ def strip(archive: Archive) -> dict[str, Content]:
     index = copy.deepcopy(archive.index)
     for function in index["functions"].values():
         function.pop("golden", None)
-    kept = {weight["member"] for weight in index["weights"].values()}
+    kept = {weight["member"] for weight in index["weights"].values() if "member" in weight}
     for function in index["functions"].values():
         for entry in (function, *function["executables"]):
             kept |= {entry[key] for key in _NAMES if key in entry}

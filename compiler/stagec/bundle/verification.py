@@ -8,6 +8,7 @@ from typing import Any
 from stagec.bundle import attestation
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import Vouching
+from stagec.bundle.external import Files
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import LoadError
 
@@ -22,19 +23,23 @@ _MISTAKES = ("not-found", "key", "cryptography")
 """Codes of what is no verdict on the bundle."""
 
 
-def verify(path: str, keys: Sequence[str], threshold: int = 1, signature: str | None = None) -> dict[str, Any]:
+def verify(
+    path: str, keys: Sequence[str], threshold: int = 1, signature: Sequence[str] = (), weights: str | None = None
+) -> dict[str, Any]:
     """Return a report on the bundle at `path`: "verdict", and "checks", each with "check", "ok" and "summary".
 
     keys: paths of the public keys that are trusted; without any, no signature is checked, and the verdict is at best
-        INTACT. threshold: how many of them must have signed. signature: path of the envelope; None: `<path>.dsse.json`.
+        INTACT. threshold: how many of them must have signed. signature: paths of envelopes; none: those
+        beside the bundle (`attestation.envelopes_of`).
+    weights: the folder with the files of weights beside the bundle; None: the bundle's.
     Nothing is checked after a check that failed. Raises StagecError for a bundle or key that cannot be read.
     """
     checks: list[dict[str, Any]] = []
     report = {"kind": "verification", "bundle": path, "verdict": VERIFIED if keys else INTACT, "checks": checks}
     vouching = None
     try:
-        vouching = Vouching(keys, threshold, signature or f"{path}{attestation.SUFFIX}") if keys else None
-        for check, summary in _checks(path, vouching):
+        vouching = Vouching(keys, threshold, attestation.envelopes_of(path, signature)) if keys else None
+        for check, summary in _checks(path, vouching, weights):
             checks.append({"check": check, "ok": True, "summary": summary})
     except LoadError as error:
         if error.code in _MISTAKES:
@@ -56,7 +61,7 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join([*lines, f"{report['bundle']}: {verdicts[report['verdict']]}"]) + "\n"
 
 
-def _checks(path: str, vouching: Vouching | None) -> Iterator[tuple[str, str]]:
+def _checks(path: str, vouching: Vouching | None, weights: str | None) -> Iterator[tuple[str, str]]:
     """Do each check, and yield it with a summary. Raises LoadError where one fails."""
     archive = Archive(path, vouch=vouching)
     members = archive.index["members"]
@@ -69,10 +74,14 @@ def _checks(path: str, vouching: Vouching | None) -> Iterator[tuple[str, str]]:
     if vouching is not None:
         vouching.check(archive, archive.sha256())
         yield "subjects", f"signed were this file and its {len(members)} members"
+    files = Files(path, archive.index, weights, "load")
+    if files.names:
+        files.open()
+        yield "weights", f"{len(files.names)} files beside it, each with the digest that the index says"
 
 
 def _failed(error: LoadError, vouching: Vouching | None) -> str:
     """Return the check that an error is of."""
     if error.code != "signature":
-        return "container"
+        return "weights" if error.code == "weights" else "container"
     return "subjects" if vouching and vouching.signed else "signatures"

@@ -12,6 +12,8 @@ from stagec.bundle.archive import FORMAT, INDEX, Content, digest, encode_index, 
 from stagec.bundle.binding import Bindings
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.expiry import readable_until
+from stagec.bundle.external import Description as DescribedFile
+from stagec.bundle.external import Outside
 from stagec.bundle.safetensors import Tensor
 from stagec.core import components, json_shapes, strict_json
 from stagec.core.avals import tolerance
@@ -46,6 +48,7 @@ def gather(
     weights: Mapping[str, Mapping[str, Tensor]] | None = None,
     golden: Mapping[str, Mapping[str, Tensor]] | None = None,
     interfaces: Mapping[str, Mapping[str, Any]] | None = None,
+    external: Mapping[str, DescribedFile] | None = None,
 ) -> dict[str, Content]:
     """Return the members of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
 
@@ -56,11 +59,14 @@ def gather(
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
     golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
     interfaces: what `Exported.interface` returns for each of `exports` without a description.
+    external: the files that stay beside the bundle, in the place of their arrays in `weights`.
     Raises Inconsistent when an executable was not compiled from the export given, or is not the one described;
     StagecError when weights are not those that the bound arguments take.
     """
     members = _Members()
-    bindings = Bindings(weights or {})
+    files = external or {}
+    arrays: dict[str, Mapping[str, Tensor | Outside]] = {name: file.arrays for name, file in files.items()}
+    bindings = Bindings({**(weights or {}), **arrays})
     functions: dict[str, Any] = {}
     targets: dict[str, Any] = {}
     for full_name, exported in sorted(exports.items()):
@@ -102,16 +108,16 @@ def gather(
         }
         functions[found.artifact]["executables"].append({**found.entry, **names})
     bindings.check()
-    weight_entries = {
-        name: {"member": members.add_array("weights", tensor), "aval": str(tensor.aval)}
-        for name, tensor in sorted(bindings.tensors.items())
-    }
+    weight_entries = {name: _weight(members, name, tensor) for name, tensor in sorted(bindings.tensors.items())}
     # Last: a member that is there for other reasons keeps its name when these are stripped.
     for full_name, tensors in sorted((golden or {}).items()):
         function = functions[full_name.removeprefix(f"{name}.")]
         function["golden"] = _golden(members, specs[full_name], function, tensors)
+    plain = all(map(index.has_plain_trees, functions.values()))
+    used = {entry["file"] for entry in weight_entries.values() if "file" in entry}
+    listed = {name: {"sha256": file.sha256, "bytes": file.size} for name, file in sorted(files.items()) if name in used}
     result = {
-        "format": FORMAT if all(map(index.has_plain_trees, functions.values())) else index.FORMAT_WITH_KEYS,
+        "format": index.FORMAT_WITH_FILES if listed else FORMAT if plain else index.FORMAT_WITH_KEYS,
         "kind": "bundle",
         "name": name,
         "version": version,
@@ -120,6 +126,7 @@ def gather(
         "targets": dict(sorted(targets.items(), key=lambda item: (len(item[1]["requires"]), item[0]))),
         "functions": functions,
         "weights": weight_entries,
+        **({"weights_files": listed} if listed else {}),
         "members": members_table(members.data),
     }
     index.check(result)
@@ -146,6 +153,13 @@ class _Members:
         found = self._names.setdefault(sha256, name)
         self.data[found] = content
         return found
+
+
+def _weight(members: _Members, name: str, array: Tensor | Outside) -> dict[str, Any]:
+    """Return what the index says of an array, called `FILE:ARRAY`, and put it into the bundle if that has it."""
+    if isinstance(array, Outside):
+        return {"file": name.partition(":")[0], "start": array.start, "aval": str(array.aval)}
+    return {"member": members.add_array("weights", array), "aval": str(array.aval)}
 
 
 def _golden(

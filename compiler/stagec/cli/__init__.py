@@ -21,18 +21,23 @@ COMMANDS = (
     "bundle",
     "compile",
     "describe-device",
+    "describe-weights",
     "diff",
     "explain",
     "explain-load",
     "export",
     "extract",
     "golden",
+    "image",
     "init",
     "inspect",
     "locate",
     "plan",
     "profile",
     "provenance",
+    "pull",
+    "push",
+    "rebuild",
     "reproduce",
     "run",
     "schema",
@@ -50,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[1:2] == ["--worker_template"]:
         from stagec.worker import template
 
-        module = importlib.import_module(f"stagec.cli.{given[0]}")
+        module = importlib.import_module(f"stagec.cli.{given[0].replace('-', '_')}")
         return template.serve(int(given[2]), module.preload, lambda words: main([given[0], *words]))
     parser = argparse.ArgumentParser(
         prog="stagec",

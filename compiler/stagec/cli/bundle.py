@@ -11,6 +11,7 @@ from stagec.core.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Content
+    from stagec.bundle.external import Description
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=FILE",
         help="a safetensors file that functions bind arguments to; NAME is its path in the manifest; may be repeated",
+    )
+    parser.add_argument(
+        "--external-weights",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.json",
+        help="such a file that stays beside the bundle, as `stagec describe-weights` describes it; may be repeated",
     )
     parser.add_argument(
         "--golden",
@@ -68,10 +76,11 @@ def run(options: argparse.Namespace) -> None:
     ]
     weights = read_weights(options.weights)
     golden = read_weights(options.golden)
+    external = _described(options.external_weights)
     sums = Sums()
     try:
         interfaces = {name: _interface(exported) for name, exported in exports.items() if name not in descriptions}
-        inputs = exports, function_specs, executables, descriptions, weights, golden, interfaces
+        inputs = exports, function_specs, executables, descriptions, weights, golden, interfaces, external
         members = gather(options.name, options.version, *inputs)
         # Weights and executables are larger than memory may be: they are copied from file to file.
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
@@ -79,6 +88,19 @@ def run(options: argparse.Namespace) -> None:
         raise StagecError(Problem(options.output, "", str(error))) from error
     if options.json:
         print_json({"name": options.name, "output": options.output, **sums.to_plain()})
+
+
+def _described(given: list[str]) -> dict[str, Description]:
+    """Return the descriptions of files of weights, which are given as NAME=FILE, by name."""
+    from stagec.bundle.external import Description
+
+    found = {}
+    for name, path in (split(text, 2) for text in given):
+        try:
+            found[name] = Description.from_json(read(path))
+        except ValueError as error:
+            raise StagecError(Problem(path, "", f"not the description of a file of weights: {error}")) from error
+    return found
 
 
 def _interface(exported: Content) -> Mapping[str, Any]:

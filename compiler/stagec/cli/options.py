@@ -52,6 +52,13 @@ def add_manifest_import_roots(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Declare `--weights`, of a command that reads a bundle with weights beside it."""
+    parser.add_argument(
+        "--weights", metavar="FOLDER", help="the folder with the files of weights beside the bundle (default: its own)"
+    )
+
+
 def add_plugins(parser: argparse.ArgumentParser) -> None:
     """Declare `--plugin`."""
     parser.add_argument(

@@ -8,6 +8,7 @@ import io
 from typing import Any
 
 from stagec.cli.files import print_json, print_text, read_arrays, write_whole
+from stagec.cli.options import add_weights
 from stagec.core.errors import Problem, StagecError
 
 
@@ -25,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="of --random: another bucket")
     parser.add_argument("--seed", type=int, default=0, help="of --random (default: 0)")
     parser.add_argument("--output", metavar="FILE.npz", help="where to write the results, named as in \"result['y']\"")
+    add_weights(parser)
     parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
 
 
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace) -> int | None:
         raise StagecError(Problem("", "", "no function is given", "name one after the bundle"))
     progress = Progress("run", 1)
     try:
-        bundle = load(options.bundle, options.target)
+        bundle = load(options.bundle, options.target, weights=options.weights)
         function = trials.find(bundle, options.function)
         if options.random:
             description = trials.of_bucket(function, _bucket(options.bucket))
@@ -80,7 +82,7 @@ def _compare(options: argparse.Namespace) -> int:
     checks = []
     try:
         with Progress("run --golden") as progress:
-            for check in golden.check(Archive(options.bundle), options.function):
+            for check in golden.check(Archive(options.bundle), options.function, options.weights):
                 checks.append(check)
                 progress.step(f"{check.function} for {check.target}")
     except Refusal as error:

@@ -6,31 +6,45 @@ import argparse
 import getpass
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagec.cli.files import print_json, read, write_whole
 from stagec.core.errors import Problem, StagecError
+
+if TYPE_CHECKING:
+    from stagec.bundle.keys import PrivateKey
 
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("--statement", required=True, help="its in-toto statement (.intoto.json)")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--statement", help="its in-toto statement (.intoto.json)")
+    kind.add_argument(
+        "--model-signing",
+        action="store_true",
+        help="write a signature of OpenSSF's Model Signing, of the bundle and of the weights beside it, which other "
+        "programs verify; it takes an ECDSA key",
+    )
     parser.add_argument(
         "--key",
         required=True,
-        help="the private key: Ed25519, PKCS #8 in PEM, as `openssl genpkey -algorithm ed25519` writes; where it is "
-        f"encrypted, its passphrase is in the variable {PASSPHRASE} or asked for",
+        help="the private key: Ed25519 or ECDSA, PKCS #8 in PEM, as `openssl genpkey -algorithm ed25519` writes; where "
+        f"it is encrypted, its passphrase is in the variable {PASSPHRASE} or asked for",
     )
     parser.add_argument(
-        "--output", help="where the envelope is written, or gets one signature more (default: BUNDLE.dsse.json)"
+        "--output",
+        help="where the envelope is written, or gets one signature more (default: BUNDLE.dsse.json; BUNDLE.sig "
+        "with --model-signing)",
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.bundle import attestation, signing
+    from stagec.bundle import attestation, keys, signing
     from stagec.bundle.archive import Archive
-    from stagec.bundle.attestation import Envelope, Statement
+    from stagec.bundle.attestation import Statement
+    from stagec.bundle.dsse import Envelope
     from stagec.core.refusal import LoadError
 
     def passphrase() -> bytes:
@@ -40,7 +54,10 @@ def run(options: argparse.Namespace) -> None:
             what = "it is encrypted, and nobody is there to be asked for its passphrase"
             raise StagecError(Problem(options.key, "", what, f"set the variable {PASSPHRASE}")) from error
 
-    key = signing.private_key(options.key, read(options.key, attestation.LARGEST_KEY), passphrase)
+    key = keys.private_key(options.key, read(options.key, keys.LARGEST), passphrase)
+    if options.model_signing:
+        _sign_files(options, key)
+        return
     output = options.output or f"{options.bundle}{attestation.SUFFIX}"
     statement = read(options.statement)
     try:
@@ -58,3 +75,25 @@ def run(options: argparse.Namespace) -> None:
         print_json({"bundle": options.bundle, "output": output, "keyids": keyids})
     else:
         print(f"{output}: signed by {', '.join(keyid[:12] for keyid in keyids)}")
+
+
+def _sign_files(options: argparse.Namespace, key: PrivateKey) -> None:
+    from stagec.bundle import keys, model_signing
+    from stagec.bundle.archive import Archive
+    from stagec.core.refusal import LoadError
+
+    output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
+    try:
+        archive = Archive(options.bundle)
+        archive.check_all()
+        content = model_signing.sign(Path(options.bundle).name, archive, archive.sha256(), key)
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    except ValueError as error:
+        raise StagecError(Problem(options.key, "", str(error))) from error
+    write_whole(output, content)
+    name = keys.keyid(key.public_key())
+    if options.json:
+        print_json({"bundle": options.bundle, "output": output, "keyids": [name]})
+    else:
+        print(f"{output}: signed by {name[:12]}")

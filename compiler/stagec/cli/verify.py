@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import print_json, print_text
+from stagec.cli.options import add_weights
 from stagec.core.errors import Problem, StagecError
 
 
@@ -14,12 +15,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--key",
         action="append",
         default=[],
-        help="a public key that is trusted, Ed25519 in PEM; may be repeated. With one, the bundle must be signed",
+        help="a public key that is trusted, Ed25519 or ECDSA in PEM; may be repeated. With one, the bundle must be "
+        "signed",
     )
     parser.add_argument(
         "--threshold", type=int, default=1, metavar="T", help="how many of the keys must have signed (default: 1)"
     )
-    parser.add_argument("--signature", metavar="FILE", help="the envelope (default: BUNDLE.dsse.json)")
+    parser.add_argument(
+        "--signature",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an envelope, or a signature of Model Signing; may be repeated, as for statements of several builders "
+        "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
+    )
+    add_weights(parser)
     parser.add_argument(
         "--require-signature",
         action="store_true",
@@ -33,14 +43,14 @@ def run(options: argparse.Namespace) -> int:
     if not options.key:
         for option, given in {
             "--require-signature": options.require_signature,
-            "--signature": options.signature,
+            "--signature": bool(options.signature),
             "--threshold": options.threshold != 1,
         }.items():
             if given:
                 raise StagecError(
                     Problem("", option, "no key is given", "say which keys are trusted: --key PUBLIC.pem")
                 )
-    report = verification.verify(options.bundle, options.key, options.threshold, options.signature)
+    report = verification.verify(options.bundle, options.key, options.threshold, options.signature, options.weights)
     if options.json:
         print_json(report)
     else:

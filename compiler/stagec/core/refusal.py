@@ -20,8 +20,8 @@ class LoadError(Refusal):
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
     "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
-    "executable", "compile", "signature", "key", "cryptography". docs/troubleshooting.md says what to do about
-    each.
+    "executable", "compile", "signature", "key", "cryptography", "weights". docs/troubleshooting.md says what to do
+    about each.
     """
 
 

@@ -72,8 +72,9 @@ class FunctionSpec:
     """A value of jax_default_matmul_precision; None: JAX's own default."""
     padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Dimension -> "fill" and "mask": what a loader fills up. It changes no byte of the artifact."""
-    bind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Argument -> "file" and "prefix": the weights that a loader passes. It changes no byte of the artifact."""
+    bind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside of
+    the bundle. It changes no byte of the artifact."""
     golden: Mapping[str, Any] = field(default_factory=dict)
     """Empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from jaxlib import _jax
@@ -19,6 +19,9 @@ from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_
 from stagec.pjrt import compatibility, host
 from stagec.pjrt.arrays import dtype_of
 from stagec.pjrt.weights import Weights
+
+if TYPE_CHECKING:
+    from stagec.bundle.external import Files
 
 
 class Bundle(Mapping[str, Function]):
@@ -42,6 +45,7 @@ class Bundle(Mapping[str, Function]):
         selected_only: bool = True,
         locations: bool = True,
         map_weights: bool = True,
+        files: Files | None = None,
     ) -> None:
         """See `stagec.load`.
 
@@ -49,6 +53,7 @@ class Bundle(Mapping[str, Function]):
         compiler: what compiles an exported artifact; None: nothing is compiled.
         selected_only: whether a bundle of which nothing runs here is refused.
         locations: whether the files with source locations beside the bundle are read, which nobody signs.
+        files: the weights beside the bundle; None: those in its folder, when a call uses them.
         """
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; write {' or '.join(map(repr, POLICIES))}")
@@ -75,7 +80,7 @@ class Bundle(Mapping[str, Function]):
                 len(devices) or None,
             ),
             NodeTypes(types),
-            Weights(archive, map_weights),
+            Weights(archive, map_weights, files),
             tuple(devices),
             compiler,
             locations,

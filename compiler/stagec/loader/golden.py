@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.external import Files
 from stagec.core import naming
 from stagec.core.avals import parse_aval
 from stagec.core.refusal import LoadError
@@ -46,17 +47,19 @@ class Check:
         return f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"
 
 
-def check(archive: Archive, function: str | None = None) -> Iterator[Check]:
+def check(archive: Archive, function: str | None = None, weights: str | None = None) -> Iterator[Check]:
     """Run the executables for CPUs that this machine can run, and compare each result of those with golden inputs.
 
-    function: name of one signature; None: all that have some. Raises CallError and LoadError as calls do.
+    function: name of one signature; None: all that have some. weights: the folder with the files of weights beside
+    the bundle; None: the bundle's. Raises CallError and LoadError as calls do.
     """
+    files = Files(archive.path, archive.index, weights, "use")
     index = archive.index
     for target, entry in index["targets"].items():
         if entry["platform"] != "cpu":
             continue
         try:
-            bundle = Bundle(archive, target, policy="executable_only")
+            bundle = Bundle(archive, target, policy="executable_only", files=files)
         except LoadError as error:
             if error.code in ("cpu-feature", "device-kind"):
                 continue

@@ -18,7 +18,8 @@ from stagec.pjrt.calling_convention import Convention, Interface
 from stagec.pjrt.executable import Executable
 
 if TYPE_CHECKING:
-    from stagec.bundle.attestation import Key
+    from stagec.bundle.external import Check
+    from stagec.bundle.keys import Key
 
 
 def load(
@@ -30,8 +31,10 @@ def load(
     devices: Sequence[Any] = (),
     keys: Sequence[Key] = (),
     threshold: int = 1,
-    signature: str | Path | None = None,
+    signature: str | Path | Sequence[str | Path] | None = None,
     map_weights: bool = True,
+    weights: str | Path | None = None,
+    check_weights: Check = "load",
 ) -> Bundle:
     """Load a bundle (`name.aot`).
 
@@ -48,9 +51,13 @@ def load(
     keys: the public keys that you trust: paths of PEM files, or their bytes. If you give any, the bundle must be
         signed, and the loader checks this before it parses anything.
     threshold: how many of the keys must have signed.
-    signature: path of the envelope with the signatures. None: `<path>.dsse.json`.
+    signature: path of the envelope with the signatures, or several. None: `<path>.dsse.json`, `<path>.2.dsse.json` and
+        so on.
     map_weights: map the arrays of bound arguments from the file. On CPUs, processes then share them, and nobody may
         write into the file while one has it open. False: read them into memory.
+    weights: the folder with the files of weights that are not in the bundle. None: the bundle's folder.
+    check_weights: when to compare these files with the digests in the bundle. "load": now. "use": when a call first
+        takes an array of the file. "never": only sizes, if what put the files there has checked them.
     Raises LoadError with a code if the file is missing, damaged, of another format, or has nothing for this machine
     (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. It reads an executable,
     and hands it to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
@@ -63,8 +70,22 @@ def load(
         archive = attestation.open_signed(path, keys, threshold, signature)
     else:
         archive = Archive(path)
+    files = None
+    if "weights_files" in archive.index:
+        from stagec.bundle.external import Files  # most bundles have none, and do not wait for it
+
+        files = Files(archive.path, archive.index, weights, check_weights)
+        files.open()
     return Bundle(
-        archive, target, types, policy, devices, compile_exported, locations=not keys, map_weights=map_weights
+        archive,
+        target,
+        types,
+        policy,
+        devices,
+        compile_exported,
+        locations=not keys,
+        map_weights=map_weights,
+        files=files,
     )
 
 

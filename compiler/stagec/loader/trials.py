@@ -122,5 +122,5 @@ def as_dtype(values: Any, dtype: np.dtype[Any]) -> Any:
 
     An array that has another dtype already is returned as it is.
     """
-    unnamed = values.dtype.kind == "V" and values.dtype.itemsize == dtype.itemsize
+    unnamed = values.dtype.kind == "V" and values.dtype != dtype and values.dtype.itemsize == dtype.itemsize
     return values.view(dtype) if unnamed else values

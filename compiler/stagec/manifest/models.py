@@ -297,6 +297,13 @@ class Weights(Table):
             examples=["encoder."],
         ),
     ] = ""
+    external: Annotated[
+        bool,
+        Field(
+            description="Leave the file out of the bundle, which has its digest, and is deployed beside it.",
+            examples=[True],
+        ),
+    ] = False
 
 
 class Golden(Table):
@@ -413,9 +420,9 @@ class Function(Table):
             Annotated[Weights, BeforeValidator(read_weights, json_schema_input_type=str | Weights)],
         ],
         Field(
-            description="Arguments whose data is in the bundle, by the name of the Python parameter or by position, "
-            'as in "args[0]": a safetensors file, or a table. The file names each array by its path in the argument, '
-            "such as hidden.w or layers.0.w. A caller leaves the argument out.",
+            description="Arguments whose data comes with the bundle, by the name of the Python parameter or by "
+            'position, as in "args[0]": a safetensors file, or a table. The file names each array by its path in the '
+            "argument, such as hidden.w or layers.0.w. A caller leaves the argument out.",
             examples=[{"params": "weights.safetensors"}],
         ),
     ] = {}

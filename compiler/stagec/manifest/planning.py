@@ -14,7 +14,7 @@ from stagec.core.partitions import Partition, parse
 from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
-from stagec.manifest.models import Function, Header
+from stagec.manifest.models import Function, Header, Weights
 from stagec.manifest.values import Shardings, Static, Tree
 
 MOST_EXECUTABLES = 10_000
@@ -172,12 +172,18 @@ def _function_spec(
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
         golden=_golden(function),
-        bind={argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
+        bind={argument: _bound(weights) for argument, weights in sorted(function.bind.items())},
         devices=_devices(manifest, function),
         plugins=function.plugins,
         frontend=frontends.of_entry(function.entry, function.frontend).name,
         **_tracing(manifest, function),
     )
+
+
+def _bound(weights: Weights) -> dict[str, Any]:
+    """Return a spec's form of weights. What is in the bundle has the form that it always had."""
+    plain: dict[str, Any] = weights.model_dump(exclude=None if weights.external else {"external"})
+    return plain
 
 
 _TRACING = {"enable_x64": False, "matmul_precision": None, "prng_impl": None, "host_callbacks": "refuse"}
@@ -279,7 +285,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
             write = nearest(target, function.targets) or "leave the table out"
             yield problem(("limits", target), f'"{target}" is not in targets', write)
     yield from _check_variants(function, problem)
-    yield from _check_bound(function, problem)
+    yield from _check_bound(manifest, function, problem)
     yield from _check_golden(manifest, function, problem)
     mesh = manifest.meshes[function.mesh].axes if function.mesh else None
     for key, shardings in (("in_shardings", function.in_shardings), ("out_shardings", function.out_shardings)):
@@ -373,10 +379,18 @@ def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem:
                 yield problem((*where, "fill"), what, "write a number that it can, such as 0")
 
 
-def _check_bound(function: Function, problem: _Report) -> Iterator[Problem]:
-    """Bound arguments that are donated or beyond the last; names of parameters are only known when tracing."""
-    for argument in function.bind:
+def _check_bound(manifest: Manifest, function: Function, problem: _Report) -> Iterator[Problem]:
+    """Bound arguments that are donated, beyond the last, or of a file that is in the bundle and beside it.
+
+    Names of parameters are only known when tracing.
+    """
+    bound = [weights for one in manifest.functions.values() for weights in one.bind.values()]
+    outside = {weights.file for weights in bound if weights.external}
+    for argument, weights in function.bind.items():
         where = ("bind", argument)
+        if weights.file in outside and not weights.external:
+            what = f"{weights.file} is external in another place of this manifest, and not here"
+            yield problem(where, what, f'write {{ file = "{weights.file}", external = true }} everywhere')
         position = int(argument[5:-1]) if argument.startswith("args[") else None
         if argument in function.donate_argnames or position in function.donate_argnums:
             what = "a bound argument is used by every call, and cannot be donated"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagec.core.errors import Problem, StagecError
+from stagec.core.version import VERSION
 from stagec.manifest.inference import Function
 
 _LOCK_COMMAND = "bazel run @stagec//:lock --"
@@ -218,7 +219,7 @@ def _module(root: Path, text: str, stagec: str, changes: Changes) -> Iterator[st
     if not re.search(r'bazel_dep\(\s*name\s*=\s*"platforms"', text):
         yield 'bazel_dep(name = "platforms", version = "0.0.11")'
     if not re.search(r'bazel_dep\(\s*name\s*=\s*"stagec"', text):
-        yield 'bazel_dep(name = "stagec", version = "0.1.0")'
+        yield f'bazel_dep(name = "stagec", version = "{VERSION}")'
         yield f'local_path_override(module_name = "stagec", path = "{stagec}")'
     variable = re.search(r'^(\w+)\s*=\s*use_extension\(\s*"@stagec//', text, re.MULTILINE)
     if not variable:

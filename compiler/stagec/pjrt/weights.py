@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stagec.bundle.archive import Archive
-from stagec.core.avals import parse_aval
+from stagec.core.avals import num_bytes, parse_aval
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree
 from stagec.pjrt.arrays import Array, dtype_of, put
 from stagec.pjrt.shardings import Sharding
 
 if TYPE_CHECKING:
+    from stagec.bundle.external import Files
     from stagec.core.calls import Call
 
 
@@ -24,54 +26,72 @@ class Weight:
 
     shape, dtype: of the array.
 
-    It is mapped from the file and checked when a call first takes it, and is on each device once, for all functions. On
-    a CPU the device's memory is the mapping itself: processes that load the same file share it, and see what is written
-    into it. Where it is not `mapped` it is read into memory, and what was checked is what is used.
+    It is mapped from the file when a call first takes it, and checked by then. It is on each device once, for all
+    functions. On a CPU the device's memory is the mapping itself: processes that load the same file share it, and see
+    what is written into it. Where it is not mapped it is read into memory, and what was checked is what is used.
     """
 
-    def __init__(self, archive: Archive, member: str, aval: str, mapped: bool = True) -> None:
+    def __init__(self, aval: str, read: Callable[[], bytes | memoryview]) -> None:
+        """read: returns the bytes of the array, checked; it is not called after `release`."""
         parsed = parse_aval(aval)
         self.shape = tuple(map(int, parsed.shape))
         self.dtype = dtype_of(parsed)
-        self._member, self._mapped = member, mapped
-        self._archive: Archive | None = archive
+        self._read: Callable[[], bytes | memoryview] | None = read
         self._arrays: list[Array] = []
         self._lock = threading.Lock()
 
     def on(self, sharding: Sharding) -> Array:
         """Return the array as it lies on devices by `sharding`.
 
-        Raises LoadError ("digest") when the file does not have it any more, CallError ("closed") after `release`.
+        Raises LoadError ("digest", "weights") when the file does not have it, CallError ("closed") after `release`.
         """
         with self._lock:
             for array in self._arrays:
                 if array.sharding is sharding or array.sharding.same(sharding, self.shape):
                     return array
-            if self._archive is None:
+            if self._read is None:
                 raise CallError("closed", "the bundle was closed")
-            data = self._archive.map(self._member) if self._mapped else self._archive[self._member]
-            values = np.frombuffer(data, self.dtype).reshape(self.shape)
+            values = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
             self._arrays.append(put(values, sharding))
             return self._arrays[-1]
 
     def release(self) -> None:
         """Let go of the file and of the arrays; calls that use them keep them until they end."""
         with self._lock:
-            self._archive = None
+            self._read = None
             self._arrays.clear()
 
 
 class Weights(dict[str, Weight]):
     """The weights of a bundle by name, as functions bind them."""
 
-    def __init__(self, archive: Archive, mapped: bool = True) -> None:
+    def __init__(self, archive: Archive, mapped: bool = True, files: Files | None = None) -> None:
+        """mapped: whether they are mapped, and not read into memory.
+
+        files: those beside the bundle; None: in its folder, each opened and checked when it is used.
+        """
+        if files is None and "weights_files" in archive.index:
+            from stagec.bundle.external import Files
+
+            files = Files(archive.path, archive.index, None, "use")
+        self._files = files
         found = archive.index["weights"].items()
-        super().__init__({name: Weight(archive, entry["member"], entry["aval"], mapped) for name, entry in found})
+        super().__init__({name: Weight(entry["aval"], self._reader(archive, mapped, entry)) for name, entry in found})
 
     def release(self) -> None:
         """Let go of all of them."""
         for weight in self.values():
             weight.release()
+        if self._files is not None:
+            self._files.release()
+
+    def _reader(self, archive: Archive, mapped: bool, entry: Mapping[str, Any]) -> Callable[[], bytes | memoryview]:
+        """Return what reads an array, which is a member of the bundle or part of a file."""
+        files = self._files
+        if files is not None and "file" in entry:
+            start, size = entry["start"], num_bytes(parse_aval(entry["aval"]))
+            return lambda: files.view(entry["file"], mapped)[start : start + size]
+        return functools.partial(archive.map if mapped else archive.__getitem__, entry["member"])
 
 
 class Bound:

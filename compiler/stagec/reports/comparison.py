@@ -27,7 +27,8 @@ Row = dict[str, Any]
 def compare(first: str, second: str) -> dict[str, Any]:
     """Return a report on the bundles at both paths; "equal" says whether they are the same byte for byte.
 
-    "bundle", "targets", "functions", "executables" and "members" have rows; "components" has those of `explain`.
+    "bundle", "targets", "functions", "executables", "members" and "weights" (files beside the bundle) have rows;
+    "components" has those of `explain`.
     Raises StagecError when one is no bundle.
     """
     try:
@@ -46,6 +47,7 @@ def _compare(archives: Sequence[Archive], first: str, second: str) -> dict[str, 
         "functions": _rows(*(_signatures(archive) for archive in archives)),
         "executables": _rows(*(_executables(archive) for archive in archives)),
         "members": _rows(left["members"], right["members"]),
+        "weights": _rows(*(one.get("weights_files", {}) for one in (left, right))),
     }
     components = explanation.explain(first, second, (), ())["differences"]  # nothing is traced for bundles
     equal = not components and not any(sections.values())
@@ -64,7 +66,7 @@ def as_text(report: dict[str, Any]) -> str:
     if report["equal"]:
         return f"{report['first']} and {report['second']} are the same\n"
     lines = []
-    for section in ("bundle", "targets", "functions", "executables", "members"):
+    for section in ("bundle", "targets", "functions", "executables", "members", "weights"):
         if report[section]:
             lines.append(section)
         for row in report[section]:

@@ -109,9 +109,14 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
     total = sum(member["bytes"] for member in members.values())
     lines = [f"bundle {report['name']} {report['version']}: {len(members)} members, {total:,} bytes"]
     if report["weights"]:
-        stored = {weight["member"] for weight in report["weights"].values()}
+        stored = {weight["member"] for weight in report["weights"].values() if "member" in weight}
         size = sum(members[member]["bytes"] for member in stored)
-        lines.append(f"  weights: {len(report['weights'])} arrays, {size:,} bytes")
+        inside = sum("member" in weight for weight in report["weights"].values())
+        lines += [f"  weights: {inside} arrays, {size:,} bytes"] if inside else []
+    for name, file in report.get("weights_files", {}).items():
+        count = sum(weight.get("file") == name for weight in report["weights"].values())
+        what = f"{count} arrays, {file['bytes']:,} bytes, sha256 {file['sha256'][:12]}"
+        lines.append(f"  weights beside the bundle: {name}: {what}")
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {_hardware(target)}")
     rows = [("", "bytes", "flops", "peak bytes", "sha256")]

@@ -1,0 +1,192 @@
+"""Files of weights that lie beside a bundle: what it says of them, and how they are found, checked and read.
+
+The index has name, size and SHA-256 of each, and where its arrays start. So a bundle is written without a byte of them,
+from what `describe` made of each file once. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from stagec.bundle import index
+from stagec.bundle.sources import sha256_of
+from stagec.core import json_shapes, strict_json
+from stagec.core.avals import Aval, parse_aval
+from stagec.core.reading import RegularFile
+from stagec.core.refusal import LoadError
+
+Check: TypeAlias = Literal["load", "use", "never"]
+"""When the digest of a file is compared: before anything else, before its first array is used, or not at all."""
+_LARGEST = 2**28
+"""Bytes of a description (256 MiB): more than the largest header of a safetensors file takes."""
+_DESCRIPTION = json_shapes.record(
+    {
+        "sha256": json_shapes.sha256,
+        "bytes": json_shapes.count,
+        "arrays": json_shapes.table(json_shapes.record(index.PLACE)),
+    }
+)
+
+
+class Outside(NamedTuple):
+    """One array of such a file. start: where its bytes are, counted from the start of the file."""
+
+    aval: Aval
+    start: int
+
+
+class Description(NamedTuple):
+    """What a bundle needs to know of a file. sha256: hex digest; size: bytes; arrays: by name."""
+
+    sha256: str
+    size: int
+    arrays: Mapping[str, Outside]
+
+    @staticmethod
+    def from_json(text: bytes) -> Description:
+        """Read what `describe` returned as JSON. Raises ValueError, naming the key at fault."""
+        data = strict_json.parse(text, _LARGEST)
+        _DESCRIPTION(data)
+        arrays = {name: Outside(parse_aval(one["aval"]), one["start"]) for name, one in data["arrays"].items()}
+        return Description(data["sha256"], data["bytes"], arrays)
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Return digest, size and arrays of the safetensors file at `path`; it is read once, piece by piece.
+
+    Raises OSError, and ValueError when it is no such file.
+    """
+    from stagec.bundle import safetensors  # a loader reads none
+
+    arrays = {
+        name: {"aval": str(tensor.aval), "start": safetensors.start_of(tensor)}
+        for name, tensor in safetensors.read(path).items()
+    }
+    file = RegularFile(path)
+    return {"sha256": sha256_of(file), "bytes": file.size, "arrays": arrays}
+
+
+class Files:
+    """The files of weights of one bundle, in the folder where they are deployed.
+
+    names: as the index has them, which are paths below the folder.
+    """
+
+    def __init__(self, archive_path: str, found: Mapping[str, Any], folder: str | Path | None, check: Check) -> None:
+        """found: the bundle's index. folder: None is that of the bundle. check: when digests are compared.
+
+        Raises ValueError for another `check`.
+        """
+        if check not in get_args(Check):
+            raise ValueError(f"check_weights is {check!r}; write {', '.join(map(repr, get_args(Check)))}")
+        self._listed: Mapping[str, Mapping[str, Any]] = found.get("weights_files", {})
+        self._archive_path, self._check = archive_path, check
+        self._folder = Path(archive_path).parent if folder is None else Path(folder)
+        self._opened: dict[str, RegularFile] = {}
+        self._checked: set[str] = set()
+        self._views: dict[str, memoryview] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files."""
+        return list(self._listed)
+
+    def path(self, name: str) -> Path:
+        """Return where a file is looked for."""
+        return self._folder / name
+
+    def open(self) -> None:
+        """Open all files and compare their sizes, and their digests where they are checked at "load".
+
+        Raises LoadError ("weights") with what is wrong with any of them.
+        """
+        faults = [fault for name in self._listed if (fault := self._fault(name))]
+        if not faults and self._check == "load":
+            faults = list(self.differing())
+        if faults:
+            raise self._refusal(faults)
+
+    def differing(self) -> Iterator[str]:
+        """Compare the digests of all files now, several at a time; yield what is wrong. Raises OSError."""
+        from concurrent.futures import ThreadPoolExecutor  # a bundle without such files must not wait for it
+
+        with ThreadPoolExecutor() as pool:
+            for name, fault in zip(self._listed, pool.map(self._difference, self._listed), strict=True):
+                if fault:
+                    yield fault
+                else:
+                    self._checked.add(name)
+
+    def view(self, name: str, mapped: bool) -> memoryview:
+        """Return the bytes of a file, checked as this object was asked to.
+
+        mapped: whether they are mapped, and not read into memory. Raises LoadError ("weights").
+        """
+        with self._lock:
+            if name not in self._views:
+                self._views[name] = self._view(name, mapped)
+            return self._views[name]
+
+    def release(self) -> None:
+        """Let go of the files; what uses their arrays keeps them until it ends."""
+        with self._lock:
+            self._views.clear()
+            self._opened.clear()
+
+    def _view(self, name: str, mapped: bool) -> memoryview:
+        fault = self._fault(name)
+        if fault:
+            raise self._refusal([fault])
+        file = self._opened[name]
+        if not mapped:  # what was checked is what is used: it is read and checked now, whatever was checked before
+            data = file.read(0, file.size)
+            if self._check != "never" and hashlib.sha256(data).hexdigest() != self._listed[name]["sha256"]:
+                raise self._refusal([self._other(name, "it changed since, or its sha256 is another")])
+            return memoryview(data)
+        if self._check != "never" and name not in self._checked:
+            fault = self._difference(name)
+            if fault:
+                raise self._refusal([fault])
+            self._checked.add(name)
+        if not file.size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.descriptor, file.size, mmap.MAP_PRIVATE, mmap.PROT_READ))
+
+    def _fault(self, name: str) -> str:
+        """Open a file, unless it is, and compare its size; return what is wrong."""
+        if name in self._opened:
+            return ""
+        try:
+            file = RegularFile(self.path(name))
+        except FileNotFoundError:
+            return self._other(name, "there is no such file")
+        except OSError as error:
+            return self._other(name, f"it cannot be read: {error.strerror}")
+        if file.size != self._listed[name]["bytes"]:
+            return self._other(name, f"it has {file.size:,} bytes")
+        self._opened[name] = file
+        return ""
+
+    def _difference(self, name: str) -> str:
+        """Compare the digest of a file that is open; return what is wrong."""
+        try:
+            found = sha256_of(self._opened[name])
+        except OSError as error:
+            return self._other(name, f"it cannot be read: {error.strerror}")
+        return "" if found == self._listed[name]["sha256"] else self._other(name, f"its sha256 is {found}")
+
+    def _other(self, name: str, what: str) -> str:
+        listed = self._listed[name]
+        return f"{self.path(name)}: {what}; the bundle wants {listed['bytes']:,} bytes, sha256 {listed['sha256']}"
+
+    def _refusal(self, faults: list[str]) -> LoadError:
+        listed = "".join(f"\n  {fault}" for fault in faults)
+        return LoadError(
+            "weights", f"{self._archive_path}: weights beside the bundle are missing or are others:{listed}"
+        )

@@ -1,0 +1,115 @@
+"""Signatures of OpenSSF's Model Signing (https://github.com/ossf/model-signing-spec), version 1.0 of its predicate.
+
+A statement has the SHA-256 of each file of a model's folder. It says who published the files, and nothing of how they
+were built. The file of a signature is a bundle of Sigstore's with a DSSE envelope. The package model-signing verifies
+what `sign` writes, and `Envelope` reads what the package writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stagec.bundle import keys
+from stagec.bundle.dsse import PAYLOAD_TYPE, pae
+from stagec.core import json_shapes
+from stagec.core.refusal import LoadError
+
+if TYPE_CHECKING:
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.keys import PrivateKey
+
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+SUFFIX = ".sig"
+"""A signature lies beside its bundle: `models.aot.sig`."""
+_BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_BESIDE = (".dsse.json", ".intoto.json", ".sbom.json", SUFFIX)
+_RESOURCE = json_shapes.record({"name": json_shapes.text, "algorithm": json_shapes.text, "digest": json_shapes.text})
+_STATEMENT = json_shapes.record(
+    {
+        "_type": json_shapes.constant("https://in-toto.io/Statement/v1"),
+        "predicateType": json_shapes.constant(PREDICATE_TYPE),
+        "predicate": json_shapes.record(
+            {
+                "serialization": json_shapes.record(
+                    {"method": json_shapes.constant("files"), "hash_type": json_shapes.constant("sha256")},
+                    rest=json_shapes.anything,
+                ),
+                "resources": json_shapes.array(_RESOURCE),
+            },
+            rest=json_shapes.anything,
+        ),
+        "subject": json_shapes.array(json_shapes.anything),
+    },
+    rest=json_shapes.anything,
+)
+
+
+class SignedModel(NamedTuple):
+    """The files of a model, as they were signed. files: SHA-256 (hex) by path in the model's folder."""
+
+    files: Mapping[str, str]
+
+    @staticmethod
+    def of(statement: Mapping[str, Any]) -> SignedModel:
+        """Read a statement. Raises ValueError, naming the key at fault."""
+        _STATEMENT(dict(statement))
+        return SignedModel({one["name"]: one["digest"] for one in statement["predicate"]["resources"]})
+
+    def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path) -> None:
+        """Check that the file of a bundle is one of those that were signed; it is read for that.
+
+        Parameters and errors as for `Statement.check_index`.
+        """
+        digest = whole()
+        if digest not in self.files.values():
+            raise LoadError("signature", f"{path}: another model was signed: no file of it has the sha256 {digest}")
+
+    def check(self, archive: Archive, path: str | Path, digest: str | None = None) -> None:
+        """Check that weights beside the bundle that were signed are those that it wants. Raises LoadError."""
+        for name, file in archive.index.get("weights_files", {}).items():
+            if self.files.get(name, file["sha256"]) != file["sha256"]:
+                raise LoadError("signature", f"{path}: other weights were signed: {name} differs")
+
+
+def sign(bundle: str, archive: Archive, digest: str, key: PrivateKey) -> bytes:
+    """Return the content of a signature of a bundle and of the weights beside it, by their names there.
+
+    bundle: name of its file. digest: SHA-256 (hex) of that. The signature is of the folder that has these files, and
+    what stagec puts beside them. Raises ValueError for an Ed25519 key, which Model Signing has not.
+    """
+    public = key.public_key()
+    if not hasattr(public, "curve"):
+        raise ValueError(
+            "Model Signing takes ECDSA keys: openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+        )
+    listed = archive.index.get("weights_files", {})
+    files = dict(sorted({bundle: digest, **{name: file["sha256"] for name, file in listed.items()}}.items()))
+    root = hashlib.sha256(b"".join(bytes.fromhex(one) for one in files.values())).hexdigest()
+    stem = bundle.removesuffix(".aot")
+    beside = sorted({f"{name}{suffix}" for name in (bundle, stem) for suffix in _BESIDE})
+    serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
+    resources = [{"name": name, "algorithm": "sha256", "digest": one} for name, one in files.items()]
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": archive.index["name"], "digest": {"sha256": root}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {"serialization": serialization, "resources": resources},
+    }
+    payload = json.dumps(statement).encode()
+    signature = keys.sign(key, pae(PAYLOAD_TYPE, payload))
+    hint = hashlib.sha256(keys.pem_of(public)).hexdigest()
+    content = {
+        "mediaType": _BUNDLE_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+        },
+    }
+    return (json.dumps(content) + "\n").encode()

@@ -1,0 +1,95 @@
+"""Write a bundle as an image of a registry, an OCI image layout."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.cli.files import print_json, read, split, write_below
+from stagec.core.errors import Problem, StagecError
+
+if TYPE_CHECKING:
+    from stagec.bundle.layout import FileOf, Layout
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_content(parser)
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write the layout")
+
+
+def add_content(parser: argparse.ArgumentParser) -> None:
+    """Declare what is in an image, of a command that makes one."""
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument(
+        "--weights-file",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a file of weights beside the bundle, by its name in it (default: beside the bundle); may be repeated",
+    )
+    parser.add_argument("--statement", action="append", default=[], help="its in-toto statement; may be repeated")
+    parser.add_argument("--sbom", help="its SBOM")
+    parser.add_argument("--signature", action="append", default=[], help="an envelope; may be repeated")
+
+
+def layout_of(options: argparse.Namespace) -> Layout:
+    """Return the image that the options describe. Raises StagecError."""
+    from stagec.bundle import layout
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.attestation import SUFFIX
+    from stagec.core.refusal import LoadError
+
+    try:
+        archive = Archive(options.bundle)
+        bundle = layout.FileOf(options.bundle, archive.sha256(), Path(options.bundle).stat().st_size)
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    given = dict(split(text, 2) for text in options.weights_file)
+    listed = archive.index.get("weights_files", {})
+    weights = {name: given.get(name, str(Path(options.bundle).parent / name)) for name in listed}
+    for name, path in weights.items():
+        size = Path(path).stat().st_size if Path(path).is_file() else None
+        if size != listed[name]["bytes"]:
+            found = "there is no such file" if size is None else f"it has {size:,} bytes"
+            what = f"{found}; {options.bundle} wants {listed[name]['bytes']:,} bytes, sha256 {listed[name]['sha256']}"
+            raise StagecError(Problem(path, "", what, f"give the file: --weights-file {name}=FILE"))
+    about = {
+        layout.STATEMENT_SUFFIX: [read(path) for path in options.statement],
+        layout.SBOM_SUFFIX: [read(path) for path in ([options.sbom] if options.sbom else [])],
+        SUFFIX: [read(path) for path in options.signature],
+    }
+    return layout.of_bundle(bundle, archive, weights, about)
+
+
+def _checked(file: FileOf) -> Iterator[bytes]:
+    """Yield a file piece by piece. Raises StagecError at the end where it is another one."""
+    from stagec.bundle.sources import in_pieces
+    from stagec.core.reading import RegularFile
+
+    opened, state = RegularFile(file.path), hashlib.sha256()
+    for piece in in_pieces(opened, 0, opened.size):
+        state.update(piece)
+        yield piece
+    if state.hexdigest() != file.sha256:
+        raise StagecError(Problem(file.path, "", f"its sha256 is {state.hexdigest()}; {file.sha256} is wanted"))
+
+
+def run(options: argparse.Namespace) -> None:
+    from stagec.bundle.layout import FileOf
+
+    image = layout_of(options)
+    folder = Path(options.output)
+    try:
+        for path, content in image.files().items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, FileOf):
+                write_below(options.output, path, _checked(content))
+            else:
+                (folder / path).write_bytes(content)
+    except OSError as error:
+        raise StagecError(Problem(options.output, "", f"cannot be written: {error.strerror}")) from error
+    if options.json:
+        print_json({"output": options.output, "digest": image.image["digest"]})

@@ -1,0 +1,60 @@
+"""Build a bundle again from a checkout of its sources, compare it, and write a statement of this build."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+from pathlib import Path
+
+from stagec.cli.files import print_json, print_text, write_whole
+from stagec.core.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument("--statement", required=True, help="its in-toto statement (.intoto.json)")
+    parser.add_argument("--root", default=".", help="a clean checkout of the sources (default: this folder)")
+    parser.add_argument("--target", help="the bundle's label (default: as the manifest's package has it)")
+    parser.add_argument(
+        "--bazel", help="what starts Bazel (default: ./bazelw of the checkout if it has one, else bazelisk or bazel)"
+    )
+    parser.add_argument(
+        "--output", help="where to write the statement of this build (default: NAME.rebuilt.intoto.json in this folder)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.reports import rebuilding
+
+    root = Path(options.root)
+    found = rebuilding.rebuild(options.bundle, options.statement, root, _bazel(options, root), options.target)
+    stem = Path(options.statement).name.removesuffix(".intoto.json")
+    output = options.output or f"{stem}.rebuilt.intoto.json"
+    if found.same:
+        write_whole(output, found.statement)
+    if options.json:
+        told = {"same": found.same, "members": found.members, "made_from": list(found.made_from)}
+        print_json({**told, "statement": output if found.same else None})
+        return 0 if found.same else 1
+    made_from = "".join(f"  {line}\n" for line in found.made_from)
+    if found.same:
+        print_text(f"{options.bundle}: built again, and the same: {found.members} members, byte for byte\n")
+        print_text("made from the same\n" if not made_from else f"made from other things\n{made_from}")
+        print_text(f"wrote {output}: sign it with your key\n")
+    else:
+        print_text(f"{options.bundle}: built again, and another\n{found.comparison}")
+        print_text(f"made from other things\n{made_from}" if made_from else "")
+    return 0 if found.same else 1
+
+
+def _bazel(options: argparse.Namespace, root: Path) -> list[str]:
+    if options.bazel:
+        return shlex.split(options.bazel)
+    if (root / "bazelw").is_file():
+        return [str((root / "bazelw").resolve())]
+    for program in ("bazelisk", "bazel"):
+        found = shutil.which(program)
+        if found:
+            return [found]
+    raise StagecError(Problem("", "", "there is no bazelisk or bazel on PATH", "name one: --bazel /path/to/bazel"))

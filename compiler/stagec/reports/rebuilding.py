@@ -1,0 +1,163 @@
+"""What `stagec rebuild` does: build the bundle of a statement again, from a checkout of its sources, and compare.
+
+Bazel builds it, with an output base of its own and without a cache: whatever somebody else built has no part in it.
+When the bundle is the same, byte for byte, the new build's statement says so: it has the same subjects, and this
+machine's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagec.bundle.archive import Archive
+from stagec.bundle.attestation import Statement
+from stagec.bundle.model_signing import SignedModel
+from stagec.bundle.provenance import directory_hash
+from stagec.bundle.sources import sha256_of
+from stagec.core import reading, strict_json
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
+from stagec.reports import comparison
+
+_WITHOUT_CACHES = ("--remote_cache=", "--disk_cache=", "--remote_executor=", "--symlink_prefix=/")
+"""Options of the build: nothing of somebody else's, and no links in the checkout."""
+_LARGEST = 64 << 20
+"""Bytes of a statement, as in an envelope."""
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What came of it.
+
+    same: whether the bundle is, byte for byte. members: how many it has. comparison: that of the two bundles, as text,
+    where they differ. made_from: what differs in what they were made from, by the two statements: a line each.
+    statement: the new one, where the bundle is the same.
+    """
+
+    same: bool
+    members: int
+    comparison: str
+    made_from: Sequence[str]
+    statement: bytes
+
+
+def rebuild(bundle: str, statement: str, root: Path, bazel: Sequence[str], target: str | None = None) -> Rebuilt:
+    """Build the bundle again.
+
+    statement: path of its in-toto statement. root: the checkout. bazel: the words that start Bazel.
+    target: the bundle's label; None: the manifest's package says it.
+    Raises StagecError where the statement is about another bundle, the checkout is another, or the build fails.
+    """
+    archive, given = _read(bundle, statement)
+    build = given["predicate"]["buildDefinition"]
+    manifest, name = build["externalParameters"]["manifest"]["name"], build["externalParameters"]["name"]
+    differing = [path for path, what in _others(root, build["resolvedDependencies"]) if what]
+    if not (root / manifest).is_file() or differing:
+        listed = ", ".join(differing[:_SHOWN]) or manifest
+        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        what = f"this is not the checkout that {statement} is about: {listed}{more} differs"
+        raise StagecError(Problem(str(root), "", what, "check out the sources of that release, without changes"))
+    label = target or f"//{_package(root, manifest)}:{name}"
+    with _output_base() as base:
+        command = [*bazel, f"--output_base={base}", "--max_idle_secs=60"]
+        try:
+            _run([*command, "build", *_WITHOUT_CACHES, label, f"{label}.provenance"], root, label)
+            outputs = Path(_run([*command, "info", "bazel-bin"], root, label).strip())
+            folder = outputs / label.removeprefix("//").partition(":")[0]
+            made, own = folder / f"{name}.aot", (folder / f"{name}.intoto.json").read_bytes()
+            same = _digest(made) == archive.sha256()
+            text = "" if same else comparison.as_text(comparison.compare(bundle, str(made)))
+        finally:
+            subprocess.run([*command, "shutdown"], cwd=root, check=False, capture_output=True)
+    lines = _made_from(build, json.loads(own)["predicate"]["buildDefinition"])
+    return Rebuilt(same, len(archive.index["members"]), text, lines, own if same else b"")
+
+
+def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
+    """Return a bundle and its statement, which are of each other. Raises StagecError."""
+    try:
+        archive = Archive(bundle)
+        archive.check_all()
+        payload = reading.whole(statement, _LARGEST)
+        found = Statement.read(payload, statement)
+        if isinstance(found, SignedModel):
+            raise StagecError(
+                Problem(statement, "", "it does not say how the bundle was built", "give the .intoto.json")
+            )
+        found.check(archive, statement, archive.sha256())
+    except OSError as error:
+        raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    return archive, strict_json.parse(payload, _LARGEST)
+
+
+def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
+    """Yield each source of a statement that the checkout has, and whether it is another there.
+
+    Wheels have a URI. Of other repositories, and of what the build writes, the checkout has nothing: the digest of the
+    bundle says whether they were the same.
+    """
+    for one in dependencies:
+        path = root / one["name"]
+        if "uri" in one or ".." in Path(one["name"]).parts or not path.exists():
+            continue
+        found = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
+        yield one["name"], found != one["digest"]
+
+
+def _package(root: Path, manifest: str) -> str:
+    """Return the package of a manifest: the nearest folder above it with a BUILD file. Raises StagecError."""
+    for folder in Path(manifest).parents:
+        if any((root / folder / name).is_file() for name in ("BUILD", "BUILD.bazel")):
+            return "" if folder == Path() else folder.as_posix()
+    raise StagecError(Problem(str(root / manifest), "", "no folder above it has a BUILD file", "name the --target"))
+
+
+@contextmanager
+def _output_base() -> Iterator[Path]:
+    """A folder for Bazel, which makes what it writes read-only."""
+    folder = Path(tempfile.mkdtemp(prefix="stagec-rebuild-"))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: Sequence[str], root: Path, label: str) -> str:
+    try:
+        done = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+    except OSError as error:
+        raise StagecError(Problem(command[0], "", f"cannot be started: {error.strerror}", "name --bazel")) from error
+    if done.returncode:
+        raise StagecError(Problem(label, "", f"the build failed:\n{done.stderr.strip()}"))
+    return done.stdout
+
+
+def _made_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two builds in what they were made from; `-` is in the first alone."""
+    before, after = (_parts(one) for one in (first, second))
+    lines = []
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            lines += [f"{sign} {name} {one[name][:12]}" for sign, one in (("-", before), ("+", after)) if name in one]
+    return lines
+
+
+def _parts(build: Mapping[str, Any]) -> dict[str, str]:
+    parts = {one["name"]: next(iter(one["digest"].values())) for one in build["resolvedDependencies"]}
+    return parts | {"python": ", ".join(build["internalParameters"]["python"])}
+
+
+def _digest(path: Path) -> str:
+    return sha256_of(reading.RegularFile(path))

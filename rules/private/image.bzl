@@ -1,0 +1,88 @@
+"""A bundle as an image of a registry, and the program that pushes it."""
+
+load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+
+def _files(ctx):
+    """The bundle with its weights, and what is said about it."""
+    bundle = ctx.attr.bundle[AotBundleInfo]
+    return bundle, ctx.attr.provenance[AotProvenanceInfo]
+
+def _beside(bundle):
+    """The files of weights beside a bundle, by their names in it."""
+    folder = bundle.bundle.short_path.rpartition("/")[0]
+    return {file.short_path[len(folder) + 1 if folder else 0:]: file for file in bundle.weights}
+
+def _aot_image_impl(ctx):
+    bundle, provenance = _files(ctx)
+    folder = ctx.actions.declare_directory(ctx.label.name)
+    arguments = ctx.actions.args()
+    arguments.add(bundle.bundle)
+    arguments.add("--output", folder.path)
+    arguments.add("--statement", provenance.statement)
+    arguments.add("--sbom", provenance.sbom)
+    for name, file in _beside(bundle).items():
+        arguments.add("--weights-file", "%s=%s" % (name, file.path))
+    compiler_action(
+        ctx,
+        mnemonic = "StagecImage",
+        progress_message = "Writing the image of %s" % bundle.name,
+        command = "image",
+        arguments = arguments,
+        inputs = depset([bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights),
+        outputs = [folder],
+        worker = False,
+    )
+    return [DefaultInfo(files = depset([folder]), runfiles = ctx.runfiles([folder]))]
+
+_ATTRS = {
+    "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
+    "provenance": attr.label(doc = "The bundle's provenance.", mandatory = True, providers = [AotProvenanceInfo]),
+}
+
+aot_image = rule(
+    implementation = _aot_image_impl,
+    doc = "Writes the bundle as an OCI image layout, the folder `<name>`: a layer for the bundle and one for each file of " +
+          "weights beside it; statement and SBOM refer to the image. docs/registries.md has the details. `aot_manifest` " +
+          "declares it.",
+    attrs = _ATTRS,
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)
+
+# The image is made of the files where they are: nothing is copied before the registry has asked for it.
+_BODY = """files=({files})
+cd "${{{{BUILD_WORKING_DIRECTORY:-.}}}}"
+exec {{stagec}} push "$workspace"/{bundle} "${{{{files[@]}}}}" "$@"
+"""
+
+def _aot_push_impl(ctx):
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    bundle, provenance = _files(ctx)
+    files = [
+        "--statement \"$workspace\"/" + shell_quote(provenance.statement.short_path),
+        "--sbom \"$workspace\"/" + shell_quote(provenance.sbom.short_path),
+    ] + [
+        "--weights-file %s\"$workspace\"/%s" % (shell_quote(name + "="), shell_quote(file.short_path))
+        for name, file in _beside(bundle).items()
+    ]
+    body = _BODY.format(files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
+    script = write_stagec_launcher(ctx, stagec, body, [])
+    return [DefaultInfo(
+        executable = script,
+        files = depset([script]),
+        runfiles = ctx.runfiles(
+            files = [bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights,
+            transitive_files = stagec.inputs,
+        ),
+    )]
+
+aot_push = rule(
+    implementation = _aot_push_impl,
+    doc = "`bazel run <manifest>.push -- registry/repository:tag` copies the image to a registry, with skopeo, which is " +
+          "on your machine and has your credentials. `--signature FILE` adds a signature. No action sees a credential. " +
+          "`aot_manifest` declares it.",
+    executable = True,
+    attrs = _ATTRS,
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

@@ -1,0 +1,308 @@
+"""Images of bundles in Debian's docker-registry: pushed, pulled, and what happens when it misbehaves."""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import stagec
+from stagec.bundle import layout
+from tests.building import build, checked
+from tests.building import stagec as command
+from tests.registries import Registry, breaking, needs_registry
+from tests.signed import write_keys, write_provenance
+
+pytestmark = needs_registry
+
+MANIFEST = """
+[manifest]
+name = "zoo"
+version = "VERSION"
+
+[functions.double]
+entry = "double.mlir"
+bind = { "args[0]" = { file = "parts/w.safetensors", prefix = "w", external = true } }
+targets = ["cpu-avx2"]
+"""
+MODULE = """
+func.func @main(%arg0: tensor<1000000xf32>) -> tensor<1000000xf32> {
+  %0 = stablehlo.OPERATION %arg0, %arg0 : tensor<1000000xf32>
+  return %0 : tensor<1000000xf32>
+}
+"""
+W = np.random.default_rng(0).random(1_000_000, np.float32)
+"""4 MB that no compression makes small."""
+
+
+def built(folder: Path, version: str = "1", operation: str = "add") -> Path:
+    (folder / "parts").mkdir(parents=True)
+    (folder / "m.toml").write_text(MANIFEST.replace("VERSION", version))
+    (folder / "double.mlir").write_text(MODULE.replace("OPERATION", operation))
+    save_file({"w": W}, folder / "parts" / "w.safetensors")
+    return build("m.toml", folder, folder)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two versions, with the same weights."""
+    folder = tmp_path_factory.mktemp("images")
+    return built(folder / "1"), built(folder / "2", "2", "multiply")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    registry = Registry(folder)
+    yield registry
+    registry.close()
+
+
+def push(bundle: Path, image: str, *more: str | Path) -> str:
+    text = checked("push", bundle, image, "--plain-http", *more)
+    return text.split()[-1].rpartition("@")[2]
+
+
+def test_what_is_pulled_is_what_was_built(bundles: tuple[Path, Path], registry: Registry, tmp_path: Path) -> None:
+    bundle = bundles[0]
+    work = tmp_path / "work"
+    shutil.copytree(bundle.parent, work)
+    statement, sbom = write_provenance(work / "zoo.aot")
+    private, public = write_keys(tmp_path, "key")
+    checked("sign", work / "zoo.aot", "--statement", statement, "--key", private)
+    image = f"{registry.host}/models/zoo"
+    about = ("--statement", statement, "--sbom", sbom, "--signature", work / "zoo.aot.dsse.json")
+    digest = push(work / "zoo.aot", f"{image}:1", *about)
+
+    # The types of ModelPack, a layer for each file, under the file's own digest.
+    manifest = json.loads(registry.get("models/zoo/manifests/1"))
+    assert manifest["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    assert manifest["config"]["mediaType"] == "application/vnd.cncf.model.config.v1+json"
+    names = ["zoo.aot", "parts/w.safetensors"]
+    assert [layer["annotations"]["org.cncf.model.filepath"] for layer in manifest["layers"]] == names
+    for name, kind, layer in zip(names, ("code", "weight"), manifest["layers"], strict=True):
+        content = (work / name).read_bytes()
+        assert layer["mediaType"] == f"application/vnd.cncf.model.{kind}.v1.raw"
+        assert (layer["digest"], layer["size"]) == (f"sha256:{hashlib.sha256(content).hexdigest()}", len(content))
+
+    # By digest: bundle, weights, statement, SBOM and signature.
+    folder = tmp_path / "pulled"
+    pulled = json.loads(checked("pull", f"{image}@{digest}", folder, "--plain-http", "--json"))["files"]
+    assert sorted(pulled) == sorted([*names, "zoo.intoto.json", "zoo.sbom.json", "zoo.aot.dsse.json"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted({Path(name).parts[0] for name in pulled})
+    for name in pulled:
+        assert (folder / name).read_bytes() == (work / name).read_bytes()
+    with stagec.load(folder / "zoo.aot", keys=[public]) as loaded:
+        np.testing.assert_array_equal(loaded["double"](), 2 * W)
+    checked("verify", folder / "zoo.aot", "--key", public)
+
+    # The list of what refers to it, as other clients look for it.
+    tag = layout.referrers_tag(digest)
+    listed = json.loads(registry.get(f"models/zoo/manifests/{tag}", layout.INDEX_TYPE))["manifests"]
+    found = [json.loads(registry.get(f"models/zoo/manifests/{one['digest']}")) for one in listed]
+    assert [one["artifactType"] for one in found] == list(layout.REFERRERS.values())
+    assert {one["subject"]["digest"] for one in found} == {digest}
+
+
+def test_a_signature_that_comes_later_is_added(bundles: tuple[Path, Path], registry: Registry, tmp_path: Path) -> None:
+    work, image = tmp_path / "work", f"{registry.host}/zoo:1"
+    shutil.copytree(bundles[0].parent, work)
+    statement, sbom = write_provenance(work / "zoo.aot")
+    push(work / "zoo.aot", image, "--statement", statement, "--sbom", sbom)
+    for name in "ab":
+        private, _ = write_keys(tmp_path, name)
+        words = ("--key", private, "--output", tmp_path / f"{name}.dsse.json")
+        checked("sign", work / "zoo.aot", "--statement", statement, *words)
+        push(work / "zoo.aot", image, "--signature", tmp_path / f"{name}.dsse.json")
+    checked("pull", image, tmp_path / "pulled", "--plain-http")
+    names = sorted(path.name for path in (tmp_path / "pulled").glob("zoo.*"))
+    assert names == ["zoo.aot", "zoo.aot.2.dsse.json", "zoo.aot.dsse.json", "zoo.intoto.json", "zoo.sbom.json"]
+
+
+def test_a_second_version_moves_only_what_changed(
+    bundles: tuple[Path, Path], registry: Registry, tmp_path: Path
+) -> None:
+    image, folder = f"{registry.host}/zoo", tmp_path / "pulled"
+    push(bundles[0], f"{image}:1")
+    assert registry.uploads() == 3  # bundle, weights and config
+    push(bundles[1], f"{image}:2")
+    assert registry.uploads() == 5
+    push(bundles[1], f"{image}:latest")
+    assert registry.uploads() == 5
+
+    checked("pull", f"{image}:1", folder, "--plain-http")
+    weights = hashlib.sha256((folder / "parts" / "w.safetensors").read_bytes()).hexdigest()
+    registry.blob(weights).unlink()  # nobody asks for it again
+    checked("pull", f"{image}:2", folder, "--plain-http")
+    assert (folder / "zoo.aot").read_bytes() == bundles[1].read_bytes()
+    np.testing.assert_array_equal(stagec.load(folder / "zoo.aot")["double"](), W * W)
+
+
+def test_a_connection_that_breaks(bundles: tuple[Path, Path], registry: Registry, tmp_path: Path) -> None:
+    """In the middle of the weights, each way: stagec goes on with what is missing."""
+    with breaking(registry.port, 1_000_000, 1) as port:
+        push(bundles[0], f"127.0.0.1:{port}/zoo:1")
+    with breaking(registry.port, 1_000_000, 2) as port:
+        checked("pull", f"127.0.0.1:{port}/zoo:1", tmp_path / "pulled", "--plain-http")
+    for name in ("zoo.aot", "parts/w.safetensors"):
+        assert (tmp_path / "pulled" / name).read_bytes() == (bundles[0].parent / name).read_bytes()
+
+
+def test_a_connection_that_keeps_breaking_leaves_nothing_half_written(
+    bundles: tuple[Path, Path], registry: Registry, tmp_path: Path
+) -> None:
+    push(bundles[0], f"{registry.host}/zoo:1")
+    folder = tmp_path / "pulled"
+    with breaking(registry.port, 1_000_000, 10**6) as port:
+        done = command("pull", f"127.0.0.1:{port}/zoo:1", folder, "--plain-http")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"127.0.0.1:{port}/zoo@sha256:")
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in folder.iterdir()] == [".stagec-pull"]
+    # The next pull goes on with what is missing: nobody asks for the bundle again.
+    digest = hashlib.sha256(bundles[0].read_bytes()).hexdigest()
+    assert digest in [path.name for path in (folder / ".stagec-pull" / "blobs" / "sha256").iterdir()]
+    registry.blob(digest).unlink()
+    checked("pull", f"{registry.host}/zoo:1", folder, "--plain-http")
+    assert sorted(path.name for path in folder.iterdir()) == ["parts", "zoo.aot"]
+
+
+def test_a_registry_that_lies(bundles: tuple[Path, Path], registry: Registry, tmp_path: Path) -> None:
+    digest = push(bundles[0], f"{registry.host}/zoo:1")
+    other = push(bundles[1], f"{registry.host}/zoo:2")
+    weights = hashlib.sha256((bundles[0].parent / "parts" / "w.safetensors").read_bytes()).hexdigest()
+    whole = registry.blob(weights).read_bytes()
+    registry.blob(weights).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    done = command("pull", f"{registry.host}/zoo:1", tmp_path / "pulled", "--plain-http")
+    assert done.returncode == 2
+    assert f"expected sha256:{weights}, got sha256:" in done.stderr
+    assert [path.name for path in (tmp_path / "pulled").iterdir()] == [".stagec-pull"]
+    registry.blob(weights).write_bytes(whole)
+    # Another manifest than the one that was asked for.
+    shutil.copy(registry.blob(other[7:]), registry.blob(digest[7:]))
+    done = command("pull", f"{registry.host}/zoo@{digest}", tmp_path / "other", "--plain-http")
+    assert done.returncode == 2
+    assert done.stderr == f"{registry.host}/zoo@{digest}: the registry has something else there, {other}\n"
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_registry_that_refuses(bundles: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "registry").mkdir()
+    registry = Registry(tmp_path / "registry", password=True)
+    try:
+        image = f"{registry.host}/zoo:1"
+        done = command("push", bundles[0], image, "--plain-http")
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"{image}: ")
+        assert "authentication required" in done.stderr
+        done = command("pull", image, tmp_path / "pulled", "--plain-http")
+        assert done.returncode == 2
+        assert "authentication required" in done.stderr
+        assert not (tmp_path / "pulled").exists()
+        # The file that `docker login` writes.
+        auth = base64.b64encode(b"ann:secret").decode()
+        (tmp_path / "home" / ".docker").mkdir(parents=True)
+        config = {"auths": {registry.host: {"auth": auth}}}
+        (tmp_path / "home" / ".docker" / "config.json").write_text(json.dumps(config))
+        env = {**os.environ, "HOME": str(tmp_path / "home")}
+        for words in (("push", bundles[0], image), ("pull", image, tmp_path / "pulled")):
+            done = command(*words, "--plain-http", env=env)
+            assert done.returncode == 0, done.stderr
+    finally:
+        registry.close()
+
+
+def test_no_registry_and_no_image(registry: Registry, tmp_path: Path) -> None:
+    done = command("pull", "127.0.0.1:1/zoo:1", tmp_path / "x", "--plain-http")
+    assert (done.returncode, "connection refused" in done.stderr) == (2, True)
+    done = command("pull", f"{registry.host}/zoo:1", tmp_path / "x", "--plain-http")
+    assert (done.returncode, "manifest unknown" in done.stderr) == (2, True)
+    assert not (tmp_path / "x").exists()
+    done = command("pull", "zoo", tmp_path / "x")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "'zoo' names no image of a registry\n"
+        "  write for example registry.example.com/models/digits:1.0.0, or ...@sha256:... for a digest\n",
+    )
+
+
+def test_without_skopeo(tmp_path: Path) -> None:
+    done = command("pull", "127.0.0.1:1/zoo:1", tmp_path / "x", env={"PATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (
+        2,
+        "skopeo, which moves images, is not installed\n"
+        "  apt-get install skopeo, dnf install skopeo or brew install skopeo\n",
+    )
+
+
+def write_image(folder: Path, registry: Registry, manifest: dict[str, Any], files: dict[str, bytes]) -> str:
+    """Push an image that stagec would not write; return its name."""
+    blobs: dict[str, Any] = {}
+    config = layout.add(blobs, "application/vnd.oci.empty.v1+json", b"{}")
+    layers = [
+        {**layout.add(blobs, "application/octet-stream", content), "annotations": {layout.TITLE: name}}
+        for name, content in files.items()
+    ]
+    head = {"schemaVersion": 2, "mediaType": layout.MANIFEST_TYPE, "config": config, "layers": layers}
+    entry = layout.add(blobs, layout.MANIFEST_TYPE, json.dumps({**head, **manifest}).encode())
+    (folder / "blobs" / "sha256").mkdir(parents=True)
+    for name, content in blobs.items():
+        (folder / "blobs" / "sha256" / name).write_bytes(content)
+    (folder / "index.json").write_bytes(layout.index_of([{**entry, "annotations": {layout.REF_NAME: "x"}}]))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    words = ["skopeo", "--insecure-policy", "copy", "--preserve-digests", "--dest-tls-verify=false"]
+    subprocess.run([*words, f"oci:{folder}:x", f"docker://{registry.host}/x:1"], check=True, capture_output=True)
+    return f"{registry.host}/x:1"
+
+
+def test_an_image_that_is_no_bundle(registry: Registry, tmp_path: Path) -> None:
+    image = write_image(tmp_path / "layout", registry, {}, {})
+    done = command("pull", image, tmp_path / "out", "--plain-http")
+    assert done.returncode == 2
+    assert "is no bundle: its artifactType is None" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", ["../out.aot", "/tmp/out.aot", ".stagec-pull/x", ""])
+def test_a_path_outside_of_the_folder(registry: Registry, tmp_path: Path, path: str) -> None:
+    image = write_image(tmp_path / "layout", registry, {"artifactType": layout.MODEL}, {path: b"x"})
+    done = command("pull", image, tmp_path / "folder", "--plain-http")
+    assert done.returncode == 2
+    assert done.stderr.endswith(f": a layer names no file below the folder: {path}\n")
+    assert not (tmp_path / "folder").exists()
+    assert not (tmp_path / "out.aot").exists()
+
+
+def test_a_layout_is_what_skopeo_reads(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    bundle, folders = bundles[0], (tmp_path / "a", tmp_path / "b")
+    for folder in folders:
+        checked("image", bundle, "--output", folder)
+    files = [path.relative_to(folders[0]) for path in sorted(folders[0].rglob("*")) if path.is_file()]
+    for path in files:
+        assert (folders[0] / path).read_bytes() == (folders[1] / path).read_bytes()
+        if path.parts[0] == "blobs":
+            assert hashlib.sha256((folders[0] / path).read_bytes()).hexdigest() == path.name
+    raw = subprocess.run(["skopeo", "inspect", "--raw", f"oci:{folders[0]}:image"], capture_output=True, check=True)
+    assert json.loads(raw.stdout)["annotations"]["org.opencontainers.image.version"] == "1"
+
+
+def test_weights_that_an_image_does_not_get(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    other = tmp_path / "w"
+    other.write_bytes(b"x")
+    given = f"parts/w.safetensors={other}"
+    done = command("image", bundles[0], "--output", tmp_path / "out", "--weights-file", given)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{other}: it has 1 bytes; {bundles[0]} wants 4,000,")
+    other.write_bytes(bytes((bundles[0].parent / "parts" / "w.safetensors").stat().st_size))
+    done = command("image", bundles[0], "--output", tmp_path / "out", "--weights-file", given)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{other}: its sha256 is ")

@@ -1,0 +1,86 @@
+"""Bundles of every format that docs/releases.md promises to read, as they were written then, for ever."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stagec
+from stagec.bundle import archive
+from stagec.bundle.archive import INDEX
+from stagec.core.version import VERSION
+from tests.building import checked
+from tests.building import stagec as command
+from tests.bundles import edited
+
+FOLDERS = sorted(path for path in Path(__file__).parent.glob("*-bundles") if path.is_dir())
+BUNDLES = [path for folder in FOLDERS for path in sorted(folder.glob("*.aot"))]
+X = np.array([1, 2, 3], np.float32)
+
+
+def index_of(path: Path) -> dict[str, object]:
+    with zipfile.ZipFile(path) as file:
+        return dict(json.loads(file.read(INDEX)))
+
+
+@pytest.mark.parametrize("path", BUNDLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_old_bundle_is_read_and_run(path: Path) -> None:
+    assert path.stem == f"format-{index_of(path)['format']}"
+    assert command("verify", path).returncode == 3  # whole, and nobody was asked who made it
+    assert checked("inspect", path).startswith(f"bundle {path.stem} 1: ")
+    with stagec.load(path) as bundle:
+        if "shift" in bundle:
+            np.testing.assert_array_equal(bundle["shift"](X), X + 7)
+        if "keyed" in bundle:
+            result = bundle["keyed"]({1: X[:2], 5: X[1:]})
+            np.testing.assert_array_equal(result[1], X[:2] + 1)
+            np.testing.assert_array_equal(result[5], X[1:] * 2)
+
+
+def test_every_format_that_is_read_is_in_the_corpus() -> None:
+    """Whoever makes a new format writes its bundle into a new folder, and may drop a format only after the next one."""
+    assert sorted({index_of(path)["format"] for path in BUNDLES}) == list(archive._FORMATS)  # type: ignore[type-var]
+
+
+def test_a_format_of_the_future_names_who_wrote_it(tmp_path: Path) -> None:
+    def newer(members: dict[str, bytes]) -> None:
+        index = json.loads(members[INDEX])
+        members[INDEX] = archive.encode_index({**index, "format": 99, "versions": {"stagec": "7.8.9"}})
+
+    path = edited(BUNDLES[0], tmp_path / "x.aot", newer)
+    with pytest.raises(stagec.LoadError) as refusal:
+        stagec.load(path)
+    assert refusal.value.code == "format"
+    assert str(refusal.value) == (
+        f"{path}: its format is 99, this version of stagec reads 3 to 5; stagec 7.8.9 wrote it, and this is {VERSION}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "what"),
+    [
+        (
+            "1000.0.0",
+            f"versions.stagec: stagec 1000.0.0 wrote it, and this is {VERSION}, which reads what 0 and older wrote",
+        ),
+        ("0.999.0", ""),
+        ("new", "versions.stagec: a version such as 1.2.3 is wanted, not 'new'"),
+    ],
+)
+def test_the_version_that_wrote_a_bundle_is_looked_at(tmp_path: Path, version: str, what: str) -> None:
+    """Another major version may mean other things by the same format: docs/releases.md promises no more."""
+
+    def written_by(members: dict[str, bytes]) -> None:
+        index = json.loads(members[INDEX])
+        members[INDEX] = archive.encode_index({**index, "versions": {"stagec": version}})
+
+    path = edited(BUNDLES[0], tmp_path / "x.aot", written_by)
+    if not what:
+        stagec.load(path).close()
+        return
+    with pytest.raises(stagec.LoadError) as refusal:
+        stagec.load(path)
+    assert refusal.value.code == "format"
+    assert what in str(refusal.value)

@@ -1,0 +1,289 @@
+"""A release from Bazel: weights beside the bundle, its image in a registry, and a second builder.
+
+One small workspace, which needs no JAX to trace, serves all tests.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import stagec
+from stagec.bundle.archive import Archive
+from stagec.core.version import VERSION
+from tests.building import ROOT, checked
+from tests.building import stagec as command
+from tests.nested import NestedBazel, actions, environment, telling, workspace_files
+from tests.registries import Registry, needs_registry
+from tests.signed import write_keys
+from tests.users import User
+
+MANIFEST = """
+[manifest]
+name = "models"
+version = "1.0.0"
+
+[functions.scale]
+entry = "models.scale:scale"
+frontend = "arrays"
+args = ["f32[4]", "f32[4]"]
+bind = { x = { file = "parts/w.safetensors", external = true } }
+targets = ["cpu-avx2"]
+"""
+SCALE = "import stagec.numpy\n\n\ndef scale(x, y):\n    return x * y\n"
+BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
+
+aot_manifest(name = "models", deps = ["scale.py"])
+"""
+W = np.arange(4, dtype=np.float32)
+MINE = {name: value for name, value in os.environ.items() if name in ("HOME", "JAVA_HOME", "PATH", "USER")}
+"""What Bazel needs of the tests' variables."""
+STAGES = ("StagecExport", "StagecCompile", "StagecBundle", "StagecDescribeWeights", "StagecProvenance", "StagecImage")
+
+
+class Workspace(NestedBazel):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder / "user")
+        self.models, self.events = self.root / "models", folder / "events.json"
+        (self.models / "parts").mkdir(parents=True)
+        save_file({"x": W}, self.models / "parts" / "w.safetensors")
+        packages = environment(folder / "packages", User(None, sys.executable))
+        overrides = "".join(f"build {option}\n" for option in self.with_packages(packages))
+        for path, text in {
+            **{self.root / file: text for file, text in workspace_files("user").items()},
+            self.root / ".bazelrc": f"build --nosandbox_debug\n{overrides}",
+            self.models / "BUILD": BUILD,
+            self.models / "scale.py": SCALE,
+            self.models / "models.toml": MANIFEST,
+        }.items():
+            path.write_text(text)
+
+    def build(self, *targets: str) -> list[str]:
+        """Build; return the mnemonics of the actions that ran."""
+        done = self.run("build", *targets, *telling(self.events))
+        assert done.returncode == 0, done.stderr
+        return [kind for kind, _ in actions(self.events, STAGES)]
+
+    def output(self, name: str) -> Path:
+        return self.root / "bazel-bin" / "models" / name
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path_factory.mktemp("releases"))
+    try:
+        workspace.build("//models", "//models:models.provenance")
+        yield workspace
+    finally:
+        workspace.run("shutdown")
+
+
+def test_weights_lie_beside_the_bundle_and_are_not_read_again(workspace: Workspace) -> None:
+    with stagec.load(workspace.output("models.aot")) as bundle:
+        np.testing.assert_array_equal(bundle["scale"](np.full(4, 2, np.float32)), 2 * W)
+    statement = json.loads(workspace.output("models.intoto.json").read_text())
+    digest = hashlib.sha256((workspace.models / "parts" / "w.safetensors").read_bytes()).hexdigest()
+    resolved = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert {"name": "models/parts/w.safetensors", "digest": {"sha256": digest}} in resolved
+    # An edit of the code.
+    (workspace.models / "scale.py").write_text(SCALE.replace("x * y", "x * y + 1"))
+    ran = workspace.build("//models", "//models:models.provenance")
+    assert ran == ["StagecBundle", "StagecCompile", "StagecExport", "StagecProvenance"]
+    (workspace.models / "scale.py").write_text(SCALE)
+    # Other weights: the code is not compiled again.
+    save_file({"x": W + 1}, workspace.models / "parts" / "w.safetensors")
+    ran = workspace.build("//models")
+    save_file({"x": W}, workspace.models / "parts" / "w.safetensors")
+    assert {"StagecBundle", "StagecDescribeWeights"} <= {*ran}
+    workspace.build("//models", "//models:models.provenance")
+
+
+@needs_registry
+def test_the_image_is_pushed_by_bazel_run(workspace: Workspace, tmp_path: Path) -> None:
+    assert workspace.build("//models:models.image") == ["StagecImage"]
+    layout = workspace.output("models.image")
+    (tmp_path / "registry").mkdir()
+    registry = Registry(tmp_path / "registry")
+    try:
+        image = f"{registry.host}/models:1.0.0"
+        done = workspace.run("run", "//models:models.push", "--", image, "--plain-http")
+        assert done.returncode == 0, done.stderr
+        # The same image as in the layout, which skopeo reads.
+        raw = subprocess.run(["skopeo", "inspect", "--raw", f"oci:{layout}:image"], check=True, capture_output=True)
+        assert registry.get("models/manifests/1.0.0") == raw.stdout
+        checked("pull", image, tmp_path / "pulled", "--plain-http")
+        for name in ("models.aot", "parts/w.safetensors", "models.intoto.json", "models.sbom.json"):
+            assert (tmp_path / "pulled" / name).read_bytes() == workspace.output(name).read_bytes()
+        with stagec.load(tmp_path / "pulled" / "models.aot") as bundle:
+            np.testing.assert_array_equal(bundle["scale"](W), W * W)
+    finally:
+        registry.close()
+
+
+def test_a_second_builder(workspace: Workspace, tmp_path: Path) -> None:
+    """Two keys for one bundle: of who built it, and of who built it again in another checkout."""
+    release, checkout = tmp_path / "release", tmp_path / "second" / "user"
+    release.mkdir()
+    for name in ("models.aot", "models.intoto.json"):
+        shutil.copy(workspace.output(name), release)
+    (release / "parts").mkdir()
+    shutil.copy(workspace.output("parts/w.safetensors"), release / "parts")
+    ignored = shutil.ignore_patterns("bazel-*")
+    shutil.copytree(workspace.root, checkout, ignore=ignored)
+    (tmp_path / "second" / "stagec").symlink_to(workspace.root.parent / "stagec")
+    bazel = str(workspace.root.parent / "stagec" / "bazelw")
+    words = ("rebuild", release / "models.aot", "--statement", release / "models.intoto.json", "--bazel", bazel)
+    own = tmp_path / "models.rebuilt.intoto.json"
+
+    done = command(*words, "--root", checkout, "--output", own, env=MINE)
+    assert done.returncode == 0, done.stderr
+    count = len(Archive(release / "models.aot").index["members"])
+    assert done.stdout.splitlines() == [
+        f"{release}/models.aot: built again, and the same: {count} members, byte for byte",
+        "made from the same",
+        f"wrote {own}: sign it with your key",
+    ]
+    (a, a_public), (b, b_public) = write_keys(tmp_path, "a"), write_keys(tmp_path, "b")
+    checked("sign", release / "models.aot", "--statement", release / "models.intoto.json", "--key", a)
+    second = release / "models.aot.2.dsse.json"
+    checked("sign", release / "models.aot", "--statement", own, "--key", b, "--output", second)
+    both = ("--key", a_public, "--key", b_public, "--threshold", "2")
+    assert "2 of 2 keys signed, 2 must" in checked("verify", release / "models.aot", *both)
+
+    # A checkout with another source is told before anything is built.
+    (checkout / "models" / "scale.py").write_text(SCALE + "# edited\n")
+    done = command(*words, "--root", checkout)
+    statement = release / "models.intoto.json"
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{checkout}: this is not the checkout that {statement} is about: models/scale.py differs\n"
+        "  check out the sources of that release, without changes\n",
+    )
+    # A statement about another bundle.
+    other, digest = tmp_path / "other.intoto.json", hashlib.sha256((release / "models.aot").read_bytes()).hexdigest()
+    other.write_text(statement.read_text().replace(digest, "0" * 64))
+    done = command(*words[:3], other, "--root", checkout)
+    assert done.returncode == 2
+    assert "other.intoto.json: another bundle was signed: models.aot differs" in done.stderr
+
+
+def test_a_rebuild_that_gives_another_bundle(workspace: Workspace, tmp_path: Path) -> None:
+    """What is released is not what these sources give: the members that differ are named, and nothing is signed."""
+    release = tmp_path / "release"
+    release.mkdir()
+    (workspace.models / "scale.py").write_text(SCALE.replace("x * y", "x * y + 1"))
+    workspace.build("//models", "//models:models.provenance")
+    for name in ("models.aot", "models.intoto.json"):
+        shutil.copy(workspace.output(name), release)
+    (workspace.models / "scale.py").write_text(SCALE)
+    # Somebody who wants to pass the edit off as the release says that the sources were the usual ones.
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (SCALE.replace("x * y", "x * y + 1"), SCALE)]
+    statement = release / "models.intoto.json"
+    statement.write_text(statement.read_text().replace(*digests))
+    bazel = str(workspace.root.parent / "stagec" / "bazelw")
+    words = ("rebuild", release / "models.aot", "--statement", statement, "--bazel", bazel, "--root", workspace.root)
+    done = command(*words, "--output", tmp_path / "own.json", env=MINE)
+    assert done.returncode == 1, done.stderr
+    assert f"{release}/models.aot: built again, and another\n" in done.stdout
+    assert "  ~ scale.exported\n" in done.stdout
+    assert not (tmp_path / "own.json").exists()
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    done = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def script(checkout: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry.endswith("site-packages"))
+    command = [sys.executable, str(checkout / "tools" / "release.py"), *map(str, words)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Made end to end by the script, and built with by a workspace that names the archive and its hash."""
+    folder = tmp_path_factory.mktemp("release")
+    checkout = folder / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__", "bazel-*", "*.egg-info", "build")
+    for name in (".bcr", "compiler", "rules"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    (checkout / "tools").mkdir()
+    for name in (
+        "BUILD",
+        "CHANGELOG.md",
+        "LICENSE",
+        "MODULE.bazel",
+        "README.md",
+        "WORKSPACE",
+        "bazelw",
+        "tools/release.py",
+    ):
+        shutil.copy(ROOT / name, checkout / name)
+    git(checkout, "init", "--quiet")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "--quiet", "-m", "Before")
+
+    # What is wrong is said before anything is written.
+    done = script(checkout, "build", "--output", folder / "out")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"CHANGELOG.md: its first section is not {VERSION} with a date: run prepare {VERSION}\n",
+    )
+    done = script(checkout, "prepare", "next")
+    assert (done.returncode, done.stderr) == (1, "next is no semantic version: write for example 0.2.0\n")
+    done = script(checkout, "prepare", "0.0.1")
+    assert (done.returncode, done.stderr) == (1, f"0.0.1 does not come after {VERSION}\n")
+
+    done = script(checkout, "prepare", "0.99.7", "--date", "2026-12-01")
+    assert done.returncode == 0, done.stderr
+    assert 'compiler/stagec/core/version.py: VERSION = "0.99.7"\n' in done.stdout
+    done = script(checkout, "build", "--output", folder / "out")
+    assert "not committed" in done.stderr
+    assert not (folder / "out").exists()
+    git(checkout, "commit", "--quiet", "-a", "-m", "Release")
+    for name in ("out", "again"):
+        done = script(checkout, "build", "--output", folder / name, "--repository", "some/stagec")
+        assert done.returncode == 0, done.stderr
+    files = sorted(str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file())
+    assert files == [
+        "SHA256SUMS",
+        "WORKSPACE.txt",
+        "bcr/modules/stagec/0.99.7/MODULE.bazel",
+        "bcr/modules/stagec/0.99.7/presubmit.yml",
+        "bcr/modules/stagec/0.99.7/source.json",
+        "bcr/modules/stagec/metadata.json",
+        "notes.md",
+        "stagec-0.99.7-py3-none-any.whl",
+        "stagec-0.99.7.tar.gz",
+    ]
+    for name in files:
+        assert (folder / "out" / name).read_bytes() == (folder / "again" / name).read_bytes(), name
+    assert (folder / "out" / "notes.md").read_text().startswith("## 0.99.7 (2026-12-01)\n")
+    archive = folder / "out" / "stagec-0.99.7.tar.gz"
+    digest = hashlib.sha256(archive.read_bytes())
+    source = json.loads((folder / "out" / "bcr/modules/stagec/0.99.7/source.json").read_text())
+    assert source["integrity"] == f"sha256-{base64.b64encode(digest.digest()).decode()}"
+    assert 'version = "0.99.7"' in (folder / "out" / "bcr/modules/stagec/0.99.7/MODULE.bazel").read_text()
+
+    # A user's workspace, in which the archive is the whole of stagec.
+    user = Workspace(folder)
+    text = (folder / "out" / "WORKSPACE.txt").read_text().replace(source["url"], archive.as_uri())
+    local = re.compile(r"local_repository\(.*?\)\n", re.DOTALL)
+    (user.root / "WORKSPACE").write_text(local.sub(lambda _: text, (user.root / "WORKSPACE").read_text(), count=1))
+    try:
+        user.build("//models")
+        assert Archive(user.output("models.aot")).index["versions"] == {"stagec": "0.99.7"}
+    finally:
+        user.run("shutdown")

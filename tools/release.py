@@ -1,0 +1,184 @@
+"""Make a release of stagec: `prepare VERSION` edits what names the version, `build --output FOLDER` writes the rest.
+
+    python3 tools/release.py prepare 0.2.0          then look at it, and commit
+    python3 tools/release.py build --output /tmp/release --repository OWNER/stagec
+
+FOLDER gets the wheel, the source archive, SHA256SUMS, what to write into a WORKSPACE, the changelog of the version, and
+the entry for the Bazel Central Registry, made of the templates in .bcr. Nothing is uploaded. `build` takes the commit
+that is checked out, and gives the same bytes each time. It needs git, and the packages build, setuptools and wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import datetime
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_SEMANTIC = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-[0-9A-Za-z.-]+)?")
+"""https://semver.org, without metadata of builds."""
+_VERSION = Path("compiler/stagec/core/version.py")
+_CHANGELOG = Path("CHANGELOG.md")
+_SECTION = re.compile(r"^## (\S+) \((.+)\)$", re.MULTILINE)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command line; None: the process's. Raises SystemExit with a message for a mistake."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the script's)")
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("prepare", help="edit the files that name the version")
+    one.add_argument("version")
+    one.add_argument("--date", default=datetime.date.today().isoformat(), help="of the release (default: today)")
+    one.set_defaults(run=lambda given: prepare(given.root, given.version, given.date))
+    two = commands.add_parser("build", help="write a release into a folder")
+    two.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    two.add_argument("--repository", default="OWNER/stagec", help="the repository on GitHub (default: OWNER/stagec)")
+    two.set_defaults(run=lambda given: build(given.root, given.output, given.repository))
+    given = parser.parse_args(arguments)
+    given.run(given)
+
+
+def current(root: Path) -> str:
+    """Return the version that the sources have."""
+    found = re.search(r'^VERSION = "(.+)"$', (root / _VERSION).read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def prepare(root: Path, version: str, date: str) -> None:
+    """Write the version into every file that names it, and the date into the changelog."""
+    old = current(root)
+    _check(version)
+    if version != old and _order(version) <= _order(old):
+        raise SystemExit(f"{version} does not come after {old}")
+    changelog = (root / _CHANGELOG).read_text()
+    first = _SECTION.search(changelog)
+    if not first or first[2] != "unreleased":
+        raise SystemExit(
+            f"{_CHANGELOG}: its first section is not unreleased: write what is new, below ## {version} (unreleased)"
+        )
+    (root / _CHANGELOG).write_text(changelog.replace(first[0], f"## {version} ({date})", 1))
+    for path, line in _named(root, old):
+        text = (root / path).read_text()
+        (root / path).write_text(text.replace(line, line.replace(old, version)))
+        print(f"{path}: {line.replace(old, version)}")
+
+
+def build(root: Path, output: Path, repository: str) -> None:
+    """Write a release of the commit that is checked out."""
+    version = current(root)
+    _check(version)
+    if _git(root, "status", "--porcelain").strip():
+        raise SystemExit("there are changes that are not committed: a release is of a commit")
+    sections = list(_SECTION.finditer(changelog := (root / _CHANGELOG).read_text()))
+    if not sections or sections[0][1] != version or sections[0][2] == "unreleased":
+        raise SystemExit(f"{_CHANGELOG}: its first section is not {version} with a date: run prepare {version}")
+    output.mkdir(parents=True, exist_ok=True)
+    if any(output.iterdir()):
+        raise SystemExit(f"{output}: there are files in it: name a new folder")
+    name = f"stagec-{version}"
+    tar = subprocess.run(
+        ["git", "archive", "--format=tar", f"--prefix={name}/", "HEAD"], cwd=root, check=True, capture_output=True
+    ).stdout
+    (output / f"{name}.tar.gz").write_bytes(gzip.compress(tar, mtime=0))
+    seconds = _git(root, "log", "-1", "--format=%ct").strip()
+    with tempfile.TemporaryDirectory() as scratch:
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            archive.extractall(scratch, filter="data")
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output.resolve())]
+        source = Path(scratch, name, "compiler")
+        env = {**os.environ, "SOURCE_DATE_EPOCH": seconds}
+        done = subprocess.run(command, check=False, cwd=source, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"the wheel was not built:\n{done.stdout}{done.stderr}")
+        module = Path(scratch, name, "MODULE.bazel").read_text()
+    end = sections[1].start() if len(sections) > 1 else len(changelog)
+    (output / "notes.md").write_text(changelog[sections[0].start() : end].strip() + "\n")
+    _write_bazel(root, output, name, repository, version, module)
+    files = sorted(path for path in output.rglob("*") if path.is_file())
+    sums = "".join(f"{_sha256(path).hex()}  {path.relative_to(output)}\n" for path in files)
+    (output / "SHA256SUMS").write_text(sums)
+    print(sums, end="")
+
+
+def _write_bazel(root: Path, output: Path, name: str, repository: str, version: str, module: str) -> None:
+    """Write what users of WORKSPACE copy, and the entry for the Bazel Central Registry."""
+    owner, _, repo = repository.partition("/")
+    words = {"{OWNER}": owner, "{REPO}": repo, "{VERSION}": version, "{TAG}": f"v{version}"}
+
+    def template(file: str) -> dict[str, object]:
+        text = (root / ".bcr" / f"{file}.template.json").read_text()
+        for word, value in words.items():
+            text = text.replace(word, value)
+        return dict(json.loads(text))
+
+    digest = _sha256(output / f"{name}.tar.gz")
+    source = template("source") | {"integrity": f"sha256-{base64.b64encode(digest).decode()}"}
+    lines = [
+        'load("@bazel_tools//tools/build_defs/repo:http.bzl", "http_archive")',
+        "",
+        "http_archive(",
+        '    name = "stagec",',
+        f'    sha256 = "{digest.hex()}",',
+        f'    strip_prefix = "{name}",',
+        f'    url = "{source["url"]}",',
+        ")",
+    ]
+    (output / "WORKSPACE.txt").write_text("\n".join(lines) + "\n")
+    entry = output / "bcr" / "modules" / "stagec"
+    (entry / version).mkdir(parents=True)
+    (entry / version / "MODULE.bazel").write_text(module)
+    (entry / version / "source.json").write_text(json.dumps(source, indent=4) + "\n")
+    (entry / version / "presubmit.yml").write_text((root / ".bcr" / "presubmit.yml").read_text())
+    (entry / "metadata.json").write_text(json.dumps(template("metadata") | {"versions": [version]}, indent=4) + "\n")
+
+
+def _named(root: Path, version: str) -> list[tuple[str, str]]:
+    """Return the path of each file that names the version of stagec, and what of it does."""
+    lines = (
+        f'VERSION = "{version}"',
+        f'bazel_dep(name = "stagec", version = "{version}")',
+        f'module(\n    name = "stagec",\n    version = "{version}",\n)',
+        f"This is version {version}.",
+    )
+    found = []
+    for path in _git(root, "ls-files", "-z").split("\0"):
+        if path.endswith((".py", ".bazel", ".md")) and not (root / path).is_symlink():
+            text = (root / path).read_text()
+            found += [(path, line) for line in lines if line in text]
+    return found
+
+
+def _check(version: str) -> None:
+    if not _SEMANTIC.fullmatch(version):
+        raise SystemExit(f"{version} is no semantic version: write for example 0.2.0")
+
+
+def _order(version: str) -> tuple[list[int], bool, str]:
+    """Return what versions are ordered by: a pre-release comes before its release."""
+    numbers, _, before = version.partition("-")
+    return [int(number) for number in numbers.split(".")], not before, before
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def _sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+if __name__ == "__main__":
+    main()
