@@ -44,11 +44,18 @@ def _aot_executable_impl(ctx):
     executable = ctx.actions.declare_file(name + ".xla")
     description = ctx.actions.declare_file(name + ".json")
     module = ctx.actions.declare_file(name + ".stablehlo.mlirbc")
+    inventory = ctx.actions.declare_file(name + ".inventory.json")
     stablehlo = ctx.actions.declare_file(name + ".stablehlo.mlir")
     hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
     hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
     profile = ctx.actions.declare_file(name + ".profile.json")
-    compiled = {"--output": executable, "--description": description, "--module": module, "--profile": profile}
+    compiled = {
+        "--output": executable,
+        "--description": description,
+        "--module": module,
+        "--inventory": inventory,
+        "--profile": profile,
+    }
     ctx.actions.write(spec, ctx.attr.spec)
 
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
@@ -81,6 +88,7 @@ def _aot_executable_impl(ctx):
         OutputGroupInfo(
             hlo_after = depset([hlo_after]),
             hlo_before = depset([hlo_before]),
+            inventory = depset([inventory]),
             profile = depset([profile]),
             stablehlo = depset([stablehlo]),
         ),
@@ -90,6 +98,7 @@ def _aot_executable_impl(ctx):
             executable = executable,
             description = description,
             module = module,
+            inventory = inventory,
             profile = profile,
             platform = platform,
             plugin = plugin,
@@ -104,7 +113,8 @@ aot_executable = rule(
           "`aot_manifest` declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or " +
           "StagecCompileTpu. Output groups: `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and " +
           "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
-          "and after XLA optimized it; `profile` is `<name>.profile.json`, the seconds that each phase took.",
+          "and after XLA optimized it; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
+          "`profile` is `<name>.profile.json`, the seconds that each phase took.",
     attrs = {
         "spec": attr.string(doc = "The executable's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),

@@ -1,6 +1,7 @@
 """A manifest's plan as a repository, and the macro that declares the planned targets."""
 
 load("//rules/private:autotuning.bzl", "aot_autotuning")
+load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
@@ -112,6 +113,7 @@ def _stagec_manifest_impl(repository_ctx):
         "path": path,
         "bundle": (plan["bundle"]["name"], plan["bundle"]["version"]),
         "reproducible": plan["manifest"]["reproducible"],
+        "tolerances": plan["tolerances"],
         "exports": [
             (export["name"], export["spec"]["name"], json.encode(export["spec"]))
             for export in plan["exports"]
@@ -154,12 +156,34 @@ def _bound_files(spec):
     """The files that a function's arguments are bound to, relative to the manifest's folder."""
     return [weights["file"] for weights in json.decode(spec)["bind"].values()]
 
+def _declare_baseline(plan, name, common):
+    """The program that writes the manifest's baseline, and the test against it where there is one or it is expected."""
+    folder = plan["path"].rpartition("/")[0]
+    package = native.package_name()
+
+    # Beside the manifest, or beside the BUILD file where the manifest is another package's.
+    inside = folder == package or not package or folder.startswith(package + "/")
+    path = (folder[len(package):].lstrip("/") + "/" if inside and folder != package else "") + name + ".baseline.json"
+    path = path.lstrip("/")
+    update = name + ".update_baseline"
+    aot_baseline_update(name = update, bundle = ":" + name, file = path, **common)
+    found = native.glob([path], allow_empty = True)
+    if found or plan["tolerances"]:
+        aot_baseline_test(
+            name = name + ".baseline_test",
+            bundle = ":" + name,
+            baseline = found[0] if found else None,
+            file = path,
+            tolerances = json.encode(plan["tolerances"]),
+            **common
+        )
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
-      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), exports
-        [(name, function, spec)] and executables [(name, name of the export, spec)].
+      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), tolerances
+        (of functions, beyond the baseline), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
@@ -207,6 +231,7 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     )
     if golden:
         aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
+    _declare_baseline(plan, name, common)
     aot_explanation(
         name = name + ".explain",
         bundle = name,

@@ -18,6 +18,7 @@ from stagec.core.errors import StagecError, missing_package, printable
 
 COMMANDS = (
     "autotune",
+    "baseline",
     "bundle",
     "compile",
     "describe-device",

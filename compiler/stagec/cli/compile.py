@@ -20,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="where to write the executable")
     parser.add_argument("--description", help="where to write its description, a JSON file")
     parser.add_argument("--module", help="where to write the module for this target and bucket, a portable artifact")
+    parser.add_argument("--inventory", help="where to write its arrays, operations, exchanges and limits, a JSON file")
     parser.add_argument("--stablehlo", help="where to write it as StableHLO text")
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
@@ -65,11 +66,12 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
 
 def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
+        from stagec.stages import inventory
         from stagec.stages.building import compile_exported
         from stagec.stages.limits import advice
 
     started = time.monotonic()
-    compiled = compile_exported(serialized, spec, lowered_for)
+    compiled = compile_exported(serialized, spec, lowered_for, bool(options.inventory))
     late = advice(spec, time.monotonic() - started)
     if late:
         print(dataclasses.replace(late, label=options.label), file=sys.stderr)
@@ -77,6 +79,8 @@ def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, seriali
         write_whole(options.output, compiled.executable)
     if options.description:
         write_whole(options.description, compiled.description.to_json().encode())
+    if options.inventory and compiled.inventory is not None:
+        write_whole(options.inventory, inventory.to_json(compiled.inventory).encode())
     if options.module and compiled.stablehlo is not None:
         write_whole(options.module, compiled.stablehlo)
     if options.json:

@@ -41,6 +41,7 @@ from stagec.manifest.values import (
     read_shardings,
     read_sizes,
     read_static,
+    read_tolerance,
     read_tree,
     read_weights,
 )
@@ -257,6 +258,43 @@ class Limits(Table):
             examples=[True],
         ),
     ] = False
+
+
+Tolerance: TypeAlias = Annotated[int | str | None, PlainValidator(read_tolerance), WithJsonSchema(AMOUNT_SCHEMA)]
+
+
+class Baseline(Table):
+    """By how much the executables of a function may outgrow the baseline before `<manifest>.baseline_test` fails."""
+
+    peak_memory: Annotated[
+        Tolerance,
+        Field(
+            description="Memory of one device while the function runs: a share such as 2%, or an amount. Default: 1%.",
+            examples=["2%", "64KiB"],
+        ),
+    ] = None
+    flops: Annotated[
+        Tolerance, Field(description="Operations of one device in a call. Default: 0%.", examples=["0.5%"])
+    ] = None
+    bytes_accessed: Annotated[
+        Tolerance,
+        Field(description="Bytes that one device reads and writes in a call. Default: 1%.", examples=["5%"]),
+    ] = None
+    executable_size: Annotated[
+        Tolerance, Field(description="Size of the executable's file. Default: 5%.", examples=["10%"])
+    ] = None
+    collectives: Annotated[
+        Tolerance,
+        Field(description="How often devices exchange arrays in a call, for each kind. Default: 0.", examples=[1]),
+    ] = None
+    operations: Annotated[
+        Tolerance,
+        Field(
+            description="How many instructions of each kind run in a call. Default: the test shows them, and never "
+            "fails because of them.",
+            examples=["10%"],
+        ),
+    ] = None
 
 
 class Padding(Table):
@@ -521,6 +559,14 @@ class Function(Table):
             examples=[{"cpu": {"peak_memory": "2GiB"}}],
         ),
     ] = {}
+    baseline: Annotated[
+        Baseline | None,
+        Field(
+            description="By how much the executables may grow beyond the manifest's baseline. Tolerances do not change "
+            "the bytes of an artifact.",
+            examples=[{"peak_memory": "2%"}],
+        ),
+    ] = None
     golden: Annotated[
         Golden | None,
         Field(

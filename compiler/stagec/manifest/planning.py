@@ -22,7 +22,7 @@ MOST_EXECUTABLES = 10_000
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
-_MACRO_TARGETS = ("autotune", "explain", "golden_test", "reproducibility_test")
+_MACRO_TARGETS = ("autotune", "baseline_test", "explain", "golden_test", "reproducibility_test", "update_baseline")
 """What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 _Location: TypeAlias = tuple[str | int, ...]
@@ -63,6 +63,8 @@ class Plan:
     """Sorted by name."""
     executables: tuple[Executable, ...]
     """Sorted by name."""
+    tolerances: Mapping[str, Mapping[str, int | str]]
+    """Of functions that say how much more than their baseline they may take: function -> metric -> tolerance."""
 
     def to_json(self) -> str:
         """Canonical JSON, one line: equal plans have equal text."""
@@ -72,6 +74,7 @@ class Plan:
             "exports": [asdict(export) for export in self.exports],
             "executables": [asdict(executable) for executable in self.executables],
             "bundle": {"name": self.name, "version": self.version},
+            "tolerances": self.tolerances,
         }
         return to_json(document) + "\n"
 
@@ -102,6 +105,7 @@ def plan(manifest: Manifest) -> Plan:
         manifest.header.reproducible,
         tuple(sorted(exports, key=lambda export: export.name)),
         tuple(sorted(executables, key=lambda executable: executable.name)),
+        {name: one.baseline.model_dump(exclude_none=True) for name, one in manifest.functions.items() if one.baseline},
     )
 
 
