@@ -24,6 +24,7 @@ _READERS = [
     "extract",
     "inspect",
     "locate",
+    "report",
     "reproduce",
     "run",
     "strip",

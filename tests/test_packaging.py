@@ -137,6 +137,7 @@ SERVE = {
     "inspect BUNDLE": "bundle zoo 0: ",
     "inspect FOLDER/zoo.mlp.cpu.batch1.json": "executable of mlp",
     "inspect FOLDER/zoo.mlp.exported": "exported artifact of mlp: ",
+    "report BUNDLE --output report.html": "",
     "run BUNDLE --golden": "from_file",
     "run BUNDLE loop --random": "result",
     "strip BUNDLE --output stripped.aot": "",
@@ -179,6 +180,6 @@ def test_other_commands_name_the_extra_that_they_need(python: Path, zoo: Path, t
 
 
 def test_each_command_is_above_or_is_for_builds() -> None:
-    builds = {"autotune", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile", "provenance"}
+    builds = {"autotune", "baseline", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
-    assert listed | builds | {"reproduce", "sign"} == {*COMMANDS}
+    assert listed | builds | {"provenance", "reproduce", "sign"} == {*COMMANDS}

@@ -42,7 +42,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "worker": _package("Bazel's persistent worker: its messages, the fork of each action, what a fork may see", "core"),
     "reports": _package(
-        "what people ask of artifacts: inspect, stub, diff, explain, profile, reproduce, autotune",
+        "what people ask of artifacts: inspect, stub, diff, explain, profile, report, baseline, reproduce, autotune",
         "backends backends.cuda bundle core hardware manifest pjrt stages",
         "jaxlib",
     ),

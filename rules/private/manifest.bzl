@@ -10,6 +10,7 @@ load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
+load("//rules/private:report.bzl", "aot_report")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
 
@@ -257,6 +258,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         manifest_path = plan["path"],
         **common
     )
+
+    # Nobody reads it after each build of //...
+    aot_report(name = name + ".report", provenance = ":" + name + ".provenance", bundle = ":" + name, **_tagged(common, "manual"))
 
     # Without a tag //... would fetch what signs.
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))

@@ -34,6 +34,7 @@ COMMANDS = (
     "plan",
     "profile",
     "provenance",
+    "report",
     "reproduce",
     "run",
     "schema",

@@ -22,7 +22,17 @@ MOST_EXECUTABLES = 10_000
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
-_MACRO_TARGETS = ("autotune", "baseline_test", "explain", "golden_test", "reproducibility_test", "update_baseline")
+_MACRO_TARGETS = (
+    "autotune",
+    "baseline_test",
+    "explain",
+    "golden_test",
+    "provenance",
+    "report",
+    "reproducibility_test",
+    "sign",
+    "update_baseline",
+)
 """What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 _Location: TypeAlias = tuple[str | int, ...]
