@@ -49,6 +49,7 @@ def _aot_executable_impl(ctx):
     hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
     hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
     profile = ctx.actions.declare_file(name + ".profile.json")
+    timeline = ctx.actions.declare_file(name + ".timeline.json")
     compiled = {
         "--output": executable,
         "--description": description,
@@ -63,7 +64,7 @@ def _aot_executable_impl(ctx):
     for mnemonic, progress, outputs, packages in [
         (MNEMONICS[platform], "Compiling", compiled, plugin),
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
-        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after}, plugin),
+        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after, "--timeline": timeline}, plugin),
     ]:
         arguments = ctx.actions.args()
         arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
@@ -91,6 +92,7 @@ def _aot_executable_impl(ctx):
             inventory = depset([inventory]),
             profile = depset([profile]),
             stablehlo = depset([stablehlo]),
+            timeline = depset([timeline]),
         ),
         AotExecutableInfo(
             name = name,
@@ -114,7 +116,8 @@ aot_executable = rule(
           "StagecCompileTpu. Output groups: `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and " +
           "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
           "and after XLA optimized it; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
-          "`profile` is `<name>.profile.json`, the seconds that each phase took.",
+          "`profile` is `<name>.profile.json`, the seconds that each phase took; `timeline` is `<name>.timeline.json`, an " +
+          "estimate of what a device does when in a call, for Perfetto.",
     attrs = {
         "spec": attr.string(doc = "The executable's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),

@@ -6,11 +6,15 @@ import argparse
 import dataclasses
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from stagec.cli.files import read, read_text, write_whole
-from stagec.core import phases
+from stagec.core import naming, phases
 from stagec.core.errors import StagecError
 from stagec.core.specs import ExecutableSpec, executable_spec
+
+if TYPE_CHECKING:
+    from stagec.stages.compiled import Compiled
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stablehlo", help="where to write it as StableHLO text")
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
+    parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
     parser.add_argument("--label", default="", help="what messages call it: the label of a target of Bazel's")
 
 
@@ -60,8 +65,22 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
         for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
             if path:
                 write_whole(path, lowered.as_text(dialect).encode())
-    if options.hlo_after:
-        write_whole(options.hlo_after, building.optimized_hlo(serialized, spec, lowered_for).encode())
+    if options.hlo_after or options.timeline:
+        compiled = building.optimize(serialized, spec, lowered_for)
+        if options.hlo_after:
+            write_whole(options.hlo_after, compiled.as_text().encode())
+        if options.timeline:
+            write_whole(options.timeline, _timeline(compiled, spec).encode())
+
+
+def _timeline(compiled: Compiled, spec: ExecutableSpec) -> str:
+    from stagec.backends.compilation import backend
+    from stagec.reports import timelines
+
+    name = f"{naming.artifact(spec.function, spec.variant)} for {spec.target.name}"
+    name = ", ".join(filter(None, (name, naming.bucket(spec.bucket))))
+    hardware = backend(spec.target.platform).hardware(spec.target)
+    return timelines.of(name, compiled.as_text(), compiled.description, hardware)
 
 
 def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:

@@ -48,7 +48,7 @@ def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) 
     text: the optimized HLO. devices: on how many it runs. seconds: how long links need for an exchange; None where that
     is not known.
     """
-    counter = _Counter(devices, seconds)
+    counter = Counter(devices, seconds)
     metrics = counter.program(hlo.parse(text))
     kinds: dict[str, dict[str, float | None]] = {}
     for key in sorted(key for key in metrics if len(key) == 2):
@@ -73,7 +73,7 @@ def itemize(program: hlo.Program, devices: int, seconds: Callable[[Exchange], fl
     """Return what the costs of a program consist of. devices, seconds: as for `count`."""
     operations: dict[str, dict[str, float | None]] = {}
     exchanges: dict[tuple[str, str], dict[str, float | None]] = {}
-    for key, value in sorted(_Counter(devices, seconds, itemized=True).program(program).items()):
+    for key, value in sorted(Counter(devices, seconds, itemized=True).program(program).items()):
         if key[0] == _OPERATION:
             operations.setdefault(key[1], {"count": 0, "flops": 0})[key[2]] = value
         elif key[0] == _AMONG:
@@ -82,7 +82,7 @@ def itemize(program: hlo.Program, devices: int, seconds: Callable[[Exchange], fl
     return Items(operations, exchanges)
 
 
-class _Counter:
+class Counter:
     """Counts computations. unknown: what it came across, by its name for a person. itemized: for `itemize`."""
 
     def __init__(self, devices: int, seconds: Callable[[Exchange], float | None], itemized: bool = False) -> None:
@@ -94,6 +94,10 @@ class _Counter:
     def program(self, program: hlo.Program) -> Metrics:
         """Return the metrics of a program."""
         return self.computation(Scope(program, program.entry)) if program.entry else {}
+
+    def of(self, one: Instruction, scope: Scope, chains: set[str]) -> Metrics:
+        """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
+        return {} if one.opcode in _FREE else self._instruction(one, scope, chains, False)
 
     def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
         """Return the metrics of a computation. chains: of exchanges that were counted; None where it is no fusion's."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import naming, reading
+from stagec.core import reading
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import LoadError
 from stagec.stages import inventory
@@ -68,9 +68,3 @@ def read_inventory(path: str) -> dict[str, Any]:
         raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
     except ValueError as error:
         raise StagecError(Problem(path, "", f"not an inventory: {error}", "build the executable again")) from error
-
-
-def about(description: Description) -> str:
-    """Say which executable a description is of, as messages do."""
-    name = f"{description.artifact} for {description.target.name}"
-    return ", ".join(filter(None, (name, naming.bucket(description.bucket))))

@@ -60,13 +60,13 @@ def compile_exported(
     return dataclasses.replace(compiled, description=description, stablehlo=stablehlo, inventory=taken)
 
 
-def optimized_hlo(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> str:
-    """Return what XLA makes of the program of `compile_exported`, as HLO text; also where that is over a limit.
+def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
+    """Return what XLA makes of the program of `compile_exported`; also where that is over a limit.
 
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled.
     """
-    return _compile(*lower(serialized, spec, lowered_for), spec).as_text()
+    return _compile(*lower(serialized, spec, lowered_for), spec)
 
 
 def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Compiled:
