@@ -42,7 +42,8 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "worker": _package("Bazel's persistent worker: its messages, the fork of each action, what a fork may see", "core"),
     "reports": _package(
-        "what people ask of artifacts: inspect, stub, diff, explain, profile, report, baseline, timeline, reproduce, autotune",
+        "what people ask of artifacts: inspect, stub, diff, explain, profile, report, baseline, timeline, reproduce, "
+        "autotune",
         "backends backends.cuda bundle core costs hardware manifest pjrt stages",
         "jaxlib",
     ),

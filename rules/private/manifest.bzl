@@ -179,6 +179,24 @@ def _declare_baseline(plan, name, common):
             **common
         )
 
+def _declare_golden_tests(plan, name, golden, common):
+    """A test for each platform of functions with golden inputs. golden: the names of their exports."""
+    platforms = {platform_of(spec): None for _, export, spec in plan["executables"] if export in golden}
+    for platform in platforms:
+        if platform == "cpu":
+            aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
+        else:
+            # It takes a device, which one process has at a time, and a plugin, which //... would fetch.
+            attributes = _tagged(common, "manual")
+            attributes["tags"] = attributes["tags"] + ["exclusive", "no-sandbox"]
+            aot_golden_test(
+                name = name + ".golden_%s_test" % platform,
+                bundle = ":" + name,
+                platform = platform,
+                plugin = PLUGINS[platform],
+                **attributes
+            )
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
@@ -230,8 +248,7 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         weights = {":" + file: file for _, _, spec in plan["exports"] for file in _bound_files(spec)},
         **common
     )
-    if golden:
-        aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
+    _declare_golden_tests(plan, name, [export for export, _ in golden], common)
     _declare_baseline(plan, name, common)
     aot_explanation(
         name = name + ".explain",

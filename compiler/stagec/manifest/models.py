@@ -337,6 +337,17 @@ class Weights(Table):
     ] = ""
 
 
+class OutputTolerance(Table):
+    """How far one result may be from the golden one."""
+
+    rtol: Annotated[
+        float | None, Field(ge=0, description="Relative tolerance. Default: that of the function.", examples=[1e-2])
+    ] = None
+    atol: Annotated[
+        float | None, Field(ge=0, description="Absolute tolerance. Default: that of the function.", examples=[1e-3])
+    ] = None
+
+
 class Golden(Table):
     """Inputs and outputs that the bundle stores with a function, to check its executables with."""
 
@@ -367,6 +378,13 @@ class Golden(Table):
         float | None,
         Field(ge=0, description="Absolute tolerance. Default: as for rtol.", examples=[1e-6]),
     ] = None
+    outputs: Annotated[
+        dict[str, OutputTolerance],
+        Field(
+            description="Tolerances of single results, by their paths as `stagec run --golden` prints them.",
+            examples=[{"result['logits']": {"rtol": 1e-2}}],
+        ),
+    ] = {}
 
 
 class Function(Table):
@@ -571,7 +589,8 @@ class Function(Table):
         Golden | None,
         Field(
             description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or "
-            "from a file, and what jax.jit makes of them. `<manifest>.golden_test` compares the executables for CPUs.",
+            "from a file, and what jax.jit makes of them. `<manifest>.golden_test` compares the executables for CPUs, "
+            "`<manifest>.golden_cuda_test` and `<manifest>.golden_tpu_test` those for devices.",
             examples=[{"seed": 0, "rtol": 1e-5}],
         ),
     ] = None

@@ -26,7 +26,9 @@ _MACRO_TARGETS = (
     "autotune",
     "baseline_test",
     "explain",
+    "golden_cuda_test",
     "golden_test",
+    "golden_tpu_test",
     "provenance",
     "report",
     "reproducibility_test",
@@ -405,8 +407,8 @@ def _check_golden(manifest: Manifest, function: Function, problem: _Report) -> I
     golden = function.golden
     if golden is None:
         return
-    if not any(manifest.targets[target].platform == "cpu" for target in function.targets):
-        yield problem(("golden",), "there is no executable for a CPU to check", "add a target for a CPU")
+    if not function.targets:
+        yield problem(("golden",), "there is no executable to check", "add a target, such as cpu-avx2")
     if golden.inputs and "seed" in golden.model_fields_set:
         what = f"{golden.inputs} has the inputs, and none are generated"
         yield problem(("golden", "seed"), what, "leave out seed, or inputs")
