@@ -27,6 +27,7 @@ _READERS = [
     "report",
     "reproduce",
     "run",
+    "size",
     "strip",
     "stub",
     "verify",

@@ -137,6 +137,8 @@ SERVE = {
     "inspect BUNDLE": "bundle zoo 0: ",
     "inspect FOLDER/zoo.mlp.cpu.batch1.json": "executable of mlp",
     "inspect FOLDER/zoo.mlp.exported": "exported artifact of mlp: ",
+    "bench BUNDLE loop --starts 1 --rounds 1 --seconds 0.01": "loop for cpu",
+    "size BUNDLE": "zoo: ",
     "report BUNDLE --output report.html": "",
     "run BUNDLE --golden": "from_file",
     "run BUNDLE loop --random": "result",

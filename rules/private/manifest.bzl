@@ -7,6 +7,7 @@ load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "plat
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
+load("//rules/private:measuring.bzl", "aot_latency", "aot_size_test")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
@@ -114,6 +115,7 @@ def _stagec_manifest_impl(repository_ctx):
         "path": path,
         "bundle": (plan["bundle"]["name"], plan["bundle"]["version"]),
         "reproducible": plan["manifest"]["reproducible"],
+        "bundle_size": plan["bundle_size"],
         "tolerances": plan["tolerances"],
         "exports": [
             (export["name"], export["spec"]["name"], json.encode(export["spec"]))
@@ -201,8 +203,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
-      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), tolerances
-        (of functions, beyond the baseline), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
+      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), bundle_size
+        (what it may have at most, or None), tolerances (of functions, beyond the baseline), exports
+        [(name, function, spec)] and executables [(name, name of the export, spec)].
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
@@ -250,6 +253,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     )
     _declare_golden_tests(plan, name, [export for export, _ in golden], common)
     _declare_baseline(plan, name, common)
+    aot_latency(name = name + ".latency", bundle = ":" + name, **common)
+    if plan["bundle_size"] != None:
+        aot_size_test(name = name + ".size_test", bundle = ":" + name, most = str(plan["bundle_size"]), **common)
     aot_explanation(
         name = name + ".explain",
         bundle = name,

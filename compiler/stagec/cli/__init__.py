@@ -19,6 +19,7 @@ from stagec.core.errors import StagecError, missing_package, printable
 COMMANDS = (
     "autotune",
     "baseline",
+    "bench",
     "bundle",
     "compile",
     "describe-device",
@@ -39,6 +40,7 @@ COMMANDS = (
     "run",
     "schema",
     "sign",
+    "size",
     "strip",
     "stub",
     "targets",

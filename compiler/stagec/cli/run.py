@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int | None:
         bundle = load(options.bundle, options.target)
         function = trials.find(bundle, options.function)
         if options.random:
-            description = trials.of_bucket(function, _bucket(options.bucket))
+            description = trials.of_bucket(function, bucket(options.bucket))
             values = trials.random_arguments(description, options.seed, function.weights)
         else:
             values = read_arrays(options.inputs)
@@ -111,8 +111,8 @@ def _compare(options: argparse.Namespace) -> int:
         rows, left = ([dataclasses.asdict(one) for one in found] for found in (checks, skipped))
         print_json({"kind": "golden", "checks": rows, "skipped": left})
     else:
-        for one in (*checks, *skipped):
-            print_text(f"{one.as_text()}\n")
+        lines = [*(one.as_text() for one in checks), *(one.as_text() for one in skipped)]
+        print_text("".join(f"{line}\n" for line in lines))
     return 0 if all(check.ok for check in checks) else 1
 
 
@@ -129,13 +129,14 @@ def _as_junit(checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped])
     for one in skipped:
         case = ElementTree.SubElement(suite, "testcase", name=f"target {one.target}", classname="golden")
         ElementTree.SubElement(case, "skipped", message=one.why)
-    counts = {"tests": suite, "failures": suite.iter("failure"), "skipped": suite.iter("skipped")}
-    for name, found in counts.items():
-        suite.set(name, str(sum(1 for _ in found)))
-    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    for name, kind in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
+        suite.set(name, str(len(list(suite.iter(kind)))))
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text
 
 
-def _bucket(words: list[str]) -> dict[str, int]:
+def bucket(words: list[str]) -> dict[str, int]:
+    """Return the sizes that `--bucket` names. Raises StagecError."""
     sizes = dict(word.partition("=")[::2] for word in words)
     if not all(size.isdecimal() for size in sizes.values()):
         raise StagecError(Problem("", "--bucket", "not the sizes of dimensions", "write for example --bucket batch=8"))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from stagec.bundle.archive import Archive
 from stagec.core import naming
 from stagec.core.avals import parse_aval
-from stagec.core.refusal import LoadError
 from stagec.loader import trials
 from stagec.loader.bundle import Bundle
 from stagec.pjrt.arrays import dtype_of
@@ -99,15 +98,20 @@ def check(archive: Archive, function: str | None = None, platform: str | None = 
         }
         if not asked or platform not in (None, entry["platform"]):
             continue
-        try:
-            bundle = Bundle(archive, target, policy="executable_only")
-        except LoadError as error:
-            if error.code not in _OTHER_MACHINE:
-                raise
-            yield Skipped(target, tuple(asked), str(error).removeprefix(f"{archive.path}: "))
-            continue
+        bundle = Bundle(archive, target, policy="executable_only", selected_only=False)
+        skipped: dict[str, list[str]] = {}
         for name, golden in asked.items():
-            yield from _check(bundle, archive, target, name, golden)
+            selection = bundle.select(name)
+            if selection.chosen:
+                yield from _check(bundle, archive, target, name, golden)
+                continue
+            refused = [one for one in selection.candidates if one.offer.target == target]
+            if not all(one.code in _OTHER_MACHINE for one in refused):
+                raise selection.refusal(archive.path)
+            for reason in dict.fromkeys(one.reason for one in refused):
+                skipped.setdefault(reason, []).append(name)
+        for reason, names in skipped.items():
+            yield Skipped(target, tuple(names), reason)
 
 
 def _check(bundle: Bundle, archive: Archive, target: str, name: str, golden: dict[str, Any]) -> Iterator[Check]:

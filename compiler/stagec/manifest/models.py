@@ -154,6 +154,15 @@ class Header(Table):
             examples=[True],
         ),
     ] = True
+    bundle_size: Annotated[
+        int | None,
+        PlainValidator(read_bytes),
+        WithJsonSchema(AMOUNT_SCHEMA),
+        Field(
+            description="Size that the bundle's file may have. `<manifest>.size_test` fails if it is larger.",
+            examples=["20MB"],
+        ),
+    ] = None
     enable_x64: EnableX64 = None
     matmul_precision: MatmulPrecision = None
     prng_impl: PrngImpl = None

@@ -29,10 +29,12 @@ _MACRO_TARGETS = (
     "golden_cuda_test",
     "golden_test",
     "golden_tpu_test",
+    "latency",
     "provenance",
     "report",
     "reproducibility_test",
     "sign",
+    "size_test",
     "update_baseline",
 )
 """What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
@@ -75,6 +77,8 @@ class Plan:
     """Sorted by name."""
     executables: tuple[Executable, ...]
     """Sorted by name."""
+    bundle_size: int | None
+    """Bytes that the bundle's file may have; None: as many as it likes."""
     tolerances: Mapping[str, Mapping[str, int | str]]
     """Of functions that say how much more than their baseline they may take: function -> metric -> tolerance."""
 
@@ -86,6 +90,7 @@ class Plan:
             "exports": [asdict(export) for export in self.exports],
             "executables": [asdict(executable) for executable in self.executables],
             "bundle": {"name": self.name, "version": self.version},
+            "bundle_size": self.bundle_size,
             "tolerances": self.tolerances,
         }
         return to_json(document) + "\n"
@@ -117,6 +122,7 @@ def plan(manifest: Manifest) -> Plan:
         manifest.header.reproducible,
         tuple(sorted(exports, key=lambda export: export.name)),
         tuple(sorted(executables, key=lambda executable: executable.name)),
+        manifest.header.bundle_size,
         {name: one.baseline.model_dump(exclude_none=True) for name, one in manifest.functions.items() if one.baseline},
     )
 

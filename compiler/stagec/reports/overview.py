@@ -68,16 +68,16 @@ def collect(path: str, sources: Sources) -> dict[str, Any]:
     for one in measurements.executables(path, archive, sources.inventories):
         built = seconds.get(f"{index['name']}.{one.name}")
         functions[one.signature]["executables"][one.name] = _executable(one, built)
-    members = index["members"].values()
+    size = Path(path).stat().st_size
     bundle = {
         "name": index["name"],
         "version": index["version"],
         "file": Path(path).name,
-        "bytes": sum(member["bytes"] for member in members),
-        "members": len(members),
+        "bytes": size,
+        "members": len(index["members"]),
         "sha256": archive.sha256(),
         "targets": {name: _hardware(target) for name, target in index["targets"].items()},
-        "sizes": list(_sizes(archive)),
+        "sizes": list(sizes(archive, size)),
         "times": times,
         "provenance": list(_provenance(path, archive, sources.statement)),
         "signatures": list(_signatures(path, sources)),
@@ -173,9 +173,13 @@ def _hardware(target: Mapping[str, Any]) -> str:
     return f"{target['name']}: {' '.join(words)}" if "name" in target else " ".join(words)
 
 
-def _sizes(archive: Archive) -> Iterator[list[Any]]:
-    """Rows of a kind, whose it is, and bytes: what the file consists of; a member that several share counts once."""
+def sizes(archive: Archive, size: int) -> Iterator[list[Any]]:
+    """Yield rows of a kind, whose it is, and bytes: what the file consists of, the largest first, the rest last.
+
+    size: of the file. A member that several share counts once.
+    """
     members = {name: entry["bytes"] for name, entry in archive.index["members"].items()}
+    aligned = size - sum(members.values())
     rows: list[list[Any]] = []
     for name, function in archive.index["functions"].items():
         of: dict[str, list[str | None]] = {
@@ -190,6 +194,7 @@ def _sizes(archive: Archive) -> Iterator[list[Any]]:
     rows.sort(key=lambda row: -row[2])
     rows, rest = rows[:_SIZES], rows[_SIZES:]
     rows.append(["descriptions and the rest", "", sum(members.values()) + sum(row[2] for row in rest)])
+    rows.append(["the index, and members that begin on pages", "", aligned])
     yield from (row for row in rows if row[2])
 
 
