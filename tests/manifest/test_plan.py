@@ -123,6 +123,8 @@ def test_a_plan(tmp_path: Path) -> None:
         "format": 1,
         "manifest": {"name": "m", "version": "1.2.0", "reproducible": True},
         "bundle": {"name": "m", "version": "1.2.0"},
+        "bundle_size": None,
+        "tolerances": {},
         "exports": [
             {
                 "name": "m.apply",

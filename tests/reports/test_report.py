@@ -13,6 +13,7 @@ from stagec.bundle.archive import INDEX, encode_index, members_table
 from tests import chromium
 from tests.building import build, checked, stagec
 from tests.bundles import edited, edited_index
+from tests.signed import write_keys, write_provenance
 
 MANIFEST = """
 [manifest]
@@ -195,6 +196,38 @@ def test_the_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> No
     first = (tmp_path / "first.html").read_bytes()
     assert first == (tmp_path / "second.html").read_bytes()
     assert not re.search(rb"""(?:src|href)=(?!"(?:#|data:))""", first.partition(b"<script>")[0])
+
+
+def test_where_it_comes_from_and_who_signed(bundle: Path, tmp_path: Path) -> None:
+    page, copy = tmp_path / "m.html", Path(shutil.copy(bundle, tmp_path))
+    statement, _ = write_provenance(copy)
+    private, public = write_keys(tmp_path, "release")
+    _, stranger = write_keys(tmp_path, "stranger")
+    checked("report", copy, "--output", page, "--statement", statement)
+    text = page.read_text()
+    assert "tests/zoo.toml, sha256 " in text
+    assert "none was given. An unsigned bundle is code of whoever gave it to you." in text
+    envelope = Path(f"{copy}.dsse.json")
+    checked("sign", "--statement", statement, "--output", envelope, "--key", private, copy)
+    checked("report", copy, "--output", page)
+    assert "; not checked: no key was given" in page.read_text()
+    checked("report", copy, "--output", page, "--key", public)
+    assert "1 of 1 keys signed, 1 must: " in page.read_text()
+    page.unlink()
+    done = stagec("report", copy, "--output", page, "--key", stranger)
+    assert (done.returncode, page.exists()) == (2, False)
+    assert done.stderr.startswith(f"{copy}: signatures: ")
+    done = stagec("report", bundle, "--output", page, "--statement", edited_statement(statement))
+    assert (done.returncode, page.exists()) == (2, False)
+    assert done.stderr.endswith("\n  give the statement of this bundle\n")
+
+
+def edited_statement(path: Path) -> Path:
+    """A statement about another bundle."""
+    other = path.with_name("other.intoto.json")
+    other.write_text(re.sub(r'(m\.aot",\s*"digest": \{\s*"sha256": ")(..)', r"\g<1>00", path.read_text()))
+    assert other.read_text() != path.read_text()
+    return other
 
 
 def test_files_that_are_damaged_or_of_another_bundle(bundle: Path, tmp_path: Path) -> None:

@@ -225,7 +225,9 @@ def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[
         builder = data["predicate"].get("runDetails", {}).get("builder", {}).get("id", "")
         yield ["Built as", f"{build['buildType']}, by {builder}"]
         for name, value in build["externalParameters"].items():
-            yield [name, value if isinstance(value, str) else json.dumps(value)]
+            file = isinstance(value, dict) and value.keys() == {"name", "digest"}
+            text = f"{value['name']}, sha256 {value['digest']['sha256']}" if file else json.dumps(value)
+            yield [name, value if isinstance(value, str) else text]
         yield ["Sources and packages", f"{len(build.get('resolvedDependencies', ()))}, each with its digest"]
     except OSError as error:
         raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error

@@ -7,7 +7,7 @@ const bundles = JSON.parse(byId("bundles").textContent);
 const TWO = bundles.length > 1;
 const SIDES = TWO ? ["A", "B"] : [""];
 // Okabe and Ito's colours, which colour-blind people tell apart (https://jfly.uni-koeln.de/color/).
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999", "#882255"];
 const KINDS = { argument: 0, result: 1, temporary: 2, code: 3 };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let printing = false;
@@ -33,6 +33,7 @@ const bytes = (value) => (known(value) ? scaled(value, 1024, ["bytes", "KiB", "M
 const count = (value) => (known(value) ? scaled(value, 1000, ["", "K", "M", "G", "T", "P"]) : String(value ?? ""));
 function seconds(value) {
   if (!known(value)) return String(value ?? "");
+  if (value === 0) return "0 s";
   const [factor, unit] = value >= 1 ? [1, "s"] : value >= 1e-3 ? [1e3, "ms"] : value >= 1e-6 ? [1e6, "µs"] : [1e9, "ns"];
   return `${(value * factor).toPrecision(3)} ${unit}`;
 }
@@ -297,7 +298,7 @@ function openTimes(details) {
     const phases = [...new Set(top.flatMap((row) => Object.keys(row[3])))];
     const series = phases.map((phase) => ({ name: phase, values: top.map((row) => row[3][phase] ?? 0) }));
     const rows = bundle.times.map(([name, command, total]) => [name, command, [seconds(total)]]);
-    return figure("Seconds of the build", `The actions that took longest, of ${bundle.times.length}.`, bars(top.map((row) => `${row[0]} ${row[1]}`), series, seconds, true), table("Seconds of the build", ["Artifact", "Action", ["Seconds"]], rows));
+    return figure("Seconds of the build", `The actions that took longest, of ${bundle.times.length}.`, bars(top.map((row) => `${row[0].slice(bundle.name.length + 1)} ${row[1]}`.trim()), series, seconds, true), table("Seconds of the build", ["Artifact", "Action", ["Seconds"]], rows));
   }));
   drawAll(body);
 }
