@@ -78,12 +78,35 @@ def test_copies_wait_for_each_other() -> None:
   %b = f32[1000000000]{0} copy-done(%one)
   ROOT %c = f32[1000000000]{0} copy-done(%two)"""
     )
-    assert [row[:2] for row in told(events)] == [
-        (COPIES, "one"),
-        (COMPUTE, "wait for one"),
-        (COPIES, "two"),
-        (COMPUTE, "wait for two"),
+    # A copy reads four gigabytes and writes them.
+    assert sorted(told(events)) == [
+        (COMPUTE, "wait for one", 0, 8),
+        (COMPUTE, "wait for two", 8, 8),
+        (COPIES, "one", 0, 8),
+        (COPIES, "two", 8, 8),
     ]
+
+
+def test_copies_have_what_is_left_of_the_memory() -> None:
+    events, ended = run(
+        """\
+  %a = f32[1000]{0} parameter(0)
+  %big = f32[500000000]{0} iota(), iota_dimension=0
+  %start = (f32[500000000]{0}, f32[500000000]{0}, u32[]) copy-start(%big)
+  %b = f32[1000]{0} multiply(%a, %a)
+  %c = f32[1000]{0} add(%b, %b)
+  %done = f32[500000000]{0} copy-done(%start)
+  ROOT %d = f32[1000]{0} slice(%done), slice={[0:1000]}"""
+    )
+    # The array is written in two seconds, and copied in four, of which two are beside what is computed.
+    assert told(events) == [
+        (COMPUTE, "big", 0, 2),
+        (COPIES, "start", 2, 4),
+        (COMPUTE, "b", 2, 1),
+        (COMPUTE, "c", 3, 1),
+        (COMPUTE, "wait for start", 4, 2),
+    ]
+    assert round(ended, 3) == 6
 
 
 LOOP = """

@@ -2,14 +2,15 @@
 
 XLA's text has instructions in the order in which a device starts them. Each takes as long as its operations or its
 bytes need at the peak, the longer of both. What is started and finished later, exchanges and copies, goes on meanwhile;
-its end waits for it. Exchanges follow each other on the links.
+its end waits for it. Exchanges follow each other on the links; copies have what is left of the memory's time.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stagec.costs import hlo, operations, totals
 from stagec.costs.collectives import Exchange
@@ -38,10 +39,6 @@ class Event(NamedTuple):
     turns: int | None = None
 
 
-_About: TypeAlias = tuple[str, float | None, float | None]
-"""What is known of an event's instruction: its name in the model, operations and bytes."""
-
-
 class Rates(NamedTuple):
     """Peak rates of a device. flops: operations a second; bandwidth: bytes a second of its main memory."""
 
@@ -66,20 +63,38 @@ def schedule(
 
 
 @dataclass
+class _Copy:
+    """Bytes that are moved beside what is computed, while that leaves the memory free.
+
+    remaining: seconds that it still takes alone. begun: None before it is its turn. event: without times; None for the
+    part of an exchange, which has one on the links.
+    """
+
+    name: str
+    remaining: float
+    event: Event | None
+    begun: float | None = None
+
+
+@dataclass
 class _Simulation:
-    """now: until when the device computes. free: until when links and copies are busy. pending: what ends when."""
+    """now: until when the device computes. free: until when the links are busy. exchanged: which exchange ends when.
+
+    copies: what is still to be moved, in the order of the starts.
+    """
 
     counter: totals.Counter
     rates: Rates
     events: list[Event] = field(default_factory=list)
     now: float = 0.0
-    free: dict[str, float] = field(default_factory=lambda: {LINKS: 0.0, COPIES: 0.0})
-    pending: dict[str, float] = field(default_factory=dict)
+    free: float = 0.0
+    exchanged: dict[str, float] = field(default_factory=dict)
+    copies: list[_Copy] = field(default_factory=list)
 
     @property
     def ended(self) -> float:
-        """When everything has ended."""
-        return max(self.now, *self.free.values())
+        """When everything has ended, also what nothing waits for."""
+        return max(self.now + sum(one.remaining for one in self.copies), self.free)
 
     def run(self, scope: Scope) -> None:
         """Run a computation once."""
@@ -97,45 +112,67 @@ class _Simulation:
 
     def _step(self, one: Instruction, scope: Scope, chains: set[str]) -> None:
         if one.opcode.endswith(("-done", "-update")) or _is_end(one, scope):
-            begun = next((name for name in one.operands if name in self.pending), None)
-            if begun is not None:
-                self._wait(begun, self.pending[begun] if one.opcode.endswith("-update") else self.pending.pop(begun))
-            if one.opcode.endswith(("-done", "-update")):
-                return
+            for begun in one.operands:
+                self._wait(begun)
+        if one.opcode.endswith(("-done", "-update")):
+            return
         metrics = self.counter.of(one, scope, chains)
         flops, size = metrics.get(totals.FLOPS, 0), metrics.get(totals.BYTES, 0)
-        busy = max((flops or 0) / self.rates.flops, (size or 0) / self.rates.bandwidth)
+        if one.opcode != one.operation:  # its end writes
+            ends = (user for user in scope.computation.users.get(one.name, ()) if user.opcode.endswith("-done"))
+            size = (size or 0) + sum(self.counter.of(end, scope, set()).get(totals.BYTES, 0) or 0 for end in ends)
+        computing, moving = (flops or 0) / self.rates.flops, (size or 0) / self.rates.bandwidth
         exchange = metrics.get(totals.SECONDS, 0) or 0
-        about = (one.model_name, flops, size)
-        if one.opcode != one.operation or _is_start(one, scope):  # it goes on beside others
-            track, length = (LINKS, exchange) if exchange else (COPIES, busy)
-            self.pending[one.name] = self._beside(track, one, length, about)
-            return
+        event = Event(COMPUTE, one.name, one.operation, 0, 0, one.model_name, flops, size)
+        beside = one.opcode != one.operation or _is_start(one, scope)
         if exchange:
-            end = self._beside(LINKS, one, exchange, about)
-            self._compute(one, busy, about)
-            self._wait(one.name, end)
+            at = max(self.now, self.free)
+            self.exchanged[one.name] = self.free = at + exchange
+            self.events.append(event._replace(track=LINKS, at=at, seconds=exchange))
+        if beside:
+            self.copies.append(_Copy(one.name, moving, None if exchange else event._replace(track=COPIES)))
             return
-        self._compute(one, busy, about)
+        self._compute(event, max(computing, moving), moving)
+        if exchange:
+            self._wait(one.name)
 
-    def _beside(
-        self, track: str, one: Instruction, seconds: float, about: tuple[str, float | None, float | None]
-    ) -> float:
-        at = max(self.now, self.free[track])
-        self.free[track] = at + seconds
+    def _compute(self, event: Event, seconds: float, moving: float) -> None:
+        """Compute for some seconds, of which the memory is busy for `moving`."""
         if seconds:
-            self.events.append(Event(track, one.name, one.operation, at, seconds, *about))
-        return at + seconds
+            self.events.append(event._replace(at=self.now, seconds=seconds))
+            self._pass(seconds, moving)
 
-    def _compute(self, one: Instruction, seconds: float, about: _About) -> None:
-        if seconds:
-            self.events.append(Event(COMPUTE, one.name, one.operation, self.now, seconds, *about))
-            self.now += seconds
+    def _pass(self, seconds: float, moving: float) -> None:
+        """Let time pass, and copies go on in what is left of the memory's."""
+        at, end = self.now, self.now + seconds
+        rate = (seconds - moving) / seconds if seconds else 0.0
+        while self.copies and rate > 0 and at < end:
+            first = self.copies[0]
+            first.begun = at if first.begun is None else first.begun
+            if first.remaining > (end - at) * rate:
+                first.remaining -= (end - at) * rate
+                break
+            at += first.remaining / rate
+            self._copied(self.copies.pop(0), at)
+        self.now = end
 
-    def _wait(self, name: str, until: float) -> None:
+    def _copied(self, one: _Copy, at: float) -> None:
+        begun = at if one.begun is None else one.begun
+        if one.event and at > begun:
+            self.events.append(one.event._replace(at=begun, seconds=at - begun))
+
+    def _wait(self, name: str) -> None:
+        """Wait for an exchange, or for a copy and those before it."""
+        names = [one.name for one in self.copies if one.event]
+        until = self.exchanged.pop(name, 0.0)
+        if name in names:
+            last = next(i for i, one in enumerate(self.copies) if one.name == name and one.event)
+            until = self.now + sum(one.remaining for one in self.copies[: last + 1])
         if until > self.now:
             self.events.append(Event(COMPUTE, f"wait for {name}", "wait", self.now, until - self.now))
-            self.now = until
+            self._pass(until - self.now, 0.0)
+        while name in names and any(one.name == name and one.event for one in self.copies):
+            self._copied(self.copies.pop(0), self.now)  # what rounding has left of it
 
     def _loop(self, one: Instruction, scope: Scope) -> None:
         turns = scope.turns(one)
@@ -146,22 +183,23 @@ class _Simulation:
         length = self.now - at
         if turns is not None and turns > 1:
             name = f"turns 2 to {turns} of {one.name}"
-            self.events.append(Event(COMPUTE, name, "turns", self.now, length * (turns - 1), one.model_name))
-            self.now += length * (turns - 1)
-            self.free = {track: max(end, self.now) if end > at else end for track, end in self.free.items()}
+            rest = length * (turns - 1)
+            self.events.append(Event(COMPUTE, name, "turns", self.now, rest, one.model_name))
+            self._pass(rest, rest)
+            self.free = self.free + rest if self.free > at else self.free
         self.events.append(Event(COMPUTE, one.name, "while", at, self.now - at, one.model_name, turns=turns))
 
     def _branch(self, one: Instruction, scope: Scope) -> None:
         found = []
         for name, given in one.branches:
             if name in scope.program.computations:
-                branch = _Simulation(self.counter, self.rates, [], self.now, dict(self.free))
+                branch = _Simulation(self.counter, self.rates, [], self.now, self.free, {}, copy.deepcopy(self.copies))
                 branch.run(Scope(scope.program, name, scope, (given,)))
                 found.append(branch)
         if found:
             longest = max(found, key=lambda branch: branch.now)
             self.events += longest.events
-            self.now, self.free = longest.now, longest.free
+            self.now, self.free, self.copies = longest.now, longest.free, longest.copies
 
 
 def _is_start(one: Instruction, scope: Scope) -> bool:
