@@ -113,6 +113,8 @@ def _stagec_manifest_impl(repository_ctx):
     plan = json.decode(repository_ctx.read("plan.json"))
     data = {
         "path": path,
+        "package": manifest.package,
+        "folder": manifest.name.rpartition("/")[0],
         "bundle": (plan["bundle"]["name"], plan["bundle"]["version"]),
         "reproducible": plan["manifest"]["reproducible"],
         "bundle_size": plan["bundle_size"],
@@ -161,13 +163,10 @@ def _bound_files(spec):
 
 def _declare_baseline(plan, name, common):
     """The program that writes the manifest's baseline, and the test against it where there is one or it is expected."""
-    folder = plan["path"].rpartition("/")[0]
-    package = native.package_name()
 
     # Beside the manifest, or beside the BUILD file where the manifest is another package's.
-    inside = folder == package or not package or folder.startswith(package + "/")
-    path = (folder[len(package):].lstrip("/") + "/" if inside and folder != package else "") + name + ".baseline.json"
-    path = path.lstrip("/")
+    folder = plan["folder"] if plan["package"] == native.package_name() else ""
+    path = (folder + "/" if folder else "") + name + ".baseline.json"
     update = name + ".update_baseline"
     aot_baseline_update(name = update, bundle = ":" + name, file = path, **common)
     found = native.glob([path], allow_empty = True)
@@ -203,9 +202,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
-      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), bundle_size
-        (what it may have at most, or None), tolerances (of functions, beyond the baseline), exports
-        [(name, function, spec)] and executables [(name, name of the export, spec)].
+      plan: dict of path (the manifest's), package and folder below it (where it is), bundle (name, version), reproducible
+        (whether that is tested), bundle_size (what it may have at most, or None), tolerances (of functions, beyond the
+        baseline), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
