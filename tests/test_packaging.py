@@ -40,7 +40,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = out / "source"
     for path in [
         *COMPILER.glob("stagec/**/*.py"),
-        *COMPILER.glob("stagec/backends/*.json"),
+        *COMPILER.glob("stagec/patches/*.json"),
+        *COMPILER.glob("stagec/reports/page/*"),
         *COMPILER.glob("stagec/targets/*.toml"),
         *(COMPILER / n for n in ("stagec/py.typed", "pyproject.toml", "README.md")),
     ]:
