@@ -88,6 +88,7 @@ AotExecutableInfo = provider(
         "executable": "File: the XLA executable.",
         "description": "File: what it takes, returns and costs, as JSON.",
         "module": "File: the StableHLO module that XLA compiled.",
+        "inventory": "File: the program's arrays, operations, exchanges and limits, as JSON, for reports and baselines.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "platform": "string: the target's platform: cpu, cuda or tpu.",
         "plugin": "PythonEnvironmentInfo: the compiler of the platform; None for cpu.",

@@ -17,14 +17,17 @@ COMPILER = ROOT / "compiler"
 INSTALLER = ROOT / "rules" / "private" / "python_environment.py"
 PYTHON = (sys.executable, "-B", "-s", "-S")
 _READERS = [
+    "baseline",
     "diff",
     "explain",
     "explain-load",
     "extract",
     "inspect",
     "locate",
+    "report",
     "reproduce",
     "run",
+    "size",
     "strip",
     "stub",
     "verify",
@@ -136,7 +139,7 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
             *("compile", "--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"),
             *("--lowered", out / f"{executable['export']}.lowered"),
             *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
-            *("--module", f"{stem}.stablehlo.mlirbc"),
+            *("--module", f"{stem}.stablehlo.mlirbc", "--inventory", f"{stem}.inventory.json"),
             cwd=root,
         )
         arguments += ["--executable", f"{executable['name']}={stem}.xla={stem}.json={stem}.stablehlo.mlirbc"]

@@ -60,6 +60,21 @@ def test_inspect_a_bundle(zoo: Path) -> None:
     assert len({line.rindex(" ") for line in flat.splitlines() if line.startswith("    ")}) == 1
 
 
+def test_size_tells_what_takes_the_space(zoo: Path) -> None:
+    size = zoo.stat().st_size
+    lines = checked("size", zoo).splitlines()
+    assert lines[0] == f"zoo: {size:,} bytes"
+    assert any(line.endswith("executables of factorize") for line in lines)
+    parts = json.loads(checked("size", zoo, "--json"))["parts"]
+    assert sum(part["bytes"] for part in parts) == size
+    assert checked("size", zoo, "--most", str(size)).startswith(f"zoo: {size:,} bytes, within the limit of {size:,} ")
+    done = stagec("size", zoo, "--most", str(size - 1), "--rows", "1")
+    assert done.returncode == 1
+    assert done.stdout.startswith(
+        f"FAILED  zoo: {size:,} bytes, over the limit of {size - 1:,} (manifest.bundle_size)\n"
+    )
+
+
 def test_inspect_a_portable_artifact(zoo: Path) -> None:
     report = json.loads(checked("inspect", zoo.parent / "zoo.mlp.exported", "--json"))
     assert report["kind"] == "exported"

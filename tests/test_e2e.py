@@ -141,10 +141,13 @@ def test_query_lists_every_artifact(built: Workspace) -> None:
         "explain",
         "golden_test",
         "image",
+        "latency",
         "provenance",
         "push",
+        "report",
         "reproducibility_test",
         "sign",
+        "update_baseline",
     )
     names = ["models", "weights", *(f"models.{name}" for name in programs), *EXECUTABLES]
     names += [f"models.{name}" for name in (*SHARED, *OWN)]
@@ -476,11 +479,34 @@ def test_programs_as_text(built: Workspace) -> None:
         "stablehlo": ("models.gelu.cpu.stablehlo.mlir", "module @jit_gelu "),
         "hlo_before": ("models.gelu.cpu.hlo_before.txt", "HloModule jit_gelu, "),
         "hlo_after": ("models.gelu.cpu.hlo_after.txt", "HloModule jit_gelu, is_scheduled=true, "),
+        "inventory": ("models.gelu.cpu.inventory.json", '{\n "format": 1,\n "kind": "inventory",\n'),
+        "timeline": ("models.gelu.cpu.timeline.json", '{"displayTimeUnit": "ms", "traceEvents": [\n'),
     }
     targets = ("//models:models.gelu", "//models:models.gelu.cpu")
     assert built.run("build", *targets, f"--output_groups={','.join(groups)}").returncode == 0
     for file, start in groups.values():
         assert built.output(file).read_text().startswith(start)
+
+
+def test_a_baseline_is_written_beside_the_manifest_and_tested(built: Workspace) -> None:
+    path, test = built.root / "models" / "models.baseline.json", "//models:models.baseline_test"
+    old = 'args = ["f32[32]"]\ntargets = ["cpu"]'
+    accept = "bazel run //models:models.update_baseline"
+    with built.broken("models/models.toml", old, f'{old}\nbaseline = {{ executable_size = "3%" }}'):
+        done = built.run("test", test, "--test_output=errors")
+        missing = f"models/models.baseline.json: there is no baseline\n  write the first one: {accept}\n"
+        assert (done.returncode, missing in done.stdout) == (3, True)
+    try:
+        assert built.run("run", "//models:models.update_baseline").returncode == 0
+        assert json.loads(path.read_text())["executables"].keys() == {
+            name.removeprefix("models.") for name in EXECUTABLES
+        }
+        assert built.run("test", test).returncode == 0
+        path.write_text(re.sub(r'"flops": [1-9]\d*', '"flops": 1', path.read_text(), count=1))
+        done = built.run("test", test, "--test_output=errors")
+        assert (done.returncode, f"to accept what they take now: {accept}" in done.stdout) == (3, True)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_an_executable_over_its_limit_is_named_and_fails_alone(built: Workspace) -> None:

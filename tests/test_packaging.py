@@ -40,7 +40,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = out / "source"
     for path in [
         *COMPILER.glob("stagec/**/*.py"),
-        *COMPILER.glob("stagec/backends/*.json"),
+        *COMPILER.glob("stagec/patches/*.json"),
+        *COMPILER.glob("stagec/reports/page/*"),
         *COMPILER.glob("stagec/targets/*.toml"),
         *(COMPILER / n for n in ("stagec/py.typed", "pyproject.toml", "README.md")),
     ]:
@@ -137,6 +138,9 @@ SERVE = {
     "inspect BUNDLE": "bundle zoo 0: ",
     "inspect FOLDER/zoo.mlp.cpu.batch1.json": "executable of mlp",
     "inspect FOLDER/zoo.mlp.exported": "exported artifact of mlp: ",
+    "bench BUNDLE loop --starts 1 --rounds 1 --seconds 0.01": "loop for cpu",
+    "size BUNDLE": "zoo: ",
+    "report BUNDLE --output report.html": "",
     "run BUNDLE --golden": "from_file",
     "run BUNDLE loop --random": "result",
     "strip BUNDLE --output stripped.aot": "",
@@ -179,7 +183,7 @@ def test_other_commands_name_the_extra_that_they_need(python: Path, zoo: Path, t
 
 
 def test_each_command_is_above_or_is_for_builds() -> None:
-    builds = {"autotune", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile", "provenance"}
+    builds = {"autotune", "baseline", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile"}
     builds |= {"describe-weights", "image", "pull", "push", "rebuild"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
-    assert listed | builds | {"reproduce", "sign"} == {*COMMANDS}
+    assert listed | builds | {"provenance", "reproduce", "sign"} == {*COMMANDS}

@@ -42,8 +42,9 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "worker": _package("Bazel's persistent worker: its messages, the fork of each action, what a fork may see", "core"),
     "reports": _package(
-        "what people ask of artifacts: inspect, stub, diff, explain, profile, reproduce, autotune",
-        "backends backends.cuda bundle core hardware manifest pjrt stages",
+        "what people ask of artifacts: inspect, stub, diff, explain, profile, report, baseline, timeline, reproduce, "
+        "autotune",
+        "backends backends.cuda bundle core costs hardware manifest pjrt stages",
         "jaxlib",
     ),
     "manifest": _package(

@@ -44,11 +44,19 @@ def _aot_executable_impl(ctx):
     executable = ctx.actions.declare_file(name + ".xla")
     description = ctx.actions.declare_file(name + ".json")
     module = ctx.actions.declare_file(name + ".stablehlo.mlirbc")
+    inventory = ctx.actions.declare_file(name + ".inventory.json")
     stablehlo = ctx.actions.declare_file(name + ".stablehlo.mlir")
     hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
     hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
     profile = ctx.actions.declare_file(name + ".profile.json")
-    compiled = {"--output": executable, "--description": description, "--module": module, "--profile": profile}
+    timeline = ctx.actions.declare_file(name + ".timeline.json")
+    compiled = {
+        "--output": executable,
+        "--description": description,
+        "--module": module,
+        "--inventory": inventory,
+        "--profile": profile,
+    }
     ctx.actions.write(spec, ctx.attr.spec)
 
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
@@ -56,7 +64,7 @@ def _aot_executable_impl(ctx):
     for mnemonic, progress, outputs, packages in [
         (MNEMONICS[platform], "Compiling", compiled, plugin),
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
-        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after}, plugin),
+        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after, "--timeline": timeline}, plugin),
     ]:
         arguments = ctx.actions.args()
         arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
@@ -81,8 +89,10 @@ def _aot_executable_impl(ctx):
         OutputGroupInfo(
             hlo_after = depset([hlo_after]),
             hlo_before = depset([hlo_before]),
+            inventory = depset([inventory]),
             profile = depset([profile]),
             stablehlo = depset([stablehlo]),
+            timeline = depset([timeline]),
         ),
         AotExecutableInfo(
             name = name,
@@ -90,6 +100,7 @@ def _aot_executable_impl(ctx):
             executable = executable,
             description = description,
             module = module,
+            inventory = inventory,
             profile = profile,
             platform = platform,
             plugin = plugin,
@@ -104,7 +115,9 @@ aot_executable = rule(
           "`aot_manifest` declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or " +
           "StagecCompileTpu. Output groups: `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and " +
           "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
-          "and after XLA optimized it; `profile` is `<name>.profile.json`, the seconds that each phase took.",
+          "and after XLA optimized it; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
+          "`profile` is `<name>.profile.json`, the seconds that each phase took; `timeline` is `<name>.timeline.json`, an " +
+          "estimate of what a device does when in a call, for Perfetto.",
     attrs = {
         "spec": attr.string(doc = "The executable's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),

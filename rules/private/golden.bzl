@@ -1,10 +1,10 @@
 """Golden inputs and outputs: what a function makes of generated or given inputs, and a test of executables with them."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotExportInfo", "AotGoldenInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotExportInfo", "AotGoldenInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:bundle.bzl", "WEIGHTS_ATTR", "add_weights")
 load("//rules/private:export.bzl", "execution_root_folders")
-load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
 
 def _aot_golden_impl(ctx):
     export = ctx.attr.export[AotExportInfo]
@@ -53,18 +53,27 @@ aot_golden = rule(
 def _aot_golden_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     bundle = ctx.attr.bundle[AotBundleInfo].bundle
-    body = "exec {stagec} run \"$workspace\"/%s --golden \"$@\"\n" % shell_quote(bundle.short_path)
-    script = write_stagec_launcher(ctx, stagec, body, [])
+    plugins = [ctx.attr.plugin[PythonEnvironmentInfo]] if ctx.attr.plugin else []
+    words = "%s --golden --allow-skipped --platform %s" % (shell_quote(bundle.short_path), ctx.attr.platform)
+    script = write_stagec_launcher(ctx, stagec, "exec {stagec} run \"$workspace\"/%s \"$@\"\n" % words, plugins)
     return [DefaultInfo(
         executable = script,
-        runfiles = ctx.runfiles(files = [bundle], transitive_files = stagec.inputs),
+        runfiles = ctx.runfiles(files = [bundle] + environment_files(plugins), transitive_files = stagec.inputs),
     )]
 
 aot_golden_test = rule(
     implementation = _aot_golden_test_impl,
-    doc = "Runs the executables of a bundle for CPUs, as far as this machine can, with the golden inputs that are in it, " +
-          "and compares the results. `aot_manifest` declares one where a function has `golden`.",
+    doc = "Runs the executables of a bundle for one platform, as far as this machine can, with the golden inputs that are " +
+          "in it, and compares the results. What it cannot run is skipped, and it says why. `aot_manifest` declares one for " +
+          "each platform of a function with `golden`.",
     test = True,
-    attrs = {"bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo])},
+    attrs = {
+        "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
+        "platform": attr.string(doc = "The platform of the targets: cpu, cuda or tpu.", default = "cpu"),
+        "plugin": attr.label(
+            doc = "The Python environment with what runs executables for the platform; none for cpu.",
+            providers = [PythonEnvironmentInfo],
+        ),
+    },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

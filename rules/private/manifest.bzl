@@ -1,15 +1,18 @@
 """A manifest's plan as a repository, and the macro that declares the planned targets."""
 
 load("//rules/private:autotuning.bzl", "aot_autotuning")
+load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "platform_of")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
 load("//rules/private:image.bzl", "aot_image", "aot_push")
+load("//rules/private:measuring.bzl", "aot_latency", "aot_size_test")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
+load("//rules/private:report.bzl", "aot_report")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
 
@@ -111,8 +114,12 @@ def _stagec_manifest_impl(repository_ctx):
     plan = json.decode(repository_ctx.read("plan.json"))
     data = {
         "path": path,
+        "package": manifest.package,
+        "folder": manifest.name.rpartition("/")[0],
         "bundle": (plan["bundle"]["name"], plan["bundle"]["version"]),
         "reproducible": plan["manifest"]["reproducible"],
+        "bundle_size": plan["bundle_size"],
+        "tolerances": plan["tolerances"],
         "exports": [
             (export["name"], export["spec"]["name"], json.encode(export["spec"]))
             for export in plan["exports"]
@@ -160,12 +167,50 @@ def _weights_of(specs, external):
     bound = [weights for spec in specs for weights in json.decode(spec)["bind"].values()]
     return {":" + one["file"]: one["file"] for one in bound if bool(one.get("external")) == external}
 
+def _declare_baseline(plan, name, common):
+    """The program that writes the manifest's baseline, and the test against it where there is one or it is expected."""
+
+    # Beside the manifest, or beside the BUILD file where the manifest is another package's.
+    folder = plan["folder"] if plan["package"] == native.package_name() else ""
+    path = (folder + "/" if folder else "") + name + ".baseline.json"
+    update = name + ".update_baseline"
+    aot_baseline_update(name = update, bundle = ":" + name, file = path, **common)
+    found = native.glob([path], allow_empty = True)
+    if found or plan["tolerances"]:
+        aot_baseline_test(
+            name = name + ".baseline_test",
+            bundle = ":" + name,
+            baseline = found[0] if found else None,
+            file = path,
+            tolerances = json.encode(plan["tolerances"]),
+            **common
+        )
+
+def _declare_golden_tests(plan, name, golden, common):
+    """A test for each platform of functions with golden inputs. golden: the names of their exports."""
+    platforms = {platform_of(spec): None for _, export, spec in plan["executables"] if export in golden}
+    for platform in platforms:
+        if platform == "cpu":
+            aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
+        else:
+            # It takes a device, which one process has at a time, and a plugin, which //... would fetch.
+            attributes = _tagged(common, "manual")
+            attributes["tags"] = attributes["tags"] + ["exclusive", "no-sandbox"]
+            aot_golden_test(
+                name = name + ".golden_%s_test" % platform,
+                bundle = ":" + name,
+                platform = platform,
+                plugin = PLUGINS[platform],
+                **attributes
+            )
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
-      plan: dict of path (the manifest's), bundle (name, version), reproducible (whether that is tested), exports
-        [(name, function, spec)] and executables [(name, name of the export, spec)].
+      plan: dict of path (the manifest's), package and folder below it (where it is), bundle (name, version), reproducible
+        (whether that is tested), bundle_size (what it may have at most, or None), tolerances (of functions, beyond the
+        baseline), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
@@ -213,8 +258,11 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         external_weights = _weights_of(specs, external = True),
         **common
     )
-    if golden:
-        aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
+    _declare_golden_tests(plan, name, [export for export, _ in golden], common)
+    _declare_baseline(plan, name, common)
+    aot_latency(name = name + ".latency", bundle = ":" + name, **common)
+    if plan["bundle_size"] != None:
+        aot_size_test(name = name + ".size_test", bundle = ":" + name, most = str(plan["bundle_size"]), **common)
     aot_explanation(
         name = name + ".explain",
         bundle = name,
@@ -243,6 +291,9 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     for rule, suffix in ((aot_image, ".image"), (aot_push, ".push")):
         # "manual": an image has a copy of the weights, which //... need not make.
         rule(name = name + suffix, bundle = ":" + name, provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
+
+    # Nobody reads it after each build of //...
+    aot_report(name = name + ".report", provenance = ":" + name + ".provenance", bundle = ":" + name, **_tagged(common, "manual"))
 
     # Without a tag //... would fetch what signs.
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))

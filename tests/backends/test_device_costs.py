@@ -32,6 +32,7 @@ backend = compilation.backend(platform)
 backend.prepare_process(catalog.target("v5e:1x1" if platform == "tpu" else "h200"))
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import lower_exported
+from stagec.reports import timelines
 found = {}
 for given in targets:
     name, target, topology = given.split(" ")
@@ -40,6 +41,8 @@ for given in targets:
     with open(name, "rb") as file:
         compiled = lower_exported(Exported.deserialize(file.read()), platform, {}).compile(target=spec)
     found[name] = {**compiled.description.analysis, "xla": compiled.description.cost_analysis.get("flops")}
+    trace = timelines.of(name, compiled.as_text(), compiled.description, backend.hardware(spec))
+    found[name]["timeline"] = [event for event in json.loads(trace)["traceEvents"] if event["ph"] == "X"]
 print(json.dumps(found))
 """
 
@@ -131,7 +134,15 @@ def by_hand(platform: str, target: str, folder: Path, names: list[str]) -> dict[
         assert found[name]["flops"] == pytest.approx(PROGRAMS[name][2], rel=0.05), name
         assert found[name]["unknown"] == [], name
         assert found[name]["roofline"]["link_seconds"] == 0
+        within_its_costs(found[name])
     return found
+
+
+def within_its_costs(found: dict[str, Any]) -> None:
+    """A timeline is as long as the roofline at least, and at most as if nothing went on beside anything else."""
+    roofline, end = found["roofline"], max(event["ts"] + event["dur"] for event in found["timeline"]) / 1e6
+    parts = sum(roofline[key] for key in ("compute_seconds", "memory_seconds", "link_seconds"))
+    assert roofline["seconds"] * 0.99 <= end <= parts * 1.01
 
 
 def sharded(folder: Path, platform: str, target: str) -> dict[str, Any]:
@@ -145,6 +156,8 @@ def sharded(folder: Path, platform: str, target: str) -> dict[str, Any]:
     gathers = found["collectives"]["all-gather"]
     assert gathers["count"] == 12
     assert gathers["sent_bytes"] == gathers["bytes"] * 3 // 4
+    within_its_costs(found)
+    assert any(event["tid"] == 1 and event["cat"] in ("all-gather", "fusion") for event in found["timeline"])
     return found
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from stagec.bundle.archive import INDEX, Archive, members_table
 from stagec.loader import golden
 from tests.building import COMPILER, build, checked
 from tests.building import stagec as command
-from tests.bundles import edited
+from tests.bundles import edited, edited_descriptions
 
 MANIFEST = """
 [manifest]
@@ -182,11 +183,73 @@ def change(members: dict[str, bytes]) -> None:
 def test_a_difference_is_told(built: Path, tmp_path: Path) -> None:
     done = command("run", edited(built, tmp_path / "m.aot", change), "draw", "--golden")
     assert done.returncode == 1
+    found = done.stdout.splitlines()
     assert re.fullmatch(
         r"FAILED  draw for cpu, n = 1: result\['y'\]: largest error 1, relative \S+; "
         r"allowed 1e-06 \+ 0.000345 \* \|value\|",
-        done.stdout.splitlines()[1],
+        found[1],
     )
+    assert re.fullmatch(r"          \[0, 0\] is \S+, \S+ is wanted", found[2])
+    assert len(found) == 3  # the other elements are equal
+
+
+def test_a_target_of_another_machine_is_skipped(built: Path, tmp_path: Path) -> None:
+    def change(description: dict[str, Any]) -> None:
+        description["target"]["requires"] = ["warp_drive"]
+
+    foreign = edited_descriptions(built, tmp_path / "m.aot", "draw", change)
+    done = command("run", foreign, "--golden")
+    assert done.returncode == 2
+    assert "SKIPPED double, draw, sharded for cpu: " in done.stderr
+    skipped = checked("run", foreign, "--golden", "--allow-skipped")
+    assert re.fullmatch(r"SKIPPED double, draw, sharded for cpu: .* warp_drive.*\n", skipped)
+    (other,) = json.loads(checked("run", foreign, "--golden", "--allow-skipped", "--json"))["skipped"]
+    assert (other["target"], other["functions"]) == ("cpu", ["double", "draw", "sharded"])
+    assert command("run", built, "--golden", "--platform", "tpu", "--allow-skipped").returncode == 2
+
+
+def test_bazel_gets_a_test_case_for_each_result(built: Path, tmp_path: Path) -> None:
+    xml = tmp_path / "test.xml"
+    done = command("run", edited(built, tmp_path / "m.aot", change), "--golden", env={"XML_OUTPUT_FILE": str(xml)})
+    assert done.returncode == 1
+    suite = ElementTree.parse(xml).getroot()
+    assert (suite.tag, suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("testsuite", "5", "1", "0")
+    (failed,) = suite.iter("failure")
+    assert "[0, 0] is" in failed.get("message", "")
+
+
+def test_a_result_has_its_own_tolerance(built: Path, tmp_path: Path) -> None:
+    for name in ("model.py", "double.mlir", "w.safetensors"):
+        (tmp_path / name).write_bytes((built.parent / name).read_bytes())
+    own = """{ "result['y']" = { rtol = 0.5 }, "result['key']" = { atol = 3 } }"""
+    text = MANIFEST.partition("[functions.double]")[0].replace("atol = 1e-6 }", f"atol = 1e-6, outputs = {own} }}")
+    (tmp_path / "m.toml").write_text(text)
+    found = Archive(build("m.toml", tmp_path, tmp_path)).index["functions"]["draw"]["golden"]["outputs"]
+    outputs = {path: (row["rtol"], row["atol"]) for path, row in found.items()}
+    assert outputs == {"result['key']": (0, 3), "result['y']": (0.5, 1e-6)}
+    spec = json.loads((tmp_path / "m.draw.spec").read_text())
+    spec["golden"]["outputs"] = {"result['x']": {"rtol": 1, "atol": None}}
+    (tmp_path / "spec").write_text(json.dumps(spec))
+    options = ("--exported", tmp_path / "m.draw.exported", "--description", tmp_path / "m.draw.exported.json")
+    weights = ("--weights", f"w.safetensors={tmp_path / 'w.safetensors'}", "--output", tmp_path / "out")
+    done = command("golden", "--spec", tmp_path / "spec", *options, *weights)
+    assert (done.returncode, (tmp_path / "out").exists()) == (2, False)
+    assert done.stderr == (
+        "m.toml: functions.draw.golden.outputs: there is no result['x']\n  did you mean \"result['y']\"?\n"
+    )
+
+
+def test_the_largest_deviations_have_their_indices() -> None:
+    wanted = np.zeros((2, 3), np.float32)
+    given = wanted + np.array([[0, 1, 4], [2, 3, 0]], np.float32)
+    found = list(golden.deviations(given, wanted, 0, 1))
+    assert [(one.index, one.given) for one in found] == [((0, 2), "4.0"), ((1, 1), "3.0"), ((1, 0), "2.0")]
+    given[0, 0] = np.nan
+    assert next(golden.deviations(given, wanted, 0, 1)).as_text() == "[0, 0] is nan, 0.0 is wanted"
+    first = np.array([2**62, 5], np.int64)
+    (one,) = golden.deviations(first, first + np.array([1, 0]), 0, 0)
+    assert one.as_text() == f"[0] is {2**62}, {2**62 + 1} is wanted"
+    assert list(golden.deviations(wanted, wanted.copy(), 0, 0)) == []
 
 
 def test_stripped_it_is_as_built_without(built: Path, tmp_path: Path) -> None:

@@ -247,3 +247,19 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 """
     # Only what is in main memory: the array read, a quarter of it read once more, and the array written.
     assert totals.count(text, 1, lambda exchange: None).bytes == 32 + 8 + 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "among", "axes"),
+    [
+        ("all-reduce", "{{0,1},{2,3}}", "model"),
+        ("all-reduce", "[2,2]<=[2,2]T(1,0)", "data"),
+        ("all-gather", "{}", "data, model"),
+        ("all-reduce", "{{0,3},{1,2}}", ""),
+        ("collective-permute", "{{0,2},{2,0}}", "data"),
+        ("all-to-all", "mesh['data'=2,'model'=2] {'model'}", "model"),
+        ("all-reduce", "", ""),
+    ],
+)
+def test_along_which_axes(kind: str, among: str, axes: str) -> None:
+    assert collectives.axes(kind, among, {"data": 2, "model": 2}) == axes

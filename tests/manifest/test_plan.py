@@ -123,6 +123,8 @@ def test_a_plan(tmp_path: Path) -> None:
         "format": 1,
         "manifest": {"name": "m", "version": "1.2.0", "reproducible": True},
         "bundle": {"name": "m", "version": "1.2.0"},
+        "bundle_size": None,
+        "tolerances": {},
         "exports": [
             {
                 "name": "m.apply",
@@ -628,9 +630,10 @@ def test_golden(tmp_path: Path) -> None:
         "bucket": {"m": 3, "n": 8},
         "rtol": None,
         "atol": 1e-6,
+        "outputs": {},
     }
     planned = plan_of(HEAD + function + "golden = {}", tmp_path).exports[0].spec.golden
-    assert planned == {"seed": 0, "inputs": "", "bucket": {"m": 3, "n": 2}, "rtol": None, "atol": None}
+    assert planned == {"seed": 0, "inputs": "", "bucket": {"m": 3, "n": 2}, "rtol": None, "atol": None, "outputs": {}}
 
 
 def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
@@ -646,6 +649,11 @@ def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
     args = []
     targets = ["v5e:2x2"]
     golden = { bucket = { n = 3 } }
+    [functions.h]
+    entry = "a:b"
+    args = []
+    platforms = ["cpu"]
+    golden = {}
     """
     with pytest.raises(StagecError) as caught:
         plan_of(HEAD + text, tmp_path)
@@ -655,10 +663,10 @@ def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
           leave out seed, or inputs
         m.toml: functions.f.golden.bucket: n = 3 is no bucket of the function
           write for example bucket = { n = 8 }
-        m.toml: functions.g.golden: there is no executable for a CPU to check
-          add a target for a CPU
         m.toml: functions.g.golden.bucket: n = 3 is no bucket of the function
-          leave it out: it has none"""
+          leave it out: it has none
+        m.toml: functions.h.golden: there is no executable to check
+          add a target, such as cpu-avx2"""
     )
 
 

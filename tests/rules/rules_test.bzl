@@ -139,7 +139,7 @@ def _executable_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecCompile")
     files = ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.stablehlo.mlirbc", "sample.f.cpu.batch8.xla"]
-    outputs = sorted(files + ["sample.f.cpu.batch8.profile.json"])
+    outputs = sorted(files + ["sample.f.cpu.batch8.inventory.json", "sample.f.cpu.batch8.profile.json"])
     return verdict(
         ctx,
         difference("files", names(target.files), files) +
@@ -148,10 +148,12 @@ def _executable_test_impl(ctx):
         difference("inputs", _own_inputs(action), ["sample.f.cpu.batch8.spec.json", "sample.f.exported"]) +
         difference("outputs", names(action.outputs), outputs) +
         difference("profile", names(target[OutputGroupInfo].profile), ["sample.f.cpu.batch8.profile.json"]) +
+        difference("inventory", names(target[OutputGroupInfo].inventory), ["sample.f.cpu.batch8.inventory.json"]) +
         difference("label", [word for word in action.argv if "--label" in word], ["--label=//tests/rules:sample.f.cpu.batch8"]) +
         _text_problems(target, "stablehlo", "StagecLower", "sample.f.cpu.batch8.stablehlo.mlir") +
         _text_problems(target, "hlo_before", "StagecLower", "sample.f.cpu.batch8.hlo_before.txt") +
         _text_problems(target, "hlo_after", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.txt") +
+        _text_problems(target, "timeline", "StagecOptimize", "sample.f.cpu.batch8.timeline.json") +
         _command_problems(action, "compile"),
     )
 
@@ -290,6 +292,11 @@ def _plugins_test_impl(ctx):
         ] +
         difference("function without kernels", ctx.attr.traced["platforms.f"], "None") +
         ([] if ctx.attr.traced["platforms.k"].endswith(wanted["cuda"]) else ["kernels: got %r" % ctx.attr.traced]) +
+        [
+            "%s: got %s" % (name, plugin)
+            for name, plugin in ctx.attr.run.items()
+            if not plugin.endswith(wanted[name.split("_")[1] if name.count("_") > 1 else "cpu"])
+        ] +
         difference("executables whose kernels are timed", ctx.attr.tuned, [":platforms.f.tuned"]),
     )
 
@@ -299,6 +306,7 @@ plugins_test = rule(
     test = True,
     attrs = {
         "plugins": attr.string_dict(doc = "Names of executables and the plugins that they name."),
+        "run": attr.string_dict(doc = "Names of tests of golden results and the plugins that they name."),
         "traced": attr.string_dict(doc = "Names of exports and the plugins that they name."),
         "tuned": attr.string_list(doc = "The executables of the program that times kernels."),
     },
@@ -338,10 +346,44 @@ def _bundle_test_impl(ctx):
         difference("stablehlo", names(groups.stablehlo), [executable + "stablehlo.mlir"]) +
         difference("hlo_before", names(groups.hlo_before), [executable + "hlo_before.txt"]) +
         difference("hlo_after", names(groups.hlo_after), [executable + "hlo_after.txt"]) +
+        difference("inventory", names(groups.inventory), [executable + "inventory.json"]) +
+        difference("timeline", names(groups.timeline), [executable + "timeline.json"]) +
         _command_problems(action, "bundle"),
     )
 
 bundle_test = analysis_test(_bundle_test_impl)
+
+def _report_test_impl(ctx):
+    target = ctx.attr.target
+    pages = [action for action in target[ActionsInfo].actions if action.mnemonic == "StagecReport"]
+    (page, timed) = pages
+    files = ["sample.aot", "sample.f.cpu.batch8.inventory.json", "sample.intoto.json"]
+    drawn = ["echarts.LICENSE", "echarts.NOTICE", "echarts.min.js", "page.css", "page.js"]
+    profiles = ["sample.f.cpu.batch8.profile.json", "sample.f.profile.json", "sample.g.profile.json"]
+    return verdict(
+        ctx,
+        difference("files", names(target.files), ["sample.report.html"]) +
+        difference("timed", names(target[OutputGroupInfo].timed), ["sample.report.timed.html"]) +
+        difference("inputs", _own_inputs(page), files) +  # nothing that differs every time
+        difference("inputs with times", _own_inputs(timed), sorted(files + profiles)) +
+        difference("what is in it", sorted([file.basename for file in page.inputs.to_list() if "/page/" in file.path]), drawn) +
+        _command_problems(page, "report"),
+    )
+
+report_test = analysis_test(_report_test_impl)
+
+def _gates_test_impl(ctx):
+    content = "\n".join([action.content or "" for action in ctx.attr.target[ActionsInfo].actions])
+    return verdict(
+        ctx,
+        ["%r is not in the program" % word for word in ctx.attr.words if word not in content] +
+        _launcher_problems(ctx.attr.target, ["stagec_python"], ["stagec_python"]),
+    )
+
+gates_test = analysis_test(
+    _gates_test_impl,
+    attrs = {"words": attr.string_list(doc = "What the program must have.")},
+)
 
 def _golden_test_impl(ctx):
     target = ctx.attr.target

@@ -13,6 +13,7 @@ _NAMES = {
     "functions": "<function>",
     "limits": "<target>",
     "meshes": "<mesh>",
+    "outputs": "<result>",
     "padding": "<dimension>",
     "targets": "<target>",
     "variants": "<variant>",

@@ -18,6 +18,8 @@ from stagec.core.errors import StagecError, missing_package, printable
 
 COMMANDS = (
     "autotune",
+    "baseline",
+    "bench",
     "bundle",
     "compile",
     "describe-device",
@@ -38,10 +40,12 @@ COMMANDS = (
     "pull",
     "push",
     "rebuild",
+    "report",
     "reproduce",
     "run",
     "schema",
     "sign",
+    "size",
     "strip",
     "stub",
     "targets",

@@ -6,11 +6,15 @@ import argparse
 import dataclasses
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from stagec.cli.files import read, read_text, write_whole
-from stagec.core import phases
+from stagec.core import naming, phases
 from stagec.core.errors import StagecError
 from stagec.core.specs import ExecutableSpec, executable_spec
+
+if TYPE_CHECKING:
+    from stagec.stages.compiled import Compiled
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +24,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="where to write the executable")
     parser.add_argument("--description", help="where to write its description, a JSON file")
     parser.add_argument("--module", help="where to write the module for this target and bucket, a portable artifact")
+    parser.add_argument("--inventory", help="where to write its arrays, operations, exchanges and limits, a JSON file")
     parser.add_argument("--stablehlo", help="where to write it as StableHLO text")
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
+    parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
     parser.add_argument("--label", default="", help="what messages call it: the label of a target of Bazel's")
 
 
@@ -59,17 +65,32 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
         for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
             if path:
                 write_whole(path, lowered.as_text(dialect).encode())
-    if options.hlo_after:
-        write_whole(options.hlo_after, building.optimized_hlo(serialized, spec, lowered_for).encode())
+    if options.hlo_after or options.timeline:
+        compiled = building.optimize(serialized, spec, lowered_for)
+        if options.hlo_after:
+            write_whole(options.hlo_after, compiled.as_text().encode())
+        if options.timeline:
+            write_whole(options.timeline, _timeline(compiled, spec).encode())
+
+
+def _timeline(compiled: Compiled, spec: ExecutableSpec) -> str:
+    from stagec.backends.compilation import backend
+    from stagec.reports import timelines
+
+    name = f"{naming.artifact(spec.function, spec.variant)} for {spec.target.name}"
+    name = ", ".join(filter(None, (name, naming.bucket(spec.bucket))))
+    hardware = backend(spec.target.platform).hardware(spec.target)
+    return timelines.of(name, compiled.as_text(), compiled.description, hardware)
 
 
 def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
+        from stagec.stages import inventory
         from stagec.stages.building import compile_exported
         from stagec.stages.limits import advice
 
     started = time.monotonic()
-    compiled = compile_exported(serialized, spec, lowered_for)
+    compiled = compile_exported(serialized, spec, lowered_for, bool(options.inventory))
     late = advice(spec, time.monotonic() - started)
     if late:
         print(dataclasses.replace(late, label=options.label), file=sys.stderr)
@@ -77,6 +98,8 @@ def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, seriali
         write_whole(options.output, compiled.executable)
     if options.description:
         write_whole(options.description, compiled.description.to_json().encode())
+    if options.inventory and compiled.inventory is not None:
+        write_whole(options.inventory, inventory.to_json(compiled.inventory).encode())
     if options.module and compiled.stablehlo is not None:
         write_whole(options.module, compiled.stablehlo)
     if options.json:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import print_json, print_text, read_arrays, write_whole
 from stagec.cli.options import add_weights
 from stagec.core.errors import Problem, StagecError
+
+if TYPE_CHECKING:
+    from stagec.loader import golden
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +26,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--inputs", metavar="FILE.npz", help="an array for each argument, named as in \"args[0]['w']\"")
     given.add_argument("--random", action="store_true", help="make arguments, for the function's first bucket")
     given.add_argument(
-        "--golden", action="store_true", help="compare executables for CPUs with the inputs and outputs in the bundle"
+        "--golden",
+        action="store_true",
+        help="compare what runs on this machine with the inputs and outputs in the bundle",
+    )
+    parser.add_argument("--platform", help="of --golden: compare executables for this platform alone, such as cuda")
+    parser.add_argument(
+        "--allow-skipped", action="store_true", help="of --golden: no mistake if this machine can run nothing of it"
     )
     parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="of --random: another bucket")
     parser.add_argument("--seed", type=int, default=0, help="of --random (default: 0)")
@@ -47,7 +58,7 @@ def run(options: argparse.Namespace) -> int | None:
         bundle = load(options.bundle, options.target, weights=options.weights)
         function = trials.find(bundle, options.function)
         if options.random:
-            description = trials.of_bucket(function, _bucket(options.bucket))
+            description = trials.of_bucket(function, bucket(options.bucket))
             values = trials.random_arguments(description, options.seed, function.weights)
         else:
             values = read_arrays(options.inputs)
@@ -79,27 +90,55 @@ def _compare(options: argparse.Namespace) -> int:
     from stagec.core.refusal import Refusal
     from stagec.loader import golden
 
-    checks = []
+    checks: list[golden.Check] = []
+    skipped: list[golden.Skipped] = []
     try:
         with Progress("run --golden") as progress:
-            for check in golden.check(Archive(options.bundle), options.function, options.weights):
-                checks.append(check)
-                progress.step(f"{check.function} for {check.target}")
+            for found in golden.check(Archive(options.bundle), options.function, options.platform, options.weights):
+                if isinstance(found, golden.Skipped):
+                    skipped.append(found)
+                    continue
+                checks.append(found)
+                progress.step(f"{found.function} for {found.target}")
     except Refusal as error:
         raise StagecError(Problem("", "", str(error))) from error
-    if not checks:
+    if not checks and not (skipped and options.allow_skipped):
         of = f" of {options.function}" if options.function else ""
         what = f"no golden inputs{of} for what runs on this machine"
-        raise StagecError(Problem(options.bundle, "", what, "write golden = {} for it in the manifest"))
+        write = "\n".join(one.as_text() for one in skipped) or "write golden = {} for it in the manifest"
+        raise StagecError(Problem(options.bundle, "", what, write))
+    if "XML_OUTPUT_FILE" in os.environ:
+        write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped))
     if options.json:
-        print_json({"kind": "golden", "checks": [dataclasses.asdict(check) for check in checks]})
+        rows, left = ([dataclasses.asdict(one) for one in found] for found in (checks, skipped))
+        print_json({"kind": "golden", "checks": rows, "skipped": left})
     else:
-        for check in checks:
-            print_text(f"{check.as_text()}\n")
+        lines = [*(one.as_text() for one in checks), *(one.as_text() for one in skipped)]
+        print_text("".join(f"{line}\n" for line in lines))
     return 0 if all(check.ok for check in checks) else 1
 
 
-def _bucket(words: list[str]) -> dict[str, int]:
+def _as_junit(checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped]) -> bytes:
+    """Return the file that Bazel and CI show: a test case for each result, and for each target that was skipped."""
+    from xml.etree import ElementTree
+
+    suite = ElementTree.Element("testsuite", name="golden")
+    for check in checks:
+        name = f"{check.function} for {check.target}: {check.path}"
+        case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
+        if not check.ok:
+            ElementTree.SubElement(case, "failure", message=check.as_text())
+    for one in skipped:
+        case = ElementTree.SubElement(suite, "testcase", name=f"target {one.target}", classname="golden")
+        ElementTree.SubElement(case, "skipped", message=one.why)
+    for name, kind in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
+        suite.set(name, str(len(list(suite.iter(kind)))))
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text
+
+
+def bucket(words: list[str]) -> dict[str, int]:
+    """Return the sizes that `--bucket` names. Raises StagecError."""
     sizes = dict(word.partition("=")[::2] for word in words)
     if not all(size.isdecimal() for size in sizes.values()):
         raise StagecError(Problem("", "--bucket", "not the sizes of dimensions", "write for example --bucket batch=8"))

@@ -76,7 +76,8 @@ class FunctionSpec:
     """Argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside of
     the bundle. It changes no byte of the artifact."""
     golden: Mapping[str, Any] = field(default_factory=dict)
-    """Empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store.
+    """Empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store, and
+    "outputs": path of a result -> its own "rtol" and "atol".
 
     No byte of the artifact differs.
     """

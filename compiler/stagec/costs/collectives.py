@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stagec.core.specs import COLLECTIVES
@@ -126,6 +126,26 @@ def _of_mesh(among: str) -> tuple[tuple[int, ...], ...]:
     flat = transposed(_ids(ids) if ids else range(math.prod(dims)), dims, [*outside, *inside])
     along = math.prod(dims[axis] for axis in inside)
     return tuple(tuple(flat[i : i + along]) for i in range(0, len(flat), along))
+
+
+def axes(kind: str, among: str, sizes: Mapping[str, int]) -> str:
+    """Return along which axes of a mesh devices exchange arrays, "data, model"; "" where they are no whole rows of it.
+
+    kind, among: of an `Exchange`. sizes: of the axes, in order; devices are counted row by row.
+    """
+    found = groups(among, math.prod(sizes.values())) if among and sizes else ()
+    if not found:
+        return ""
+    strides = [math.prod(list(sizes.values())[i + 1 :]) for i in range(len(sizes))]
+    varying = [
+        name
+        for (name, size), stride in zip(sizes.items(), strides, strict=True)
+        if any(len({member // stride % size for member in group}) > 1 for group in found)
+    ]
+    size = math.prod(sizes[name] for name in varying)
+    if kind != "collective-permute" and any(len(group) != size for group in found):
+        return ""
+    return ", ".join(varying)
 
 
 def _ids(text: str) -> list[int]:

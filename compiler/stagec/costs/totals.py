@@ -19,6 +19,10 @@ from stagec.costs.loops import Scope
 Metrics: TypeAlias = dict[tuple[str, ...], float | None]
 """Metrics by name, those of collectives by kind and name; None where not known. What is not there is 0."""
 _FREE = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+_OPERATION, _AMONG = "operation", "among"
+"""Of keys with three parts: of an opcode, or of devices that exchange arrays (`itemize`)."""
+_ENDS = ("-done", "-update")
+"""Of opcodes: the rest of what was counted when it started."""
 FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
 
 
@@ -44,24 +48,56 @@ def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) 
     text: the optimized HLO. devices: on how many it runs. seconds: how long links need for an exchange; None where that
     is not known.
     """
-    program = hlo.parse(text)
-    counter = _Counter(devices, seconds)
-    metrics = counter.computation(Scope(program, program.entry)) if program.entry else {}
+    counter = Counter(devices, seconds)
+    metrics = counter.program(hlo.parse(text))
     kinds: dict[str, dict[str, float | None]] = {}
-    for key in sorted(key for key in metrics if len(key) > 1):
+    for key in sorted(key for key in metrics if len(key) == 2):
         kinds.setdefault(key[0], {})[key[1]] = metrics[key]
     flops, bytes_, busy = (metrics.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
     return Cost(flops, bytes_, busy, kinds, tuple(counter.unknown))
 
 
-class _Counter:
-    """Counts computations. unknown: what it came across, by its name for a person."""
+@dataclass(frozen=True)
+class Items:
+    """What a program consists of, as often as it runs.
 
-    def __init__(self, devices: int, seconds: Callable[[Exchange], float | None]) -> None:
-        self.devices, self.unknown = devices, dict[str, None]()
+    operations: opcode -> "count", how many instructions run, and "flops", their operations. exchanges: kind and among
+    whom, as `Exchange` has them -> "count", "bytes", "sent_bytes" and "seconds".
+    """
+
+    operations: Mapping[str, Mapping[str, float | None]]
+    exchanges: Mapping[tuple[str, str], Mapping[str, float | None]]
+
+
+def itemize(program: hlo.Program, devices: int, seconds: Callable[[Exchange], float | None]) -> Items:
+    """Return what the costs of a program consist of. devices, seconds: as for `count`."""
+    operations: dict[str, dict[str, float | None]] = {}
+    exchanges: dict[tuple[str, str], dict[str, float | None]] = {}
+    for key, value in sorted(Counter(devices, seconds, itemized=True).program(program).items()):
+        if key[0] == _OPERATION:
+            operations.setdefault(key[1], {"count": 0, "flops": 0})[key[2]] = value
+        elif key[0] == _AMONG:
+            kind, among = key[1].split(" ", 1)
+            exchanges.setdefault((kind, among), {})[key[2]] = value
+    return Items(operations, exchanges)
+
+
+class Counter:
+    """Counts computations. unknown: what it came across, by its name for a person. itemized: for `itemize`."""
+
+    def __init__(self, devices: int, seconds: Callable[[Exchange], float | None], itemized: bool = False) -> None:
+        self.devices, self.unknown, self._itemized = devices, dict[str, None](), itemized
         self._seconds = seconds
         self._exchanges: dict[Exchange, Metrics] = {}
         self._applied: dict[str, int | None] = {}
+
+    def program(self, program: hlo.Program) -> Metrics:
+        """Return the metrics of a program."""
+        return self.computation(Scope(program, program.entry)) if program.entry else {}
+
+    def of(self, one: Instruction, scope: Scope, chains: set[str]) -> Metrics:
+        """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
+        return {} if one.opcode in _FREE else self._instruction(one, scope, chains, False)
 
     def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
         """Return the metrics of a computation. chains: of exchanges that were counted; None where it is no fusion's."""
@@ -90,6 +126,9 @@ class _Counter:
             metrics[BYTES] = accesses.accessed(one, computation, program)
         if metrics[FLOPS] is None:
             metrics[BYTES] = None
+        if self._itemized:
+            metrics[_OPERATION, one.operation, "count"] = 0 if one.opcode.endswith(_ENDS) else 1
+            metrics[_OPERATION, one.operation, "flops"] = metrics[FLOPS]
         exchange = collectives.exchange(one, computation, fused)
         if exchange and not (exchange.chain and exchange.chain in chains):
             chains.add(exchange.chain)
@@ -132,6 +171,10 @@ class _Counter:
                 if exchange.among
                 else None,
             }
+            if self._itemized:
+                found = self._exchanges[exchange]
+                among = f"{exchange.kind} {exchange.among}"
+                found |= {(_AMONG, among, key[-1]): value for key, value in list(found.items())}
         return self._exchanges[exchange]
 
 

@@ -34,6 +34,11 @@ def make(
     Raises StagecError when `given` is not what the function takes, or it cannot be run.
     """
     exported = Exported.deserialize(serialized)
+    results_of = [f"result{path}" for path in exported.out_tree.paths()]
+    unknown = [path for path in spec.golden["outputs"] if path not in results_of]
+    if unknown:
+        what = f"there is no {unknown[0]}"
+        raise spec.problem("golden.outputs", what, nearest(unknown[0], results_of) or f"write {results_of[0]}")
     sizes = spec.golden["bucket"]
     avals = [Aval(aval.dtype, evaluate_shape(aval.shape, sizes)) for aval in exported.in_avals]
     paths = list(map(argument_path, exported.in_tree.paths()))
@@ -49,7 +54,7 @@ def make(
 
     results = user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")
     taken = [row for i, row in enumerate(zip(paths, values, avals, strict=True)) if i not in bound]
-    made = zip(map("result{}".format, exported.out_tree.paths()), results, exported.out_avals, strict=True)
+    made = zip(results_of, results, exported.out_avals, strict=True)
     return {path: _tensor(value, aval) for path, value, aval in (*taken, *made)}
 
 

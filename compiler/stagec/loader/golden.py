@@ -13,10 +13,27 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
 from stagec.core import naming
 from stagec.core.avals import parse_aval
-from stagec.core.refusal import LoadError
 from stagec.loader import trials
 from stagec.loader.bundle import Bundle
 from stagec.pjrt.arrays import dtype_of
+
+_WORST = 3
+"""How many elements of a result are listed."""
+_OTHER_MACHINE = ("platform", "cpu-feature", "device-kind", "device-count")
+"""Codes of a machine that has not what a target is for."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """An element of a result: its index, what the executable gave, and what JAX gave."""
+
+    index: tuple[int, ...]
+    given: str
+    wanted: str
+
+    def as_text(self) -> str:
+        """Return it for a person."""
+        return f"[{', '.join(map(str, self.index))}] is {self.given}, {self.wanted} is wanted"
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,7 @@ class Check:
     function: name of the signature. target, bucket: of the executable. path: `result['y']`.
     absolute, relative: the largest errors; infinite where dtype, shape, NaN or infinities differ.
     atol, rtol: allowed. ok: whether each element is within atol + rtol * its magnitude.
+    worst: the elements that are farthest over what is allowed, or nearest to it.
     """
 
     function: str
@@ -37,6 +55,7 @@ class Check:
     atol: float
     rtol: float
     ok: bool
+    worst: tuple[Deviation, ...] = ()
 
     def as_text(self) -> str:
         """Return one line for a person."""
@@ -44,39 +63,70 @@ class Check:
         allowed = f"allowed {self.atol:.3g} + {self.rtol:.3g} * |value|"
         what = filter(None, (f"{self.function} for {self.target}", naming.bucket(self.bucket)))
         place = f"{', '.join(what)}: {self.path}"
-        return f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"
+        lines = [f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"]
+        if not self.ok:
+            lines += [f"          {one.as_text()}" for one in self.worst]
+        return "\n".join(lines)
 
 
-def check(archive: Archive, function: str | None = None, weights: str | None = None) -> Iterator[Check]:
-    """Run the executables for CPUs that this machine can run, and compare each result of those with golden inputs.
+@dataclass(frozen=True)
+class Skipped:
+    """A target whose executables this machine cannot run. functions: those with golden inputs. why: in words."""
 
-    function: name of one signature; None: all that have some. weights: the folder with the files of weights beside
-    the bundle; None: the bundle's. Raises CallError and LoadError as calls do.
+    target: str
+    functions: tuple[str, ...]
+    why: str
+
+    def as_text(self) -> str:
+        """Return one line for a person."""
+        return f"SKIPPED {', '.join(self.functions)} for {self.target}: {self.why}"
+
+
+def check(
+    archive: Archive, function: str | None = None, platform: str | None = None, weights: str | None = None
+) -> Iterator[Check | Skipped]:
+    """Run the executables that this machine can run, and compare each result of those with golden inputs.
+
+    function: name of one signature; None: all that have some. platform: of the targets; None: all. weights: the
+    folder with the files of weights beside the bundle; None: the bundle's. Yields what is skipped, and why, for a
+    target that is another machine's. Raises CallError and LoadError as calls do.
     """
     files = Files(archive.path, archive.index, weights, "use")
     index = archive.index
     for target, entry in index["targets"].items():
-        if entry["platform"] != "cpu":
+        asked = {
+            name: signature["golden"]
+            for name, signature in index["functions"].items()
+            if function in (None, name) and "golden" in signature
+            for built in signature["executables"]
+            if built["target"] == target and built["bucket"] == signature["golden"]["bucket"]
+        }
+        if not asked or platform not in (None, entry["platform"]):
             continue
-        try:
-            bundle = Bundle(archive, target, policy="executable_only", files=files)
-        except LoadError as error:
-            if error.code in ("cpu-feature", "device-kind"):
-                continue
-            raise
-        for name, signature in index["functions"].items():
-            golden = signature.get("golden")
-            built = [e for e in signature["executables"] if e["target"] == target]
-            if golden and function in (None, name) and golden["bucket"] in [e["bucket"] for e in built]:
+        bundle = Bundle(archive, target, policy="executable_only", selected_only=False, files=files)
+        skipped: dict[str, list[str]] = {}
+        for name, golden in asked.items():
+            selection = bundle.select(name)
+            if selection.chosen:
                 yield from _check(bundle, archive, target, name, golden)
+                continue
+            refused = [one for one in selection.candidates if one.offer.target == target]
+            if not all(one.code in _OTHER_MACHINE for one in refused):
+                raise selection.refusal(archive.path)
+            for reason in dict.fromkeys(one.reason for one in refused):
+                skipped.setdefault(reason, []).append(name)
+        for reason, names in skipped.items():
+            yield Skipped(target, tuple(names), reason)
 
 
 def _check(bundle: Bundle, archive: Archive, target: str, name: str, golden: dict[str, Any]) -> Iterator[Check]:
     inputs = {path: _array(archive, row) for path, row in golden["inputs"].items()}
     results, _ = trials.call(trials.find(bundle, name), inputs)
     for path, row in golden["outputs"].items():
-        absolute, relative, ok = errors(results.get(path), _array(archive, row), row["rtol"], row["atol"])
-        yield Check(name, target, golden["bucket"], path, absolute, relative, row["atol"], row["rtol"], ok)
+        given, wanted, (rtol, atol) = results.get(path), _array(archive, row), (row["rtol"], row["atol"])
+        absolute, relative, ok = errors(given, wanted, rtol, atol)
+        worst = tuple(deviations(given, wanted, rtol, atol))
+        yield Check(name, target, golden["bucket"], path, absolute, relative, atol, rtol, ok, worst)
 
 
 def _array(archive: Archive, row: dict[str, Any]) -> NDArray[Any]:
@@ -104,3 +154,24 @@ def errors(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: 
         )
     relative = error / np.maximum(size, np.finfo(np.float64).tiny)
     return float(error.max(initial=0)), float(relative.max(initial=0)), bool((error <= atol + rtol * size).all())
+
+
+def deviations(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: float) -> Iterator[Deviation]:
+    """Yield the elements that are farthest from what is wanted, by how much is allowed; none where all are equal."""
+    if given is None or given.dtype != wanted.dtype or given.shape != wanted.shape or not wanted.size:
+        return
+    if wanted.dtype.kind in "biu":  # 64-bit integers have more digits than a float
+        over = np.where(given == wanted, 0.0, np.abs(given.astype(np.float64) - wanted.astype(np.float64)) + 1)
+    else:
+        kind = np.complex128 if wanted.dtype.kind == "c" else np.float64
+        first, second = given.astype(kind), wanted.astype(kind)
+        with np.errstate(invalid="ignore"):
+            error, allowed = np.abs(first - second), atol + rtol * np.abs(second)
+            over = error / np.maximum(allowed, np.finfo(np.float64).tiny)
+        same = (first == second) | (np.isnan(first) & np.isnan(second))
+        over = np.where(same, 0.0, np.where(np.isfinite(over), over, np.inf))
+    flat = over.ravel()
+    for place in np.argsort(-flat, kind="stable")[:_WORST]:
+        if flat[place]:
+            index = tuple(map(int, np.unravel_index(place, wanted.shape)))
+            yield Deviation(index, str(given[index]), str(wanted[index]))

@@ -75,15 +75,7 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
     Raises CallError for one that is missing, unknown or does not fit; LoadError when the executable is not loaded.
     """
     description = function.descriptions[0]
-    paths = _paths(description)
-    given: Mapping[str, Any] = {**function.weights, **arguments}
-    faults = [f"{path} is missing" for path in paths if path not in given]
-    faults += [f"{path} is no argument" for path in arguments if path not in paths]
-    if faults:
-        raise CallError("structure", f"{function.name}: {'; '.join(faults)}")
-    leaves = [as_dtype(given[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)]
-    # A custom node becomes a dict of its fields or a tuple, which every function takes.
-    args, kwargs = cast("tuple[tuple[Any, ...], dict[str, Any]]", description.in_tree.unflatten(leaves))
+    args, kwargs = structured(function, description, arguments)
     seconds = []
     for _ in range(2):
         started = time.perf_counter()
@@ -94,6 +86,24 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
     types = NodeTypes().of_arguments(list(description.out_tree.custom_nodes()))
     flat = description.out_tree.flatten(result, types=types)
     return {name: np.asarray(leaf) for name, leaf in zip(names, flat, strict=True)}, seconds
+
+
+def structured(
+    function: Function, description: Description, arguments: Arrays
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to pass to a function, `(args, kwargs)`, for the executable of `description`.
+
+    arguments: as for `call`. Raises CallError for one that is missing or unknown.
+    """
+    paths = _paths(description)
+    given: Mapping[str, Any] = {**function.weights, **arguments}
+    faults = [f"{path} is missing" for path in paths if path not in given]
+    faults += [f"{path} is no argument" for path in arguments if path not in paths]
+    if faults:
+        raise CallError("structure", f"{function.name}: {'; '.join(faults)}")
+    leaves = [as_dtype(given[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)]
+    # A custom node becomes a dict of its fields or a tuple, which every function takes.
+    return cast("tuple[tuple[Any, ...], dict[str, Any]]", description.in_tree.unflatten(leaves))
 
 
 def summary(values: NDArray[Any]) -> dict[str, Any]:

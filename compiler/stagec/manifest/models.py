@@ -41,6 +41,7 @@ from stagec.manifest.values import (
     read_shardings,
     read_sizes,
     read_static,
+    read_tolerance,
     read_tree,
     read_weights,
 )
@@ -153,6 +154,15 @@ class Header(Table):
             examples=[True],
         ),
     ] = True
+    bundle_size: Annotated[
+        int | None,
+        PlainValidator(read_bytes),
+        WithJsonSchema(AMOUNT_SCHEMA),
+        Field(
+            description="Size that the bundle's file may have. `<manifest>.size_test` fails if it is larger.",
+            examples=["20MB"],
+        ),
+    ] = None
     enable_x64: EnableX64 = None
     matmul_precision: MatmulPrecision = None
     prng_impl: PrngImpl = None
@@ -259,6 +269,43 @@ class Limits(Table):
     ] = False
 
 
+Tolerance: TypeAlias = Annotated[int | str | None, PlainValidator(read_tolerance), WithJsonSchema(AMOUNT_SCHEMA)]
+
+
+class Baseline(Table):
+    """By how much the executables of a function may outgrow the baseline before `<manifest>.baseline_test` fails."""
+
+    peak_memory: Annotated[
+        Tolerance,
+        Field(
+            description="Memory of one device while the function runs: a share such as 2%, or an amount. Default: 1%.",
+            examples=["2%", "64KiB"],
+        ),
+    ] = None
+    flops: Annotated[
+        Tolerance, Field(description="Operations of one device in a call. Default: 0%.", examples=["0.5%"])
+    ] = None
+    bytes_accessed: Annotated[
+        Tolerance,
+        Field(description="Bytes that one device reads and writes in a call. Default: 1%.", examples=["5%"]),
+    ] = None
+    executable_size: Annotated[
+        Tolerance, Field(description="Size of the executable's file. Default: 5%.", examples=["10%"])
+    ] = None
+    collectives: Annotated[
+        Tolerance,
+        Field(description="How often devices exchange arrays in a call, for each kind. Default: 0.", examples=[1]),
+    ] = None
+    operations: Annotated[
+        Tolerance,
+        Field(
+            description="How many instructions of each kind run in a call. Default: the test shows them, and never "
+            "fails because of them.",
+            examples=["10%"],
+        ),
+    ] = None
+
+
 class Padding(Table):
     """How the loader fills a call up to the next larger bucket of a dimension; it cuts the results back."""
 
@@ -306,6 +353,17 @@ class Weights(Table):
     ] = False
 
 
+class OutputTolerance(Table):
+    """How far one result may be from the golden one."""
+
+    rtol: Annotated[
+        float | None, Field(ge=0, description="Relative tolerance. Default: that of the function.", examples=[1e-2])
+    ] = None
+    atol: Annotated[
+        float | None, Field(ge=0, description="Absolute tolerance. Default: that of the function.", examples=[1e-3])
+    ] = None
+
+
 class Golden(Table):
     """Inputs and outputs that the bundle stores with a function, to check its executables with."""
 
@@ -336,6 +394,13 @@ class Golden(Table):
         float | None,
         Field(ge=0, description="Absolute tolerance. Default: as for rtol.", examples=[1e-6]),
     ] = None
+    outputs: Annotated[
+        dict[str, OutputTolerance],
+        Field(
+            description="Tolerances of single results, by their paths as `stagec run --golden` prints them.",
+            examples=[{"result['logits']": {"rtol": 1e-2}}],
+        ),
+    ] = {}
 
 
 class Function(Table):
@@ -528,12 +593,21 @@ class Function(Table):
             examples=[{"cpu": {"peak_memory": "2GiB"}}],
         ),
     ] = {}
+    baseline: Annotated[
+        Baseline | None,
+        Field(
+            description="By how much the executables may grow beyond the manifest's baseline. Tolerances do not change "
+            "the bytes of an artifact.",
+            examples=[{"peak_memory": "2%"}],
+        ),
+    ] = None
     golden: Annotated[
         Golden | None,
         Field(
             description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or "
             "from a file, and what the function makes of them: under jax.jit, if JAX traces it. "
-            "`<manifest>.golden_test` compares the executables for CPUs.",
+            "`<manifest>.golden_test` compares the executables for CPUs, "
+            "`<manifest>.golden_cuda_test` and `<manifest>.golden_tpu_test` those for devices.",
             examples=[{"seed": 0, "rtol": 1e-5}],
         ),
     ] = None

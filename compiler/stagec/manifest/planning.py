@@ -22,7 +22,21 @@ MOST_EXECUTABLES = 10_000
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
-_MACRO_TARGETS = ("autotune", "explain", "golden_test", "reproducibility_test")
+_MACRO_TARGETS = (
+    "autotune",
+    "baseline_test",
+    "explain",
+    "golden_cuda_test",
+    "golden_test",
+    "golden_tpu_test",
+    "latency",
+    "provenance",
+    "report",
+    "reproducibility_test",
+    "sign",
+    "size_test",
+    "update_baseline",
+)
 """What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 _Location: TypeAlias = tuple[str | int, ...]
@@ -63,6 +77,10 @@ class Plan:
     """Sorted by name."""
     executables: tuple[Executable, ...]
     """Sorted by name."""
+    bundle_size: int | None
+    """Bytes that the bundle's file may have; None: as many as it likes."""
+    tolerances: Mapping[str, Mapping[str, int | str]]
+    """Of functions that say how much more than their baseline they may take: function -> metric -> tolerance."""
 
     def to_json(self) -> str:
         """Canonical JSON, one line: equal plans have equal text."""
@@ -72,6 +90,8 @@ class Plan:
             "exports": [asdict(export) for export in self.exports],
             "executables": [asdict(executable) for executable in self.executables],
             "bundle": {"name": self.name, "version": self.version},
+            "bundle_size": self.bundle_size,
+            "tolerances": self.tolerances,
         }
         return to_json(document) + "\n"
 
@@ -102,6 +122,8 @@ def plan(manifest: Manifest) -> Plan:
         manifest.header.reproducible,
         tuple(sorted(exports, key=lambda export: export.name)),
         tuple(sorted(executables, key=lambda executable: executable.name)),
+        manifest.header.bundle_size,
+        {name: one.baseline.model_dump(exclude_none=True) for name, one in manifest.functions.items() if one.baseline},
     )
 
 
@@ -405,8 +427,8 @@ def _check_golden(manifest: Manifest, function: Function, problem: _Report) -> I
     golden = function.golden
     if golden is None:
         return
-    if not any(manifest.targets[target].platform == "cpu" for target in function.targets):
-        yield problem(("golden",), "there is no executable for a CPU to check", "add a target for a CPU")
+    if not function.targets:
+        yield problem(("golden",), "there is no executable to check", "add a target, such as cpu-avx2")
     if golden.inputs and "seed" in golden.model_fields_set:
         what = f"{golden.inputs} has the inputs, and none are generated"
         yield problem(("golden", "seed"), what, "leave out seed, or inputs")

@@ -279,6 +279,7 @@ _UNITS = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
+_SHARE = re.compile(r"\d{1,6}(\.\d{1,6})?%")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?) ?([A-Za-z]*)")
 
 
@@ -305,6 +306,16 @@ def _amount(value: object, units: Mapping[str, int], kind: str, example: str) ->
     if amount.denominator != 1:
         raise refuse(Refusal((), f"{abbreviate(value)} is not a whole number", example))
     return int(amount)
+
+
+def read_tolerance(value: object) -> int | str:
+    """Reads by how much a number may grow: a share of it such as "2%", or an amount as `read_bytes` reads it."""
+    example = 'write for example "2%", "64KiB" or 10'
+    if isinstance(value, str) and value.endswith("%"):
+        if not _SHARE.fullmatch(value):
+            raise refuse(Refusal((), f"{show(value)} is no share", example))
+        return value
+    return _amount(value, _UNITS, "a tolerance", example)
 
 
 def read_collectives(value: object) -> int | dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from stagec.core.errors import Problem, StagecError
+from stagec.reports import traces
 
 _SUFFIX = ".profile.json"
 _PHASES = ("import", "trace", "lower", "export", "refine", "compile", "analyze", "canonicalize", "other")
@@ -134,7 +135,6 @@ def as_trace(profiles: Sequence[dict[str, Any]]) -> str:
     """Return the build as Chrome trace events, which Perfetto and chrome://tracing show: JSON, one event a line.
 
     Each action is a slice with its phases below it; actions that overlap are on separate tracks.
-    The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     begin = min(profile["started"] for profile in profiles)
     ends: list[float] = []
@@ -145,20 +145,8 @@ def as_trace(profiles: Sequence[dict[str, Any]]) -> str:
         ends[track : track + 1] = [start + profile["seconds"]]
         arguments = {"artifact": profile["artifact"], "max_rss": profile["max_rss"]}
         name = f"{profile['command']} {profile['artifact']}"
-        events.append(_slice(name, "action", track, start, profile["seconds"], arguments))
-        events += [_slice(phase, "phase", track, start + at, seconds, {}) for phase, at, seconds in profile["phases"]]
-    tracks = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": track, "args": {"name": f"actions {track + 1}"}}
-        for track in range(len(ends))
-    ]
-    named = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "stagec"}}
-    lines = ",\n".join(json.dumps(event) for event in (named, *tracks, *events))
-    return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
-
-
-def _slice(
-    name: str, category: str, track: int, at: float, seconds: float, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    """Return a complete event; its times are whole microseconds."""
-    times = {"ts": round(at * 1e6), "dur": round(seconds * 1e6)}
-    return {"name": name, "cat": category, "ph": "X", "pid": 1, "tid": track, **times, "args": arguments}
+        events.append(traces.slice_of(name, "action", track, start, profile["seconds"], arguments))
+        events += [
+            traces.slice_of(phase, "phase", track, start + at, seconds, {}) for phase, at, seconds in profile["phases"]
+        ]
+    return traces.to_json("stagec", [f"actions {track + 1}" for track in range(len(ends))], events)

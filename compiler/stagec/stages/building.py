@@ -18,7 +18,7 @@ from stagec.core.specs import ExecutableSpec
 from stagec.core.trees import argument_path
 from stagec.core.version import VERSION
 from stagec.pjrt import compatibility, locations
-from stagec.stages import by_device, limits, mlir
+from stagec.stages import by_device, inventory, limits, mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import fields
 from stagec.stages.errors import CannotLower, NotExported
@@ -28,10 +28,13 @@ from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import NamedSharding
 
 
-def compile_exported(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
+def compile_exported(
+    serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"", itemized: bool = False
+) -> Compiled:
     """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
 
     lowered_for: what JAX lowers for devices, where that is another module (`by_device`): an executable is made of that.
+    itemized: whether to take its inventory.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled, or is over a limit.
     """
@@ -51,18 +54,19 @@ def compile_exported(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes
         hardware = compilation.backend(spec.target.platform).hardware(spec.target)
         names = functools.partial(_names, exported, lowered)
         problems = list(limits.exceeded(description, compiled.as_text(), hardware, names, spec))
-    if problems:
-        raise StagecError(*problems)
-    return dataclasses.replace(compiled, description=description, stablehlo=stablehlo)
+        if problems:
+            raise StagecError(*problems)
+        taken = inventory.take(description, compiled.as_text(), hardware, names(), spec) if itemized else None
+    return dataclasses.replace(compiled, description=description, stablehlo=stablehlo, inventory=taken)
 
 
-def optimized_hlo(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> str:
-    """Return what XLA makes of the program of `compile_exported`, as HLO text; also where that is over a limit.
+def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
+    """Return what XLA makes of the program of `compile_exported`; also where that is over a limit.
 
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled.
     """
-    return _compile(*lower(serialized, spec, lowered_for), spec).as_text()
+    return _compile(*lower(serialized, spec, lowered_for), spec)
 
 
 def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Compiled:

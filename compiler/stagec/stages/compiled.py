@@ -66,6 +66,7 @@ class Compiled:
     hlo: the optimized program as text; None after `deserialize`, until you ask for it.
     mesh: the mesh over which its arrays are split; None if it is not known.
     stablehlo: the module that XLA compiled, in StableHLO's portable form; None unless it was built from a manifest.
+    inventory: what it consists of (`stages.inventory`); None unless it was asked for.
 
     Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
     plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several
@@ -78,6 +79,7 @@ class Compiled:
     hlo: str | None = field(default=None, repr=False)
     mesh: Mesh | None = None
     stablehlo: bytes | None = field(default=None, repr=False)
+    inventory: Mapping[str, Any] | None = field(default=None, repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:

@@ -5,12 +5,13 @@ A limit is the manifest's, or the memory of the device. It decides whether there
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stagec.backends.analysis import UNKNOWN, buffers
+from stagec.backends.analysis import UNKNOWN, Buffer, buffers
 from stagec.backends.compilation import DoesNotFit, Hardware
 from stagec.bundle.description import Description
 from stagec.core import naming
@@ -149,13 +150,18 @@ def _table(description: Description, program: str, names: Sequence[str]) -> str:
     ]
     if analysis["alias_bytes"] not in (0, UNKNOWN):
         sums[-1] += f" ({in_bytes(analysis['alias_bytes'])} of them in the memory of arguments)"
+    found = named(buffers(program)[:_LARGEST], description, names)
+    rows = [(in_bytes(one.bytes), one.kind, f"{one.name} {one.type}".strip()) for one in found]
+    return "\n".join([", ".join(sums), "largest, on each device:", *_rows(rows)])
+
+
+def named(found: Sequence[Buffer], description: Description, names: Sequence[str]) -> Iterator[Buffer]:
+    """Yield buffers with the names of arguments and results, as a person knows them. names: as for `exceeded`."""
     arguments = dict(enumerate(names))
     results = {index: f"result{path}" for index, path in enumerate(description.out_tree.paths())}
-    rows = []
-    for buffer in buffers(program)[:_LARGEST]:
-        name = {"argument": arguments, "result": results}.get(buffer.kind, {}).get(buffer.index, buffer.name)
-        rows.append((in_bytes(buffer.bytes), buffer.kind, f"{name} {buffer.type}".strip()))
-    return "\n".join([", ".join(sums), "largest, on each device:", *_rows(rows)])
+    for one in found:
+        table = {"argument": arguments, "result": results}.get(one.kind, {})
+        yield dataclasses.replace(one, name=table.get(one.index, one.name))
 
 
 def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:

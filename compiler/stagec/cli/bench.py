@@ -1,0 +1,108 @@
+"""Measure on this machine how long a bundle takes to load, its first call, and calls from several threads."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from stagec.cli.files import print_json, print_text
+from stagec.cli.run import bucket
+from stagec.core.errors import Problem, StagecError
+
+_ONCE = "--start"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument(
+        "function", nargs="*", help="name of the function; of a variant, FUNCTION-VARIANT (default: all)"
+    )
+    parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="only this bucket (default: all)")
+    parser.add_argument(
+        "--threads",
+        type=_at_least_one,
+        nargs="+",
+        default=sorted({1, cores}),
+        help="from how many threads at a time (default: 1, and as many as there are cores)",
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long a round takes (default: 0.5)")
+    parser.add_argument("--rounds", type=_at_least_one, default=5, help="rounds of each measurement (default: 5)")
+    parser.add_argument("--starts", type=int, default=5, help="new processes that load and call once (default: 5)")
+    parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
+    parser.add_argument(_ONCE, action="store_true", dest="once", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.once:
+        return _start(options)
+    from stagec.core.progress import Progress
+    from stagec.core.refusal import Refusal
+    from stagec.loader import latency, trials
+    from stagec.loader.serving import load
+
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    sizes = bucket(options.bucket)
+    try:
+        bundle = load(options.bundle, options.target, policy="executable_only")
+        every = (one.name for function in bundle.values() for one in function.variants.values() or [function])
+        names = options.function or list(every)
+        with Progress("bench", len(names)) as progress:
+            for name in names:
+                progress.step(name)
+                function = trials.find(bundle, name)
+                started = None
+                if options.starts:
+                    started = latency.starts(options.bundle, name, options.target, options.starts, _ONCE)
+                calls = [
+                    latency.measure(function, one, threads, options.rounds, options.seconds)
+                    for one in latency.descriptions(function, sizes)
+                    for threads in options.threads
+                ]
+                lines += latency.as_text(name, bundle.target, started, calls)
+                told = [{**dataclasses.asdict(one), "spread": one.spread} for one in calls]
+                starts = dataclasses.asdict(started) if started else None
+                rows.append({"function": name, "target": bundle.target, "starts": starts, "calls": told})
+    except Refusal as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    here = latency.machine()
+    if options.json:
+        print_json(
+            {"kind": "bench", "bundle": bundle.name, "version": bundle.version, "machine": here, "functions": rows}
+        )
+        return None
+    about = f"{here['cores']} cores of {here['cpu']}, load {here['load']:.2f}, jaxlib {here['jaxlib']}"
+    print_text("".join(f"{line}\n" for line in (f"{bundle.name} {bundle.version} on {about}", *lines)))
+    return None
+
+
+def _start(options: argparse.Namespace) -> None:
+    """Load, call once, and print the seconds of both and of imports."""
+    began = time.perf_counter()
+    from stagec.loader import trials
+    from stagec.loader.serving import load
+
+    imported = time.perf_counter()
+    bundle = load(options.bundle, options.target, policy="executable_only")
+    function = trials.find(bundle, options.function[0])
+    loaded = time.perf_counter()
+    description = function.descriptions[0]
+    arrays = trials.random_arguments(description, 0, function.weights)
+    args, kwargs = trials.structured(function, description, arrays)
+    ready = time.perf_counter()
+    function(*args, **kwargs)
+    called = time.perf_counter()
+    sys.stdout.write(json.dumps({"imported": imported - began, "loaded": loaded - imported, "called": called - ready}))
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number

@@ -1,0 +1,38 @@
+"""Tell what takes the space of a bundle, and whether it is larger than it may be."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stagec.cli.files import print_json, print_text
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument("--most", type=int, metavar="BYTES", help="how large its file may be (default: any size)")
+    parser.add_argument("--rows", type=int, default=10, help="how many rows are shown (default: 10)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.reports import measurements, overview
+    from stagec.stages.limits import in_bytes
+
+    archive = measurements.open_bundle(options.bundle)
+    size = Path(options.bundle).stat().st_size
+    rows = list(overview.sizes(archive, size))
+    ok = options.most is None or size <= options.most
+    if options.json:
+        parts = [{"kind": kind, "of": name, "bytes": taken} for kind, name, taken in rows]
+        print_json({"kind": "size", "bytes": size, "most": options.most, "ok": ok, "parts": parts})
+        return 0 if ok else 1
+    limit = ""
+    if options.most is not None:
+        limit = f", {'within' if ok else 'over'} the limit of {options.most:,} (manifest.bundle_size)"
+    lines = [f"{'' if ok else 'FAILED  '}{archive.index['name']}: {size:,} bytes{limit}"]
+    shown = rows[: options.rows]
+    width = max((len(in_bytes(taken)) for _, _, taken in shown), default=0)
+    lines += [f"  {in_bytes(taken):>{width}}  {kind}{name and f' of {name}'}" for kind, name, taken in shown]
+    lines += [f"  {len(rows) - len(shown)} more"] if len(rows) > len(shown) else []
+    print_text("\n".join(lines) + "\n")
+    return 0 if ok else 1

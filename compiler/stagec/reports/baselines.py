@@ -1,0 +1,248 @@
+"""Baselines: what the executables of a manifest took when somebody accepted it, and what has grown since.
+
+A baseline is a JSON file beside the manifest, one line a metric in a stable order, so that people read and merge it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stagec.backends.analysis import UNKNOWN, Metric
+from stagec.bundle.description import LARGEST
+from stagec.core import json_shapes, strict_json
+from stagec.core.errors import Problem, StagecError
+from stagec.reports.measurements import Executable
+from stagec.stages.limits import in_bytes
+
+FORMAT = 1
+"""Version of the JSON form. 1: the first."""
+DEFAULTS: Mapping[str, int | str] = {
+    "peak_memory": "1%",
+    "flops": "0%",
+    "bytes_accessed": "1%",
+    "executable_size": "5%",
+    "collectives": 0,
+}
+"""By how much a metric may grow where the manifest does not say it; `operations` may always grow."""
+_ARRAYS = 16
+"""How many arrays of an executable a baseline has: the largest."""
+_LISTED = 6
+"""How many operations or arrays a message lists."""
+_BYTES = ("peak_memory", "bytes_accessed", "executable_size")
+
+Measured = dict[str, Any]
+"""Of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by what they are."""
+
+
+def measure(executables: Iterable[Executable]) -> dict[str, Measured]:
+    """Return what each executable takes, by its name. Raises StagecError where there is no inventory of one."""
+    found, problems = {}, []
+    for one in executables:
+        if one.inventory is None:
+            write = f"build it with this stagec, and give the file {one.name}.inventory.json with --inventory"
+            problems.append(Problem("", one.name, "its inventory is not there", write))
+            continue
+        analysis = one.description.analysis
+        arrays: dict[str, int] = {}
+        for row in one.inventory["arrays"]:
+            key = " ".join(filter(None, (row["kind"], row["name"], row["type"])))
+            if key in arrays or len(arrays) < _ARRAYS:
+                arrays[key] = arrays.get(key, 0) + row["bytes"]
+        found[one.name] = {
+            "arrays": dict(sorted(arrays.items())),
+            "bytes_accessed": analysis["bytes_accessed"],
+            "collectives": {kind: row["count"] for kind, row in sorted(analysis["collectives"].items())},
+            "executable_size": one.description.executable_bytes,
+            "flops": analysis["flops"],
+            "operations": {kind: row["count"] for kind, row in sorted(one.inventory["operations"].items())},
+            "peak_memory": analysis["peak_bytes"],
+            "stablehlo_sha256": one.description.stablehlo_sha256,
+        }
+    if problems:
+        raise StagecError(*problems)
+    return dict(sorted(found.items()))
+
+
+def to_json(manifest: str, measured: Mapping[str, Measured]) -> str:
+    """Return the file's content. manifest: its name."""
+    document = {"format": FORMAT, "kind": "baseline", "manifest": manifest, "executables": measured}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def from_json(text: bytes, file: str, manifest: str, accept: str) -> dict[str, Measured]:
+    """Read a baseline. manifest: whose it must be. accept: the command that writes a new one, for messages.
+
+    Raises StagecError, naming `file`, where it is damaged or another manifest's.
+    """
+
+    def refused(what: str) -> StagecError:
+        return StagecError(Problem(file, "", what, f"write a new one: {accept}"))
+
+    if b"\n<<<<<<< " in text or text.startswith(b"<<<<<<< "):
+        raise refused("it has the marks of a merge that is not resolved")
+    try:
+        data = strict_json.parse(text, LARGEST)
+        if isinstance(data, dict) and data.get("kind") == "baseline" and data.get("format") != FORMAT:
+            raise refused(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+        _BASELINE(data)
+    except ValueError as error:
+        raise refused(f"not a baseline: {error}") from error
+    if data["manifest"] != manifest:
+        raise refused(f'it is the baseline of the manifest "{data["manifest"]}", and this is "{manifest}"')
+    return dict(data["executables"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of an executable, before and after. allowed: by how much it may grow; None: as it likes."""
+
+    metric: str
+    before: Metric
+    after: Metric
+    allowed: int | str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is within its tolerance. What was known must not become unknown."""
+        if self.allowed is None or self.before == self.after or self.before == UNKNOWN:
+            return True
+        if self.after == UNKNOWN:
+            return False
+        before, after = float(self.before), float(self.after)
+        if isinstance(self.allowed, str):
+            return after <= before * (1 + float(self.allowed.removesuffix("%")) / 100)
+        return after <= before + self.allowed
+
+
+@dataclass(frozen=True)
+class Change:
+    """How an executable differs from its baseline.
+
+    rows: the metrics that differ. new: what it has more of, in words. missing: it is not in the baseline.
+    """
+
+    name: str
+    rows: tuple[Row, ...] = ()
+    new: tuple[str, ...] = ()
+    missing: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the baseline allows it."""
+        return not self.missing and all(row.ok for row in self.rows)
+
+
+def compare(
+    before: Mapping[str, Measured], after: Mapping[str, Measured], tolerances: Mapping[str, Mapping[str, int | str]]
+) -> Iterator[Change]:
+    """Yield how executables differ from their baseline; those that do not are left out.
+
+    tolerances: function -> metric -> by how much it may grow, where that is not as in `DEFAULTS`.
+    """
+    for name, now in after.items():
+        if name not in before:
+            yield Change(name, missing=True)
+            continue
+        if now == before[name]:
+            continue
+        function = name.partition(".")[0]
+        allowed = {**DEFAULTS, **tolerances.get(function, tolerances.get(function.partition("-")[0], {}))}
+        rows = tuple(row for row in _rows(before[name], now, allowed) if row.before != row.after)
+        yield Change(name, rows, tuple(_news(before[name], now)))
+
+
+def _rows(before: Measured, after: Measured, allowed: Mapping[str, int | str]) -> Iterator[Row]:
+    for metric in ("peak_memory", "flops", "bytes_accessed", "executable_size"):
+        yield Row(metric, before[metric], after[metric], allowed[metric])
+    for metric in ("collectives", "operations"):
+        for kind in sorted({*before[metric], *after[metric]}):
+            yield Row(f"{metric}.{kind}", before[metric].get(kind, 0), after[metric].get(kind, 0), allowed.get(metric))
+
+
+def _news(before: Measured, after: Measured) -> Iterator[str]:
+    """What an executable has that the baseline has not, and whether the program itself is another one."""
+    operations = [
+        f"{count:,} {kind}" + (f" (before: {before['operations'][kind]:,})" if kind in before["operations"] else "")
+        for kind, count in after["operations"].items()
+        if count != UNKNOWN and before["operations"].get(kind, 0) not in (UNKNOWN, count)
+        if count > before["operations"].get(kind, 0)
+    ]
+    arrays = [
+        f"{what} ({in_bytes(size)})"
+        for what, size in sorted(after["arrays"].items(), key=lambda row: -row[1])
+        if size > before["arrays"].get(what, 0)
+    ]
+    for title, found in (("operations", operations), ("arrays", arrays)):
+        if found:
+            more = f", {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+            yield f"new {title}: {', '.join(found[:_LISTED])}{more}"
+    same = before["stablehlo_sha256"] == after["stablehlo_sha256"]
+    yield f"StableHLO: {'the same module: the compiler or its options changed' if same else 'another module'}"
+
+
+def as_text(changes: Iterable[Change], gone: Sequence[str], name: str, count: int, accept: str) -> str:
+    """Return a table for a person: what grew, what is new, and the command that accepts it.
+
+    gone: executables that the baseline has and the manifest has not. name: of the manifest. count: of its executables.
+    """
+    changes = list(changes)
+    failed = [change for change in changes if not change.ok]
+    lines = []
+    for change in [*failed, *(change for change in changes if change.ok)]:
+        lines.append(f"{'ok    ' if change.ok else 'FAILED'}  {change.name}")
+        if change.missing:
+            lines.append("  it is not in the baseline")
+        shown = [row for row in change.rows if row.allowed is not None]
+        if shown:
+            table: list[tuple[str, ...]] = [("", "before", "after", "change", "allowed", "")]
+            table += [_cells(row) for row in shown]
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            for first, *rest in table:
+                cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+                lines.append("  ".join([f"  {first:<{widths[0]}}", *cells]).rstrip())
+        lines += [f"  {what}" for what in change.new]
+    lines += [f"ok      {one}: only the baseline has it" for one in gone]
+    lines.append(f"{name}: {count} executable{'s' * (count != 1)}, {len(failed)} failed")
+    if lines[1:]:
+        lines.append(f"to accept what they take now: {accept}")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    change = ""
+    if UNKNOWN not in (row.before, row.after):
+        more = float(row.after) - float(row.before)
+        change = f"{more / float(row.before):+.1%}" if row.before else f"{more:+,.0f}"
+    allowed = row.allowed if isinstance(row.allowed, str) else _told(row.metric, row.allowed or 0)
+    before, after = _told(row.metric, row.before), _told(row.metric, row.after)
+    if before == after:
+        before, after = (f"{value:,}" for value in (row.before, row.after))
+    return row.metric, before, after, change, f"+{allowed}", "" if row.ok else "FAILED"
+
+
+def _told(metric: str, value: Metric) -> str:
+    if isinstance(value, str):
+        return value
+    return in_bytes(value) if metric in _BYTES else f"{value:,.0f}"
+
+
+_METRIC = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant(UNKNOWN))
+_BASELINE = json_shapes.record(
+    {
+        "format": json_shapes.count,
+        "kind": json_shapes.constant("baseline"),
+        "manifest": json_shapes.text,
+        "executables": json_shapes.table(
+            json_shapes.record(
+                {
+                    **dict.fromkeys(("bytes_accessed", "executable_size", "flops", "peak_memory"), _METRIC),
+                    **dict.fromkeys(("arrays", "collectives", "operations"), json_shapes.table(_METRIC)),
+                    "stablehlo_sha256": json_shapes.sha256,
+                }
+            )
+        ),
+    }
+)

@@ -1,0 +1,70 @@
+"""What the executables of a bundle take: their descriptions, and the inventories that a build leaves beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import LARGEST, Description
+from stagec.core import reading
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
+from stagec.stages import inventory
+from stagec.stages.inventory import Inventory
+
+ENDING = ".inventory.json"
+
+
+class Executable(NamedTuple):
+    """An executable of a bundle.
+
+    name: `FUNCTION.TARGET`, or `FUNCTION.TARGET.BUCKET`, as its artifacts are called after the manifest's name.
+    signature: the name in the bundle's index: that of the function, or FUNCTION-VARIANT.
+    inventory: None where none is known.
+    """
+
+    name: str
+    signature: str
+    description: Description
+    inventory: Inventory | None
+
+
+def open_bundle(path: str) -> Archive:
+    """Open a bundle, with all digests checked. Raises StagecError, naming it, where it is none or is damaged."""
+    try:
+        archive = Archive(path)
+        archive.check_all()
+    except LoadError as error:
+        raise StagecError(Problem(path, "", str(error).removeprefix(f"{path}: "), "give a bundle (.aot)")) from error
+    return archive
+
+
+def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) -> Iterator[Executable]:
+    """Yield the executables of a bundle, in the order of its index.
+
+    inventories: files; where none are given, those that lie beside the bundle at `path`. One of another executable is
+    passed over. Raises StagecError.
+    """
+    beside = sorted(str(file) for file in Path(path).parent.glob(f"*{ENDING}"))
+    found = {one["executable_sha256"]: one for one in map(read_inventory, inventories or beside)}
+    for signature, function in archive.index["functions"].items():
+        for entry in function["executables"]:
+            try:
+                description = Description.from_json(archive.read(entry["description"], LARGEST))
+            except (LoadError, ValueError) as error:
+                raise StagecError(Problem(path, "", f"{entry['description']}: {error}")) from error
+            sizes = "_".join(f"{dim}{size}" for dim, size in sorted(description.bucket.items()))
+            name = ".".join(filter(None, (description.artifact, description.target.name, sizes)))
+            yield Executable(name, signature, description, found.get(description.executable_sha256))
+
+
+def read_inventory(path: str) -> dict[str, Any]:
+    """Read the inventory in a file. Raises StagecError, naming it."""
+    try:
+        return inventory.from_json(reading.whole(path, LARGEST))
+    except OSError as error:
+        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
+    except ValueError as error:
+        raise StagecError(Problem(path, "", f"not an inventory: {error}", "build the executable again")) from error

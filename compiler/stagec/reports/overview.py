@@ -1,0 +1,262 @@
+"""What `stagec report` shows: all that is known of a bundle's executables, as plain values for a page.
+
+Descriptions are in the bundle; inventories, profiles and the provenance lie beside it, and what is missing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagec.backends.analysis import UNKNOWN
+from stagec.bundle import attestation, verification
+from stagec.bundle.archive import Archive
+from stagec.bundle.calls import call_of
+from stagec.bundle.description import LARGEST, Description
+from stagec.bundle.dsse import Envelope
+from stagec.core import naming, reading, strict_json
+from stagec.core.avals import DTYPES
+from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
+from stagec.core.trees import argument_path
+from stagec.reports import measurements, profiles
+from stagec.reports.measurements import Executable
+
+_SIZES = 60
+"""How many functions the overview of the file's size lists."""
+_METRICS = (
+    *("peak_bytes", "argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes"),
+    *("flops", "bytes_accessed", "unknown"),
+)
+_KINDS = {"peak_memory": "bytes", "bytes_accessed": "bytes", "executable_size": "bytes", "compile_time": "seconds"}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a report is made of, besides the bundle: paths, where there is such a file.
+
+    inventories: of the executables; none: those beside the bundle. profiles: files, folders or build events, as
+    `stagec profile` takes them. statement: the in-toto statement. signature: the envelope; None: `<bundle>.dsse.json`.
+    keys: public keys that are trusted.
+    """
+
+    inventories: Sequence[str] = ()
+    profiles: Sequence[str] = ()
+    statement: str | None = None
+    signature: str | None = None
+    keys: Sequence[str] = ()
+
+
+def collect(path: str, sources: Sources) -> dict[str, Any]:
+    """Return what is known of the bundle at `path`.
+
+    "bundle": its name, version, size, targets, the sizes of what is in it, seconds of the build, provenance and
+    signatures; "functions": signature -> "call" and "executables", by name. Raises StagecError, naming the file, where
+    one is missing or damaged.
+    """
+    archive = measurements.open_bundle(path)
+    index = archive.index
+    times = _times(sources.profiles)
+    seconds = {name: total for name, command, total, _ in times if command == "compile"}
+    functions: dict[str, Any] = {
+        name: {"call": call_of(archive, name).as_text(), "executables": {}} for name in index["functions"]
+    }
+    for one in measurements.executables(path, archive, sources.inventories):
+        built = seconds.get(f"{index['name']}.{one.name}")
+        functions[one.signature]["executables"][one.name] = _executable(one, built)
+    size = Path(path).stat().st_size
+    bundle = {
+        "name": index["name"],
+        "version": index["version"],
+        "file": Path(path).name,
+        "bytes": size,
+        "members": len(index["members"]),
+        "sha256": archive.sha256(),
+        "targets": {name: _hardware(target) for name, target in index["targets"].items()},
+        "sizes": list(sizes(archive, size)),
+        "times": times,
+        "provenance": list(_provenance(path, archive, sources.statement)),
+        "signatures": list(_signatures(path, sources)),
+    }
+    return {"bundle": bundle, "functions": functions}
+
+
+def _executable(one: Executable, seconds: float | None) -> dict[str, Any]:
+    description, found = one.description, one.inventory
+    analysis, mesh = description.analysis, description.device_assignment
+    roofline = analysis["roofline"]
+    table: dict[str, Any] = {key: analysis[key] for key in _METRICS}
+    table |= {
+        "size": description.executable_bytes,
+        "hardware": _hardware({**description.target.to_plain(), "name": description.target.name}),
+        "devices": description.nr_devices,
+        "mesh": naming.sizes(dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))) if mesh else "",
+        "itemized": found is not None,
+        "arrays": [[row["kind"], row["name"], row["type"], row["bytes"]] for row in found["arrays"]]
+        if found
+        else list(_arrays(description)),
+        "limits": list(_limits(one, seconds)),
+    }
+    if not isinstance(roofline, str):
+        table |= {"roofline_seconds": roofline["seconds"], "bound": roofline["bound"]}
+        if roofline["compute_seconds"] and roofline["memory_seconds"]:
+            rates = {
+                "flops": analysis["flops"] / roofline["compute_seconds"],
+                "bandwidth": analysis["bytes_accessed"] / roofline["memory_seconds"],
+            }
+            table["roofline"] = rates
+    if found:
+        table["more"] = found["more"] if found["more"]["count"] else None
+        table["operations"] = [[kind, row["count"], row["flops"]] for kind, row in found["operations"].items()]
+        table["exchanges"] = [
+            [row["kind"], row["axes"], *(row[key] for key in ("count", "bytes", "sent_bytes", "seconds"))]
+            for row in found["exchanges"]
+        ]
+    else:
+        table["exchanges"] = [
+            [kind, "unknown axes", row["count"], row["bytes"], row["sent_bytes"], UNKNOWN]
+            for kind, row in analysis["collectives"].items()
+        ]
+    if seconds is not None:
+        table["compile_seconds"] = seconds
+    return table
+
+
+def _arrays(description: Description) -> Iterator[list[Any]]:
+    """The arguments and results on one device, and the temporaries as one: what is known without an inventory."""
+    paths = [argument_path(path) for path in description.in_tree.paths()]
+    kept = [paths[i] for i in description.kept_var_idx]
+    results = [f"result{path}" for path in description.out_tree.paths()]
+    for kind, names, rows in (("argument", kept, "parameters"), ("result", results, "results")):
+        for name, row in zip(names, description.abi[rows], strict=True):
+            shape = row["shard_shape"]
+            bits = DTYPES[row["dtype"]].bits if row["dtype"] in DTYPES else 32
+            size = -(-math.prod(shape) * bits // 8)
+            yield [kind, name, f"{row['dtype']}[{','.join(map(str, shape))}]", size]
+    size = description.analysis["temporary_bytes"]
+    if size != UNKNOWN:
+        yield ["temporary", "all temporaries", "", size]
+
+
+def _limits(one: Executable, seconds: float | None) -> Iterator[list[Any]]:
+    """Rows of a limit's name, what there is, what there may be, and in which unit."""
+    if one.inventory is None:
+        return
+    analysis = one.description.analysis
+    memory = one.inventory["hardware"]["memory"]
+    if memory:
+        yield ["memory of a device", analysis["peak_bytes"], memory, "bytes"]
+    counts = {kind: row["count"] for kind, row in analysis["collectives"].items()}
+    every = UNKNOWN if UNKNOWN in counts.values() else sum(counts.values())
+    values: dict[str, Any] = {
+        "peak_memory": analysis["peak_bytes"],
+        "flops": analysis["flops"],
+        "bytes_accessed": analysis["bytes_accessed"],
+        "executable_size": one.description.executable_bytes,
+        "compile_time": UNKNOWN if seconds is None else seconds,
+        "collectives": every,
+    }
+    for name, limit in one.inventory["limits"].items():
+        if isinstance(limit, Mapping):
+            for kind, most in limit.items():
+                yield [f"{name}.{kind}", counts.get(kind, 0), most, ""]
+        else:
+            yield [name, values.get(name, UNKNOWN), limit, _KINDS.get(name, "")]
+
+
+def _hardware(target: Mapping[str, Any]) -> str:
+    words = [target["platform"], *(str(target[key]) for key in ("isa", "device", "topology") if target.get(key))]
+    return f"{target['name']}: {' '.join(words)}" if "name" in target else " ".join(words)
+
+
+def sizes(archive: Archive, size: int) -> Iterator[list[Any]]:
+    """Yield rows of a kind, whose it is, and bytes: what the file consists of, the largest first, the rest last.
+
+    size: of the file. A member that several share counts once.
+    """
+    members = {name: entry["bytes"] for name, entry in archive.index["members"].items()}
+    aligned = size - sum(members.values())
+    rows: list[list[Any]] = []
+    for name, function in archive.index["functions"].items():
+        of: dict[str, list[str | None]] = {
+            "executables": [one["executable"] for one in function["executables"]],
+            "StableHLO": [one.get("stablehlo") for one in function["executables"]],
+            "exported": [function["exported"]],
+        }
+        for kind, names in of.items():
+            rows.append([kind, name, sum(members.pop(one, 0) for one in names if one is not None)])
+    weights = archive.index["weights"].values()
+    rows.append(["weights", "all weights", sum(members.pop(one["member"], 0) for one in weights if "member" in one)])
+    rows.sort(key=lambda row: -row[2])
+    rows, rest = rows[:_SIZES], rows[_SIZES:]
+    rows.append(["descriptions and the rest", "", sum(members.values()) + sum(row[2] for row in rest)])
+    rows.append(["the index, and members that begin on pages", "", aligned])
+    yield from (row for row in rows if row[2])
+
+
+def _times(given: Sequence[str]) -> list[list[Any]]:
+    """Rows of an artifact, a command, its seconds and those of its phases; the longest first."""
+    if not given:
+        return []
+    report = profiles.report(profiles.read(given))
+    return [[row["artifact"], row["command"], row["seconds"], row["phases"]] for row in report["actions"]]
+
+
+def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[list[str]]:
+    """Rows of what was built from what, of the statement; where none is given, the digests alone."""
+    versions = {
+        f"{name} {version}"
+        for function in archive.index["functions"].values()
+        for one in function["executables"]
+        for name, version in one["versions"].items()
+    }
+    yield ["Made with", ", ".join(sorted(versions))]
+    if statement is None:
+        return
+    try:
+        data = strict_json.parse(reading.whole(statement, LARGEST), LARGEST)
+        about = attestation.Statement.read(json.dumps(data).encode(), statement)
+        about.check(archive, statement, archive.sha256())
+        build = data["predicate"]["buildDefinition"]
+        builder = data["predicate"].get("runDetails", {}).get("builder", {}).get("id", "")
+        yield ["Built as", f"{build['buildType']}, by {builder}"]
+        for name, value in build["externalParameters"].items():
+            file = isinstance(value, dict) and value.keys() == {"name", "digest"}
+            text = f"{value['name']}, sha256 {value['digest']['sha256']}" if file else json.dumps(value)
+            yield [name, value if isinstance(value, str) else text]
+        yield ["Sources and packages", f"{len(build.get('resolvedDependencies', ()))}, each with its digest"]
+    except OSError as error:
+        raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error), "give the statement of this bundle")) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"not a statement with provenance: {error}"
+        raise StagecError(Problem(statement, "", what, "give the bundle's .intoto.json")) from error
+
+
+def _signatures(path: str, sources: Sources) -> Iterator[list[str]]:
+    """Rows of what is known of who signed; nobody is believed without a key."""
+    given = [sources.signature] if sources.signature else []
+    envelopes = attestation.envelopes_of(path, given)
+    if sources.keys:
+        report = verification.verify(path, sources.keys, 1, given)
+        if report["verdict"] != verification.VERIFIED:
+            failed = next(check for check in report["checks"] if not check["ok"])
+            raise StagecError(
+                Problem(path, "", f"{failed['check']}: {failed['summary']}", "give the bundle's signature")
+            )
+        yield from ([check["check"], check["summary"]] for check in report["checks"])
+        return
+    if sources.signature is None and not Path(envelopes[0]).exists():
+        yield ["Signature", f"none was given. {verification.UNSIGNED}"]
+        return
+    try:
+        found = [Envelope.read(envelope) for envelope in envelopes]
+    except LoadError as error:
+        raise StagecError(Problem("", "", str(error))) from error
+    for keyid, _ in (one for envelope in found for one in envelope.signatures):
+        yield ["Signature", f"key {keyid or 'without a name'}; not checked: no key was given"]

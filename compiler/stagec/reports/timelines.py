@@ -1,0 +1,42 @@
+"""A timeline of what a device would do in a call, as a trace: an estimate from the optimized program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stagec.backends.compilation import Hardware
+from stagec.bundle.description import Description
+from stagec.costs import hlo
+from stagec.costs.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
+from stagec.reports import traces
+
+_TRACKS = (COMPUTE, LINKS, COPIES)
+
+
+def of(name: str, program: str, description: Description, hardware: Hardware) -> str:
+    """Return the trace of a call on one device; docs/gates.md says what is assumed.
+
+    name: of the executable. program: the optimized HLO as text. Where the device's rates are not known it has no
+    events, and says so.
+    """
+    if not hardware.flops or not hardware.bandwidth:
+        return traces.to_json(f"NO ESTIMATE of {name}: the peak rates of {hardware.device_kind} are not known", (), ())
+    mesh, links = description.device_assignment, hardware.links
+    devices, places = description.nr_devices, mesh.coords if mesh else ()
+    events, seconds = schedule(
+        hlo.parse(program),
+        devices,
+        lambda one: links.seconds(one, devices, places) if links else None,
+        Rates(hardware.flops, hardware.bandwidth),
+    )
+    process = f"ESTIMATE of {name} on one {hardware.device_kind}, by peak rates: {seconds * 1e3:.3f} ms"
+    rows = [
+        traces.slice_of(one.name, one.kind, _TRACKS.index(one.track), one.at, one.seconds, _about(one), 4)
+        for one in events
+    ]
+    return traces.to_json(process, [f"{track} (estimate)" for track in _TRACKS], rows)
+
+
+def _about(one: Event) -> dict[str, Any]:
+    found = {"operation": one.model_name or None, "flops": one.flops, "bytes": one.bytes, "turns": one.turns}
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,115 @@
+"""What an optimized program consists of: its arrays, operations and exchanges, and the limits that hold for it.
+
+It is a file beside the executable that no bundle has, for reports and baselines: `stagec compile --inventory FILE`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stagec.backends.analysis import UNKNOWN, buffers
+from stagec.backends.compilation import Hardware
+from stagec.bundle.description import LARGEST, Description
+from stagec.core import json_shapes, strict_json
+from stagec.core.specs import ExecutableSpec
+from stagec.costs import collectives, hlo, totals
+from stagec.stages.limits import named
+
+FORMAT = 1
+"""Version of the JSON form. 1: the first."""
+_ARRAYS = 60
+"""How many arrays are listed one by one: the largest."""
+
+Inventory = Mapping[str, Any]
+"""The keys of `take`."""
+
+
+def take(
+    description: Description, program: str, hardware: Hardware, names: Sequence[str], spec: ExecutableSpec
+) -> dict[str, Any]:
+    """Return the inventory of an executable.
+
+    program: the optimized HLO as text. names: of the arguments that it takes.
+    "executable_sha256" says of which executable. "operations": opcode -> "count" and "flops". "exchanges": rows of
+    "kind", "axes" of the mesh, "count", "bytes", "sent_bytes" and "seconds". "arrays": the largest, rows of "kind"
+    (argument, result, temporary), "name", "type" and "bytes" on one device; "more": "count" and "bytes" of the others.
+    "hardware": "memory", "bandwidth" and "flops" of one device, null where they are not known. "limits": those of the
+    manifest, by key. Counts are as often as they run; "unknown" where that is not known.
+    """
+    mesh = description.device_assignment
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)) if mesh else {}
+    links, places = hardware.links, mesh.coords if mesh else ()
+    devices = description.nr_devices
+    items = totals.itemize(
+        hlo.parse(program), devices, lambda one: links.seconds(one, devices, places) if links else None
+    )
+    exchanges: dict[tuple[str, str], dict[str, Any]] = {}
+    for (kind, among), found in items.exchanges.items():
+        row = exchanges.setdefault((kind, collectives.axes(kind, among, sizes)), {})
+        for name, value in found.items():
+            row[name] = UNKNOWN if value is None or row.get(name) == UNKNOWN else row.get(name, 0) + value
+    largest = buffers(program)
+    limits = {name: value for name, value in vars(spec.limits).items() if value is not None and name not in _NO_LIMIT}
+    return {
+        "format": FORMAT,
+        "kind": "inventory",
+        "executable_sha256": description.executable_sha256,
+        "operations": {
+            opcode: {name: UNKNOWN if value is None else value for name, value in found.items()}
+            for opcode, found in items.operations.items()
+        },
+        "exchanges": [{"kind": kind, "axes": axes, **row} for (kind, axes), row in sorted(exchanges.items())],
+        "arrays": [
+            {"kind": one.kind, "name": one.name, "type": one.type, "bytes": one.bytes}
+            for one in named(largest[:_ARRAYS], description, names)
+        ],
+        "more": {"count": len(largest[_ARRAYS:]), "bytes": sum(one.bytes for one in largest[_ARRAYS:])},
+        "hardware": {"memory": hardware.memory, "bandwidth": hardware.bandwidth, "flops": hardware.flops},
+        "limits": limits,
+    }
+
+
+def to_json(inventory: Inventory) -> str:
+    """Return the JSON form, with a newline at the end."""
+    return json.dumps(inventory, indent=1) + "\n"
+
+
+def from_json(text: bytes) -> dict[str, Any]:
+    """Read what `to_json` wrote. Raises ValueError, naming the key at fault, when it is something else."""
+    data = strict_json.parse(text, LARGEST)
+    if not isinstance(data, dict) or data.get("kind") != "inventory":
+        raise ValueError("it is no inventory of an executable")
+    if data.get("format") != FORMAT:
+        raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+    _INVENTORY(data)
+    return dict(data)
+
+
+_NO_LIMIT = ("key", "allow_unknown")
+_METRIC = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant(UNKNOWN))
+_RATE = json_shapes.either("a number, or nothing,", json_shapes.number, json_shapes.constant(None))
+_LIMIT = json_shapes.either(
+    "a number, or a table of numbers,", json_shapes.number, json_shapes.table(json_shapes.number)
+)
+_MOVED = dict.fromkeys(("count", "bytes", "sent_bytes", "seconds"), _METRIC)
+_INVENTORY = json_shapes.record(
+    {
+        "format": json_shapes.count,
+        "kind": json_shapes.text,
+        "executable_sha256": json_shapes.sha256,
+        "operations": json_shapes.table(json_shapes.record({"count": _METRIC, "flops": _METRIC})),
+        "exchanges": json_shapes.array(
+            json_shapes.record({"kind": json_shapes.text, "axes": json_shapes.text, **_MOVED})
+        ),
+        "arrays": json_shapes.array(
+            json_shapes.record(
+                {**dict.fromkeys(("kind", "name", "type"), json_shapes.text), "bytes": json_shapes.count}
+            )
+        ),
+        "more": json_shapes.record({"count": json_shapes.count, "bytes": json_shapes.count}),
+        "hardware": json_shapes.record(dict.fromkeys(("memory", "bandwidth", "flops"), _RATE)),
+        "limits": json_shapes.table(_LIMIT),
+    }
+)

@@ -1,0 +1,15 @@
+"""docs/arrays.md: what it tells people to write works."""
+
+import re
+
+from tests.building import ROOT
+
+
+def test_the_pages_programs_run() -> None:
+    page = (ROOT / "docs" / "arrays.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "docs/arrays.md", "exec"), names)
+    assert "batch" in str(names["exported"])
+    assert "Python's if" in str(names["message"])
