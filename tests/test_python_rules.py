@@ -17,7 +17,7 @@ from tests.nested import NestedBazel, actions, environment, telling, workspace_f
 from tests.users import User
 
 # A package that the environment does not have.
-LOCK = "einops==0.8.1 --hash=sha256:919387eb55330f5757c6bea9165c5ff5cfe63a642682ea788a6d472576d81737\n"
+LOCK = "toolz==1.0.0 --hash=sha256:292c8f1c4e7516bf9086f8850935c799a874039c8bcf959d47b600e4c44a6236\n"
 MANIFEST = """[manifest]
 name = "models"
 version = "1"
@@ -43,7 +43,7 @@ aot_manifest(
     "models/library.py": "import scaling\n\ndef f(x):\n    return scaling.scaled(x)\n",
     "models/providers.py": "import given_module, other_module\n\ndef f(x):\n"
     "    return x * given_module.two + other_module.three\n",
-    # einops is a dependency of a dependency, by way of an alias as rules_python declares them.
+    # toolz is a dependency of a dependency, by way of an alias as rules_python declares them.
     "lib/BUILD": """load("//tools:rules.bzl", "given_library", "other_library")
 
 package(default_visibility = ["//visibility:public"])
@@ -60,7 +60,7 @@ py_library(
     srcs = ["deep/source/factors.py"],
     data = ["deep/source/factor.txt"],
     imports = ["deep/source"],
-    deps = ["@pip//:einops"],
+    deps = ["@pip//:toolz"],
 )
 
 given_library(
@@ -73,8 +73,8 @@ other_library(
     srcs = ["other/other_module.py"],
 )
 """,
-    "lib/src/scaling.py": "import einops\nimport factors\n\ndef scaled(x):\n"
-    '    return einops.rearrange(x, "a b -> (a b)") * factors.factor\n',
+    "lib/src/scaling.py": "import toolz\nimport factors\n\ndef scaled(x):\n"
+    '    return toolz.pipe(x, lambda x: x.reshape(-1)) * factors.factor\n',
     "lib/deep/source/factors.py": "import importlib.resources\nimport pathlib\n\n"
     'factor = int(pathlib.Path(__file__).with_name("factor.txt").read_text())\n',
     "lib/deep/source/factor.txt": "5",
@@ -158,7 +158,7 @@ py_library(
 )
 
 alias(
-    name = "einops",
+    name = "toolz",
     actual = ":pkg",
 )
 """,
