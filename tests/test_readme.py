@@ -79,16 +79,19 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
         "//models:models",
         "//models:models.explain",
         "//models:models.image",
+        "//models:models.latency",
         "//models:models.predict",
         "//models:models.predict.cpu-avx2.batch1",
         "//models:models.predict.cpu-avx2.batch32",
         "//models:models.provenance",
         "//models:models.push",
+        "//models:models.report",
         "//models:models.reproducibility_test",
         "//models:models.scale",
         "//models:models.scale.cpu-avx2.batch1",
         "//models:models.scale.cpu-avx2.batch32",
         "//models:models.sign",
+        "//models:models.update_baseline",
     ]
     path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
     for script, printed in (("serve.py", "(32, 3) float32\n"), ("stages.py", "[2. 2. 2.] 3.0\n")):
