@@ -74,7 +74,7 @@ other_library(
 )
 """,
     "lib/src/scaling.py": "import toolz\nimport factors\n\ndef scaled(x):\n"
-    '    return toolz.pipe(x, lambda x: x.reshape(-1)) * factors.factor\n',
+    "    return toolz.pipe(x, lambda x: x.reshape(-1)) * factors.factor\n",
     "lib/deep/source/factors.py": "import importlib.resources\nimport pathlib\n\n"
     'factor = int(pathlib.Path(__file__).with_name("factor.txt").read_text())\n',
     "lib/deep/source/factor.txt": "5",

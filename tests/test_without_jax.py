@@ -80,9 +80,9 @@ def test_a_function_of_jaxs_is_refused_with_the_key_to_write(kalman: NestedBazel
     finally:
         manifest.write_text(text)
     assert done.returncode == 1
-    said = """kalman.toml: functions.track.frontend: JAX would trace model:track, but there is no package jax
+    said = """functions.track.frontend: to trace model:track, stagec needs the package jax, which is not installed
   write frontend = "arrays" for a function of stagec.numpy,
-  or add jax to the lock of stagec.python(lock = ...)
+  or add jax to the lock of stagec.python(lock = ...); outside of Bazel, pip install stagec[compiler]
 """
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -64,11 +64,12 @@ def frontend(spec: FunctionSpec) -> Frontend:
     try:
         return cast(Frontend, importlib.import_module(f"stagec.frontends.{spec.frontend}"))
     except ModuleNotFoundError as error:
-        if missing_package(error, spec.entry) is None:
+        sentence = missing_package(error, f"to trace {spec.entry}, stagec")
+        if sentence is None:
             raise
-        what = f"JAX would trace {spec.entry}, but there is no package {error.name}"
+        what, _, install = sentence.partition(": ")
         write = 'write frontend = "arrays" for a function of stagec.numpy,\n'
-        write += "or add jax to the lock of stagec.python(lock = ...)"
+        write += f"or add jax to the lock of stagec.python(lock = ...); outside of Bazel, {install}"
         raise spec.problem("frontend", what, write) from error
 
 
