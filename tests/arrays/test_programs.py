@@ -263,3 +263,24 @@ def test_classes_of_the_users(tmp_path: Path) -> None:
             raise AssertionError
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)
+
+
+def test_arrays_of_jaxs_are_taken_as_numpys_are_and_what_it_traces_is_not() -> None:
+    x = xp.asarray([1.0, 2.0, 3.0])
+    for found in (x + jnp.ones(3), jnp.ones(3) + x, xp.add(jnp.ones(3), x)):
+        assert isinstance(found, type(x))
+        np.testing.assert_array_equal(np.asarray(found), [2, 3, 4])
+    for mixed in (xp.sin, lambda y: x + y):
+        with pytest.raises(TypeError, match="JAX traces this value, so a function of stagec"):
+            jax.jit(mixed)(jnp.ones(3))
+
+
+def test_a_recursion_without_an_end_is_the_users_own() -> None:
+    def f(x: Any) -> Any:
+        return f(x) + 1
+
+    with pytest.raises(RecursionError) as found:
+        stagec.jit(f, frontend="arrays").trace(stagec.ShapeDtypeStruct((3,), "float32"))
+    assert [entry.path for entry in found.traceback][-1] == Path(__file__)
+    # Nothing of that trace is left.
+    np.testing.assert_array_equal(np.asarray(xp.asarray([1.0]) + 1), [2])

@@ -14,7 +14,7 @@ import numpy as np
 from stagec.arrays import binding, execution, tracing
 from stagec.arrays.namespace import elementwise, indexing, linear, manipulation
 from stagec.arrays.namespace.datatypes import check_device, device_of
-from stagec.arrays.namespace.promotion import is_scalar
+from stagec.arrays.namespace.promotion import is_jaxs, is_scalar
 from stagec.arrays.primitives.structural import transpose
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import Value
@@ -24,7 +24,7 @@ _TAKEN = (Value, np.ndarray, np.generic)
 
 def _operator(function: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
     def operator(self: Any, other: Any) -> Any:
-        if not (is_scalar(other) or isinstance(other, _TAKEN)):
+        if not (is_scalar(other) or isinstance(other, _TAKEN) or is_jaxs(other)):
             return NotImplemented
         return function(other, self) if reflected else function(self, other)
 

@@ -39,8 +39,19 @@ def array_of(x: Any, function: str = "") -> Any:
     raise TypeError(f"{name}an array is wanted, not a {type(x).__qualname__}; write asarray(...) of it")
 
 
+def is_jaxs(x: Any) -> bool:
+    """Whether x is an array of JAX's, or a value that it traces."""
+    return type(x).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(x, "__array__")
+
+
 def _of_numpy(x: Any) -> Any:
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except TypeError as error:
+        if is_jaxs(x):
+            what = "JAX traces this value, so a function of stagec.numpy cannot take it"
+            raise TypeError(f"{what}; trace the whole function with one of both") from error
+        raise
     if array.dtype not in KINDS:
         raise TypeError(f"there are no arrays of dtype {array.dtype}")
     wanted = dtypes.canonical(array.dtype)
