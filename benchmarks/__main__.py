@@ -31,6 +31,7 @@ BENCHMARKS = (
     "environment",
     "inputs",
     "remote",
+    "weights",
 )
 """The modules, each with `measure(options) -> list[Row]`, in the order of the table."""
 
