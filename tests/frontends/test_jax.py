@@ -103,6 +103,10 @@ def sharded_avals():
 
 already = jax.jit(double)
 constant = 3
+
+
+def mixed_keys():
+    return ({1: jax.ShapeDtypeStruct((2,), jnp.float32), (2, "b"): jax.ShapeDtypeStruct((2,), jnp.float32)},)
 '''
 
 
@@ -193,6 +197,11 @@ WRONG = {
         {"args": [], "avals": "pkg.model:bad_leaves"},
         "pkg/m.toml: functions.f.avals: pkg.model:bad_leaves returned leaves that are no avals: [0]['w'] is a str\n"
         "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n",
+    ),
+    "avals in a dict whose keys cannot be sorted": (
+        {"args": [], "avals": "pkg.model:mixed_keys"},
+        "pkg/m.toml: functions.f.avals: a tree that pkg.model:mixed_keys returned raised ValueError\n"
+        "  ValueError: Comparator raised exception while sorting pytree dictionary keys.\n",
     ),
     "avals that are split over devices": (
         {"args": [], "avals": "pkg.model:sharded_avals"},

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxlib import _jax
+
 from stagec.core.avals import FILES, Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import FunctionSpec
@@ -56,6 +58,9 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
     advice = f"return the positional arguments as a tuple, or keyword arguments as a dict, of {struct}"
     if not isinstance(result, tuple | dict):
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
+    # Keys of a dict that cannot be sorted, or what a class of the user's raises.
+    registry = _jax.pytree.default_registry()
+    user_code.run(lambda: registry.flatten(result), f"a tree that {spec.avals} returned raised", spec.manifest, key)
     return result, advice
 
 
