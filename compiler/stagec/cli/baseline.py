@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from stagec.cli.files import print_json, print_text, read, write_whole
+from stagec.cli.options import add_inventory
 from stagec.core.errors import Problem, StagecError
 
 
@@ -15,13 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
     parser.add_argument("baseline", help="the baseline, a JSON file beside the manifest")
     parser.add_argument("--update", action="store_true", help="write the baseline instead: accept what they take now")
-    parser.add_argument(
-        "--inventory",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="the inventory of an executable; may be repeated (default: those beside the bundle)",
-    )
+    add_inventory(parser)
     parser.add_argument(
         "--tolerances",
         default="{}",

@@ -59,6 +59,17 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_inventory(parser: argparse.ArgumentParser) -> None:
+    """Declare `--inventory`, of a command that compares what executables take."""
+    parser.add_argument(
+        "--inventory",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the inventory of an executable; may be repeated (default: those beside the bundle)",
+    )
+
+
 def add_plugins(parser: argparse.ArgumentParser) -> None:
     """Declare `--plugin`."""
     parser.add_argument(

@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import digest, print_json, write_whole
+from stagec.cli.options import add_inventory
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
     parser.add_argument("other", nargs="?", help="another one, to compare it with")
     parser.add_argument("--output", "-o", required=True, metavar="FILE.html", help="where to write the page")
-    parser.add_argument(
-        "--inventory",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="the inventory of an executable; may be repeated (default: those beside the bundle)",
-    )
+    add_inventory(parser)
     parser.add_argument(
         "--times", action="append", default=[], metavar="FILE", help="profiles of a build, as stagec profile takes them"
     )

@@ -12,7 +12,7 @@ from stagec.arrays import dtypes
 from stagec.arrays.binding import unwrap
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, UNSIGNED
 from stagec.arrays.namespace.complexes import computed
-from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, promoted
+from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, named, promoted
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.reductions import reduce_and, reduce_or
 from stagec.arrays.primitives.structural import broadcast, convert, full
@@ -26,9 +26,7 @@ def _floating(name: str, operation: Callable[[Any], Any], what: str) -> Callable
         x = inexact(x, name)
         return operation(x) if KINDS[x.dtype] != COMPLEX else computed(name, operation, x)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return {what} of each element."
-    return function
+    return named(function, name, f"Return {what} of each element.")
 
 
 acos = _floating("acos", p.acos, "the inverse cosine, in radians,")
@@ -72,9 +70,7 @@ def _numbers(name: str, operation: Callable[[Any, Any], Any], what: str) -> Call
     def function(x1: Any, x2: Any, /) -> Any:
         return operation(*promoted(x1, x2, function=name))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return {what}."
-    return function
+    return named(function, name, f"Return {what}.")
 
 
 add = _numbers("add", p.add, "the sum of two arrays")
@@ -225,9 +221,7 @@ def _logical(name: str, operation: Callable[..., Any], what: str) -> Callable[..
     def function(x1: Any, x2: Any, /) -> Any:
         return operation(_bools(x1, name), _bools(x2, name))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return whether {what} true."
-    return function
+    return named(function, name, f"Return whether {what} true.")
 
 
 def _bools(x: Any, name: str) -> Any:
@@ -292,9 +286,7 @@ def _rounding(name: str, operation: Callable[[Any], Any], what: str) -> Callable
             return p.complex_(operation(p.real(x)), operation(p.imag(x)))
         return operation(x)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return each number rounded {what}."
-    return function
+    return named(function, name, f"Return each number rounded {what}.")
 
 
 ceil = _rounding("ceil", p.ceil, "up")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stagec.arrays import binding, dtypes, pytrees, tracing
-from stagec.arrays.namespace.promotion import array_of, inexact, like, promoted
+from stagec.arrays.namespace.promotion import array_of, inexact, like, named, promoted
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import sorting
 from stagec.arrays.primitives.calls import BARRIER, call_custom_vjp
@@ -21,9 +21,7 @@ def _of_one(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[
     def function(x: Any) -> Any:
         return operation(inexact(x, name))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return {what} of each element. As `jax.lax.{name}`."
-    return function
+    return named(function, name, f"Return {what} of each element. As `jax.lax.{name}`.")
 
 
 erf = _of_one("erf", p.erf, "the error function")
@@ -40,9 +38,7 @@ def _of_two(name: str, operation: Callable[[Any, Any], Any], what: str) -> Calla
     def function(x: Any, y: Any) -> Any:
         return operation(*promoted(x, y, function=name))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return {what} of each two elements. As `jax.lax.{name}`."
-    return function
+    return named(function, name, f"Return {what} of each two elements. As `jax.lax.{name}`.")
 
 
 add = _of_two("add", p.add, "the sum")

@@ -13,7 +13,7 @@ import numpy as np
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import BOOL, INEXACT, INTEGRAL, KINDS, SIGNED
-from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.namespace.promotion import array_of, named
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import indexing
 from stagec.arrays.primitives.indexing import GatherNumbers
@@ -218,13 +218,16 @@ def _scatter(name: str, how: str, what: str) -> Callable[..., Any]:
         clipped = sizes if _mode(name, mode, "drop") == "clip" else None
         return indexing.scatter(x, index, new, numbers, how, unique_indices, clipped)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"Return an array in which slices, one for each index, are {what}. As `jax.lax.{name}`.\n\n"
-        '    mode: what becomes of a slice that is not inside. "drop", which None is: nothing; "clip": it moves inside.'
-        "\n    unique_indices: the caller promises that no element is changed twice."
+    return named(
+        function,
+        name,
+        (
+            f"Return an array in which slices, one for each index, are {what}. As `jax.lax.{name}`.\n\n"
+            '    mode: what becomes of a slice that is not inside. "drop", which None is: nothing; '
+            '"clip": it moves inside.\n'
+            "    unique_indices: the caller promises that no element is changed twice."
+        ),
     )
-    return function
 
 
 scatter = _scatter("scatter", "set", "replaced by updates")

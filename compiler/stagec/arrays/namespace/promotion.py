@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,13 @@ def array_of(x: Any, function: str = "") -> Any:
         return size_value(x)
     name = f"{function}: " if function else ""
     raise TypeError(f"{name}an array is wanted, not a {type(x).__qualname__}; write asarray(...) of it")
+
+
+def named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
+    """Give a function, made for one of several names, its name and docstring, and return it."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
 
 
 def is_jaxs(x: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from stagec.arrays import dims, dtypes, execution
 from stagec.arrays.dtypes import SIGNED
 from stagec.arrays.namespace.indexing import take
-from stagec.arrays.namespace.promotion import array_of, promoted
+from stagec.arrays.namespace.promotion import array_of, named, promoted
 from stagec.arrays.namespace.statistical import kept
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import reductions as r
@@ -34,10 +34,10 @@ def _arg(name: str, operation: Any) -> Any:
         where = axis_of(axis, len(x.shape))
         return kept(x, operation(x, where, index), [where], keepdims)
 
-    function.__name__ = function.__qualname__ = name
     what = "largest" if name == "argmax" else "smallest"
-    function.__doc__ = f"Return where the {what} element along an axis is, the first of equal ones; None: in all of x."
-    return function
+    return named(
+        function, name, f"Return where the {what} element along an axis is, the first of equal ones; None: in all of x."
+    )
 
 
 argmax = _arg("argmax", r.argmax)

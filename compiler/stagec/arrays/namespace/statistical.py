@@ -12,7 +12,7 @@ import numpy as np
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED, DType
-from stagec.arrays.namespace.promotion import array_of, inexact
+from stagec.arrays.namespace.promotion import array_of, inexact, named
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import reductions as r
 from stagec.arrays.primitives.cumulative import cumulative
@@ -115,9 +115,7 @@ def _extremum(name: str, operation: Callable[..., Any], any_or_all: Callable[...
         reduce = any_or_all if x.dtype == dtypes.bool_ else operation
         return kept(x, reduce(x, axes), axes, keepdims)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return the {name} along axes; None: of all elements. NaN where there is one."
-    return function
+    return named(function, name, f"Return the {name} along axes; None: of all elements. NaN where there is one.")
 
 
 max = _extremum("max", r.reduce_max, r.reduce_or)  # noqa: A001 - the standard's names
@@ -161,13 +159,15 @@ def _cumulative(name: str, operation: Callable[[Any, int], Any], start: int) -> 
             found = concatenate([full(shape, start, x.dtype), found], where)
         return found
 
-    function.__name__ = function.__qualname__ = name
     what = "sum" if start == 0 else "product"
-    function.__doc__ = (
-        f"Return for each element the {what} of it and all before it along an axis.\n\n"
-        f"    include_initial: whether {start} comes first, the {what} of none."
+    return named(
+        function,
+        name,
+        (
+            f"Return for each element the {what} of it and all before it along an axis.\n\n"
+            f"    include_initial: whether {start} comes first, the {what} of none."
+        ),
     )
-    return function
 
 
 cumulative_sum = _cumulative("cumulative_sum", lambda x, axis: cumulative(x, axis, "add"), 0)

@@ -13,7 +13,7 @@ import numpy as np
 from stagec.arrays import binding, dims, pytrees, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import DType
-from stagec.arrays.namespace.promotion import array_of, inexact, like
+from stagec.arrays.namespace.promotion import array_of, inexact, like, named
 from stagec.arrays.primitives import contractions, cumulative, windows
 from stagec.arrays.primitives.contractions import ConvolutionNumbers
 from stagec.arrays.primitives.reductions import least, most
@@ -201,9 +201,9 @@ def _cumulative(name: str, how: str, what: str, floating: bool = False) -> Calla
         x = inexact(operand, name) if floating else array_of(operand, name)
         return cumulative.cumulative(x, axis_of(axis, len(x.shape)), how, bool(reverse))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Return for each element {what} it and all before it along an axis; reverse: all behind it."
-    return function
+    return named(
+        function, name, f"Return for each element {what} it and all before it along an axis; reverse: all behind it."
+    )
 
 
 cumsum = _cumulative("cumsum", "add", "the sum of")
