@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,23 @@ settings.load_profile("same")
 # JAX starts every plugin that it finds, unless this says otherwise. libtpu then makes /tmp/libtpu_lockfile, which is
 # there until the process ends, and stays if somebody kills it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what one run is enough for, where another Bazel, Python or JAX runs the tests (STAGEC_OTHER_VERSIONS)."""
+    if "STAGEC_OTHER_VERSIONS" not in os.environ:
+        return
+    seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        if mark := item.get_closest_marker("pinned"):
+            test, but = item.nodeid.partition("[")[0], mark.kwargs.get("but")
+            (left_out if but is None or seen[test] % but else kept).append(item)
+            seen[test] += 1
+        else:
+            kept.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -193,6 +193,7 @@ SAID = (
 )
 
 
+@pytest.mark.pinned(but=2)
 def test_where_the_system_does_not_let_workers_isolate_there_are_none(attacked: Workspace) -> None:
     forbids = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$0" "$@"'
     before = ["unshare", "--user", "--map-root-user", "sh", "-c", forbids]

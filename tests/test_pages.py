@@ -43,7 +43,7 @@ def test_links_lead_to_files(page: str) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN)
 def test_every_command_is_run(page: str) -> None:
-    script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    script = [line.strip() for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()]
     suite = re.search(r'name = "thorough",.*?\n\)', (ROOT / "tests" / "BUILD").read_text("utf-8"), re.DOTALL)
     thorough = {f"//tests:{name}" for name in re.findall(r'"(\w+)",', suite[0])} if suite else set()
     for command in commands(page):
