@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what one run is enough for, where another Bazel, Python or JAX runs the tests (STAGEC_OTHER_VERSIONS)."""
+    """Leave out what one run is enough for, where STAGEC_OTHER_VERSIONS says that this is another one."""
     if "STAGEC_OTHER_VERSIONS" not in os.environ:
         return
     seen: Counter[str] = Counter()
