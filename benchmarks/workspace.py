@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks import models
 from stagec.hardware.x86 import ISA, Isa
+from stagec.manifest.workspace import SETTINGS
 from stagec.pjrt import host
 from tests.nested import NestedBazel, workspace_files
 
@@ -27,12 +28,12 @@ class Workspace(NestedBazel):
     """A workspace, and the Bazel that builds it. actions: how many of stagec's ran in the last build."""
 
     def __init__(self, folder: Path, functions: list[models.Function], targets: Mapping[str, str]) -> None:
-        super().__init__(folder, folder / "workspace", startup=())  # as users start it
+        super().__init__(folder, folder / "workspace", startup=())  # as users start it: .bazelrc has the options
         self.folder = folder
         models.write(functions, targets, self.root)
         for file, text in workspace_files("benchmark").items():
             (self.root / file).write_text(text)
-        (self.root / ".bazelrc").write_text("build --nosandbox_debug\n")
+        (self.root / ".bazelrc").write_text(SETTINGS)
 
     def build(self, *arguments: str) -> float:
         """Build the bundle; return the seconds that it took, Bazel's own included."""

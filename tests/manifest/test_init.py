@@ -36,6 +36,7 @@ def test_the_files_of_an_empty_workspace(tmp_path: Path) -> None:
     assert done.stdout == dedent("""\
         written   models/models.toml
         written   models/BUILD
+        written   .bazelrc
         written   MODULE.bazel
 
         Next:

@@ -120,6 +120,7 @@ class Program:
     entry: str
 
 
+@functools.lru_cache(maxsize=1)  # of the program that was compiled last, several things are counted
 def parse(text: str) -> Program:
     """Read a program. Where the text has none, there are no computations and `entry` is "".
 

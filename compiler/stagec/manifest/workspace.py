@@ -17,6 +17,14 @@ from stagec.manifest.inference import Function
 
 _LOCK_COMMAND = "bazel run @stagec//:lock --"
 MODULE, WORKSPACE = "MODULE.bazel", "WORKSPACE"
+SETTINGS = """\
+# Java's second compiler would take more time than it saves: docs/performance.md of stagec has numbers.
+startup --host_jvm_args=-XX:TieredStopAtLevel=1
+# Debian's Bazel prints the log of its sandbox.
+build --nosandbox_debug
+"""
+"""Of Bazel, for a workspace of stagec's alone: others may have larger builds, and their people chose theirs."""
+_ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _LOCK = 'lock = "//:requirements.lock"'
 _BUILDS = ("BUILD.bazel", "BUILD")
 _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
@@ -56,14 +64,16 @@ def plan(root: Path, function: Function, arguments: str, stagec: str, modules: b
     _build(root, package, name, function, changes)
     _libraries(root, function, changes)
     label = f"//{package}:{Path(manifest).name}"
+    if not any((root / one).exists() for one in (*_ENTRY_POINTS, ".bazelrc")):
+        changes.add(".bazelrc", SETTINGS)
     _entry_points(root, name, label, stagec, modules, changes)
     return changes, f"//{package}:{name}" if Path(package).name != name else f"//{package}"
 
 
 def root_of(folder: Path) -> Path:
     """Return the workspace that a folder is in: the nearest folder with Bazel's entry points, else itself."""
-    names = (MODULE, WORKSPACE, "WORKSPACE.bazel")
-    return next((one for one in (folder, *folder.parents) if any((one / name).is_file() for name in names)), folder)
+    parents = (folder, *folder.parents)
+    return next((one for one in parents if any((one / name).is_file() for name in _ENTRY_POINTS)), folder)
 
 
 def _manifest(root: Path, folder: Path) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stagec.patches import elf
 
@@ -194,8 +195,7 @@ def _write(address: int, code: bytes, before: int) -> None:
         raise PatchError("this system does not let a process run code that it changed")
 
 
-@dataclass(frozen=True)
-class _Mapping:
+class _Mapping(NamedTuple):  # there are hundreds of them: other classes take several times as long
     """A line of /proc/self/maps."""
 
     start: int
