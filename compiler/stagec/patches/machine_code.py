@@ -169,10 +169,11 @@ def _undo(made: Sequence[tuple[Patch, int]]) -> None:
 
 def _protections(changes: Sequence[Patch]) -> list[int]:
     """Return the protection of each change's page."""
-    mappings = list(_mappings())  # once: a library has hundreds
+    places = [(change.address, change.address + len(change.before)) for change in changes]
+    # Read once: a process has hundreds.
+    mappings = list(_mappings(min(start for start, _ in places), max(end for _, end in places))) if places else []
     found = []
-    for change in changes:
-        start, end = change.address, change.address + len(change.before)
+    for start, end in places:
         parts = [
             (min(end, m.end) - max(start, m.start), m.protection) for m in mappings if m.start < end and start < m.end
         ]
@@ -204,15 +205,19 @@ class _Mapping(NamedTuple):  # there are hundreds of them: other classes take se
     path: str
 
 
-def _mappings() -> Iterator[_Mapping]:
+def _mappings(lowest: int = 0, highest: int = 1 << 64) -> Iterator[_Mapping]:
+    """Yield the mappings of this process that have something of the addresses from `lowest` to below `highest`."""
     flags = {"r": mmap.PROT_READ, "w": mmap.PROT_WRITE, "x": mmap.PROT_EXEC}
     try:
         text = Path("/proc/self/maps").read_text()
     except OSError as error:
         raise PatchError(f"this process cannot see its own memory: {error}") from error
     for line in text.splitlines():
-        addresses, letters, _, _, _, *path = line.split(maxsplit=5)
-        start, end = (int(address, 16) for address in addresses.split("-"))
+        first, _, rest = line.partition("-")
+        last, letters, _, _, _, *path = rest.split(maxsplit=5)
+        start, end = int(first, 16), int(last, 16)
+        if end <= lowest or highest <= start:
+            continue
         yield _Mapping(start, end, sum(flags.get(letter, 0) for letter in letters), path[0] if path else "")
 
 
