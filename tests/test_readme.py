@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stagec.manifest.workspace import SETTINGS
 from tests.building import COMPILER, ROOT, checked
 from tests.nested import NestedBazel
 
@@ -124,7 +125,6 @@ def emptied(user: NestedBazel) -> Iterator[NestedBazel]:
     kept = user.root.with_name("kept")
     user.root.rename(kept)
     (user.root / "models").mkdir(parents=True)
-    shutil.copy(kept / ".bazelrc", user.root)
     try:
         yield user
     finally:
@@ -148,6 +148,7 @@ def test_init_in_an_empty_folder(emptied: NestedBazel) -> None:
     assert done.returncode == 0, done.stderr
     assert "written   models/models.toml\nwritten   models/BUILD\nwritten   " in done.stdout
     assert 'path = "../stagec"' in "".join((root / name).read_text() for name in ENTRY if (root / name).exists())
+    assert (root / ".bazelrc").read_text() == SETTINGS  # which Bazel takes
     built = emptied.run(*next_command(done.stdout))
     assert built.returncode == 0, built.stderr
     text = checked("inspect", root / "bazel-bin" / "models" / "models.aot")

@@ -46,6 +46,7 @@ def test_the_files_of_an_empty_workspace(tmp_path: Path) -> None:
         load("@models_manifest//:defs.bzl", "aot_manifest")
         aot_manifest(name = "models", deps = glob(["*.py"]))
         """)
+    assert "\nstartup --host_jvm_args=-XX:TieredStopAtLevel=1\n" in (tmp_path / ".bazelrc").read_text()
     # README's, line by line.
     readme = (ROOT / "README.md").read_text("utf-8")
     assert f"# MODULE.bazel\n{(tmp_path / 'MODULE.bazel').read_text()}" in readme
@@ -204,6 +205,7 @@ def test_nothing_of_an_existing_workspace_is_overwritten(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     for name, text in MINE.items():
         assert (tmp_path / name).read_text().startswith(dedent(text)), name
+    assert not (tmp_path / ".bazelrc").exists()  # settings of Bazel are those of its people
     added = (tmp_path / "MODULE.bazel").read_text().removeprefix(dedent(MINE["MODULE.bazel"]))
     assert added == (
         '\n\naot.manifest(name = "models_aot_manifest", manifest = "//models:models_aot.toml")\n'
