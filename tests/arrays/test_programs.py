@@ -13,10 +13,14 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib import _jax
+from jaxlib.mlir.dialects import stablehlo
 
 import stagec
 import stagec.lax
 import stagec.numpy as xp
+from stagec.arrays import exporting
+from stagec.stages import mlir
 from tests.building import ROOT
 
 RNG = np.random.default_rng(0)
@@ -112,6 +116,24 @@ def test_an_artifact_is_jaxs_too() -> None:
         np.testing.assert_allclose(found[1], wanted[1](np.float32(1))[1], 2e-5, 2e-5)
     assert theirs.vjp().has_vjp()
     assert not theirs.vjp().vjp().has_vjp()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (mixture(xp, x, x), loops(xp, x, x)),  # of StableHLO alone
+        lambda x: xp.log1p(xp.astype(x, "complex64")),  # one that StableHLO writes with others
+        lambda x: stagec.lax.scan(lambda carry, row: (stagec.lax.erf(carry + row), row), x[0], x),  # of CHLO, in a loop
+    ],
+)
+def test_the_portable_form_is_xlas(function: Callable[..., Any]) -> None:
+    traced = stagec.jit(function, frontend="arrays").trace(W)
+    with mlir.make_context():
+        ours = exporting.portable(exporting.module(traced.program, (0,), ("cpu",)))
+        requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+        version = stablehlo.get_version_from_compatibility_requirement(requirement)
+        module = exporting.module(traced.program, (0,), ("cpu",))
+        assert ours == _jax.mlir.serialize_portable_artifact(module, version, True)
 
 
 def test_one_artifact_for_all_sizes() -> None:

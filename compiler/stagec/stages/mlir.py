@@ -96,6 +96,19 @@ def custom_calls(module: ir.Module) -> set[str]:
     return found
 
 
+def has_operation(module: ir.Module, prefix: str) -> bool:
+    """Whether a module has an operation whose name starts with `prefix`, such as "chlo."."""
+    found = False
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        found = operation.name.startswith(prefix)
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
 def inventory(artifact: bytes) -> dict[str, str]:
     """Return each custom call of a portable artifact with its class (stagec/pjrt/custom_calls.py), sorted."""
     if b"custom_call" not in artifact:  # MLIR's bytecode has the name of each operation as it is
