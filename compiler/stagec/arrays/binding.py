@@ -18,16 +18,16 @@ def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
     values: arrays of a trace or with elements, NumPy's, and `Literal`s. params: hashable. Raises what the primitive's
     rule of shapes raises, and TypeError for PRNG keys where it has no meaning for them.
     """
-    if primitive.of_keys is not True:
-        for value in values:
-            if value.dtype is dtypes.KEY:
-                return _of_keys(primitive, values, params)
     trace = tracing.current()
+    known = values if trace is None else [*map(aval, values)]
+    if primitive.of_keys is not True:
+        for one in known:
+            if one.dtype is dtypes.KEY:
+                return _of_keys(primitive, values, params)
     if trace is None:
         results: Sequence[Any] = execution.run(primitive, values, params)
     else:
-        avals = [aval(value) for value in values]
-        results = trace.record(primitive, values, params, primitive.results(avals, params))
+        results = trace.record(primitive, values, params, primitive.results(known, params))
     return results if primitive.several else results[0]
 
 
@@ -61,9 +61,12 @@ WRAP = Primitive("random_wrap", _wrap_infer, lambda rule, words: words)
 UNWRAP = Primitive("random_unwrap", physical, lambda rule, keys: keys, of_keys=True)
 
 
+_OF_PROGRAMS = tracing.Tracer, Literal
+
+
 def aval(value: Any) -> ShapedArray:
     """Return what is known of an array without its elements."""
-    if isinstance(value, tracing.Tracer | Literal):
+    if isinstance(value, _OF_PROGRAMS):
         return value.aval
     return ShapedArray(tuple(value.shape), value.dtype)
 

@@ -21,7 +21,7 @@ from stagec.arrays import dims
 from stagec.arrays.dims import Dim, Shape
 from stagec.arrays.dtypes import BITS, BOOL, KINDS, NAMED, SIGNED, UNSIGNED, DType
 from stagec.arrays.meshes import Axes
-from stagec.arrays.program import Equation, Program, Variable
+from stagec.arrays.program import Equation, Operand, Program
 from stagec.arrays.values import Literal, ShapedArray, physical
 from stagec.core import dimensions
 from stagec.core.partitions import Partition
@@ -132,28 +132,26 @@ class Lowering:
 
     def program(self, program: Program, values: Sequence[IRValue]) -> list[IRValue]:
         """Lower a program where the insertion point is, on these arguments, and return its results."""
-        known: dict[Variable, IRValue] = dict(zip(program.inputs, values, strict=True))
+        known: dict[Operand, IRValue] = dict(zip(program.inputs, values, strict=True))
         literals: dict[tuple[DType, bytes], IRValue] = {}
 
-        def value(operand: Any) -> IRValue:
-            if not isinstance(operand, Literal):
-                return known[operand]
-            key = operand.dtype, operand.value.tobytes()
-            found = literals.get(key)
-            if found is None:
-                found = literals[key] = constant(operand.value)
+        def value(operand: Operand) -> IRValue:
+            found = known.get(operand)
+            if found is None and isinstance(operand, Literal):
+                key = operand.dtype, operand.value.tobytes()
+                if key not in literals:
+                    literals[key] = constant(operand.value)
+                found = known[operand] = literals[key]
             return found
 
         for variable, array in program.constants.items():
             known[variable] = constant(array)
         for equation in program.equations:
+            primitive = equation.primitive
             with self._at(equation):
-                operands = [value(one) for one in equation.inputs]
-                rule = Rule(self, equation)
-                found = equation.primitive.lower(rule, *operands, **equation.params)
-            results = found if equation.primitive.several else (found,)
-            known.update(zip(equation.outputs, results, strict=True))
-        return [value(operand) for operand in program.outputs]
+                found = primitive.lower(Rule(self, equation), *map(value, equation.inputs), **equation.params)
+            known.update(zip(equation.outputs, found if primitive.several else (found,), strict=True))
+        return list(map(value, program.outputs))
 
     def shared(self) -> tuple[list[str], list[IRValue]]:
         """Return names and values of what is the same in the whole module: sizes, and the platform's index as ""."""
@@ -189,8 +187,11 @@ class Lowering:
 
     def _at(self, equation: Equation) -> Any:
         if not self._located or equation.traceback is None:
-            return contextlib.nullcontext()
+            return _NOWHERE
         return location(equation.traceback, equation.primitive.name)
+
+
+_NOWHERE = contextlib.nullcontext()
 
 
 class Rule:
@@ -234,8 +235,8 @@ class Rule:
 
     def broadcasts(self, values: Sequence[IRValue]) -> list[IRValue]:
         """Return the operands, each broadcast to the shape of the result."""
-        pairs = zip(values, self.inputs, strict=True)
-        return [self.broadcast(value, aval, self.outputs[0].shape) for value, aval in pairs]
+        shape = self.outputs[0].shape
+        return [self.broadcast(value, aval, shape) for value, aval in zip(values, self.inputs, strict=True)]
 
     def reshape(self, value: IRValue, aval: ShapedArray) -> IRValue:
         """Return an array in another shape: that of `aval`."""

@@ -113,12 +113,12 @@ class Program:
 
 def pruned(program: Program) -> Program:
     """Return the program without equations and constants whose results nobody uses."""
-    used = {operand for operand in program.outputs if isinstance(operand, Variable)}
+    used = set(program.outputs)
     kept: list[Equation] = []
     for equation in reversed(program.equations):
         if not used.isdisjoint(equation.outputs):
             kept.append(equation)
-            used.update(operand for operand in equation.inputs if isinstance(operand, Variable))
+            used.update(equation.inputs)
     constants = {variable: value for variable, value in program.constants.items() if variable in used}
     return Program(program.inputs, kept[::-1], program.outputs, constants)
 

@@ -128,8 +128,8 @@ class Trace:
         self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any], avals: Sequence[ShapedArray]
     ) -> list[Tracer]:
         """Add an equation, and return its results. avals: what is known of them."""
-        outputs = [Variable(aval) for aval in avals]
-        inputs = [self.operand(value) for value in values]
+        outputs = tuple(map(Variable, avals))
+        inputs = tuple(map(self.operand, values))
         self.equations.append(Equation(primitive, inputs, params, outputs, _jax.Traceback.get_traceback()))
         return [Tracer(self, variable) for variable in outputs]
 

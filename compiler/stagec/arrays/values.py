@@ -114,18 +114,15 @@ class Literal:
     """A scalar in a program, written where it is used.
 
     value: of no dimensions. weak_type: whether it was a Python scalar, and its dtype gives way to an array's.
+    aval: what is known of it without its value.
     """
 
-    __slots__ = ("value", "weak_type")
+    __slots__ = ("aval", "value", "weak_type")
 
     def __init__(self, value: np.ndarray[Any, Any], weak_type: bool = False) -> None:
         self.value = value
         self.weak_type = weak_type
-
-    @property
-    def aval(self) -> ShapedArray:
-        """What is known of it without its value."""
-        return ShapedArray((), self.value.dtype, self.weak_type)
+        self.aval = ShapedArray((), value.dtype, weak_type)
 
     @property
     def shape(self) -> Shape:
