@@ -176,6 +176,9 @@ def _promote_integers(first: DType, second: DType) -> DType:
     return default(FLOATING) if wide > 64 else NAMED[f"int{max(wide, 8)}"]
 
 
+_RANK = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
+
+
 def with_scalar(dtype: DType, kind: str) -> DType:
     """Return the dtype of what an array and a Python scalar, or a weakly typed array, of a kind make.
 
@@ -184,8 +187,7 @@ def with_scalar(dtype: DType, kind: str) -> DType:
     own = KINDS[dtype]
     if own == PRNG_KEY:
         raise TypeError(f"{dtype} and a number do not promote: PRNG keys are no numbers")
-    rank = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
-    if rank[kind] <= rank[own]:
+    if _RANK[kind] <= _RANK[own]:
         return dtype
     if kind == COMPLEX and own == FLOATING:
         return complex128 if dtype == float64 else complex64

@@ -73,6 +73,18 @@ def tensor_type(aval: ShapedArray) -> ir.Type:
     return ir.RankedTensorType.get(sizes, element_type(aval.dtype))
 
 
+def build(
+    operation: type[ir.OpView], *operands: IRValue, out: ir.Type | None = None, **attributes: ir.Attribute
+) -> IRValue:
+    """Return the result of an operation, of type `out`; None: of that which MLIR infers.
+
+    What jaxlib's function for the operation does, in less than half of its time: for those of which programs have most.
+    """
+    name = operation.OPERATION_NAME  # type: ignore[attr-defined] # jaxlib's stubs leave it out
+    results = None if out is None else [out]
+    return ir.Operation.create(name, results, operands, attributes, infer_type=out is None).result
+
+
 def integers(values: Sequence[int]) -> Any:
     """Return numbers as the attribute that operations take."""
     return ir.DenseI64ArrayAttr.get(list(map(int, values)))
@@ -96,7 +108,7 @@ def constant(array: np.ndarray[Any, Any]) -> IRValue:
         return hlo.convert(tensor_type(ShapedArray(shape, array.dtype)), constant(array.astype(wide)))
     contiguous: Any = np.ascontiguousarray(array)
     attribute = ir.DenseElementsAttr.get(contiguous, type=kind, shape=shape)
-    return hlo.constant(attribute)
+    return build(hlo.ConstantOp, value=attribute)
 
 
 _MESH = "mesh"
@@ -197,19 +209,31 @@ _NOWHERE = contextlib.nullcontext()
 class Rule:
     """What a rule is given: what is known of operands and results (of keys, their words), and helps with sizes."""
 
-    __slots__ = ("_traceback", "inputs", "lowering", "name", "outputs")
+    __slots__ = ("_equation", "lowering")
 
     def __init__(self, lowering: Lowering, equation: Equation) -> None:
         self.lowering = lowering
-        self.name = equation.primitive.name
-        self._traceback = equation.traceback
-        self.inputs: list[ShapedArray] = [physical(operand.aval) for operand in equation.inputs]
-        self.outputs: list[ShapedArray] = [physical(variable.aval) for variable in equation.outputs]
+        self._equation = equation
+
+    @property
+    def name(self) -> str:
+        """Of the primitive."""
+        return self._equation.primitive.name
+
+    @property
+    def inputs(self) -> list[ShapedArray]:
+        """Of the operands."""
+        return [physical(operand.aval) for operand in self._equation.inputs]
+
+    @property
+    def outputs(self) -> list[ShapedArray]:
+        """Of the results."""
+        return [physical(variable.aval) for variable in self._equation.outputs]
 
     @property
     def out(self) -> ShapedArray:
         """Of the only result."""
-        return self.outputs[0]
+        return physical(self._equation.outputs[0].aval)
 
     @property
     def platforms(self) -> Sequence[str]:
@@ -219,7 +243,8 @@ class Rule:
     @property
     def place(self) -> str:
         """FILE:LINE in the user's sources, for messages; "" where nobody knows."""
-        frames = _frames_of_user(self._traceback) if self._traceback is not None else []
+        traceback = self._equation.traceback
+        frames = _frames_of_user(traceback) if traceback is not None else []
         return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""
 
     def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:
@@ -230,19 +255,19 @@ class Rule:
             axes = range(len(shape) - len(aval.shape), len(shape))
         kind = tensor_type(ShapedArray(shape, aval.dtype))
         if dims.is_static(shape):
-            return hlo.broadcast_in_dim(kind, value, integers(axes))
+            return build(hlo.BroadcastInDimOp, value, out=kind, broadcast_dimensions=integers(axes))
         return hlo.dynamic_broadcast_in_dim(kind, value, self.lowering.shape(shape), integers(axes))
 
     def broadcasts(self, values: Sequence[IRValue]) -> list[IRValue]:
         """Return the operands, each broadcast to the shape of the result."""
-        shape = self.outputs[0].shape
+        shape = self.out.shape
         return [self.broadcast(value, aval, shape) for value, aval in zip(values, self.inputs, strict=True)]
 
     def reshape(self, value: IRValue, aval: ShapedArray) -> IRValue:
         """Return an array in another shape: that of `aval`."""
         kind = tensor_type(aval)
         if dims.is_static(aval.shape):
-            return hlo.reshape(kind, value)
+            return build(hlo.ReshapeOp, value, out=kind)
         return hlo.dynamic_reshape(kind, value, self.lowering.shape(aval.shape))
 
     def full(self, value: Any, aval: ShapedArray) -> IRValue:

@@ -306,7 +306,7 @@ def _abstract(leaf: Any) -> ShapedArray:
 
 
 def _dtype(leaf: Any) -> dtypes.DType:
-    if str(leaf.dtype) == dtypes.KEY.name:  # ours, or JAX's
+    if not isinstance(leaf.dtype, np.dtype) and str(leaf.dtype) == dtypes.KEY.name:  # ours, or JAX's
         return dtypes.KEY  # type: ignore[no-any-return]
     dtype = np.dtype(leaf.dtype)
     if dtype not in dtypes.KINDS:

@@ -4,6 +4,8 @@ Names and order are those of jax/_src/export/serialization.fbs, which only ever 
 tests/stages/test_serialization.py holds them against the accessors that JAX generated of it.
 """
 
+import functools
+
 # Tables. Each has as many slots as fields.
 
 
@@ -106,6 +108,7 @@ TABLES = (
 )
 
 
+@functools.cache
 def slots(table: type) -> int:
     """Return how many slots a table has."""
     return sum(name.isupper() for name in vars(table))

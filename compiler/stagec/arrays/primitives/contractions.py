@@ -14,7 +14,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import DType
-from stagec.arrays.lowering import IRValue, Rule, integer, integers, pairs, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, build, integer, integers, pairs, tensor_type
 from stagec.arrays.primitives.slicing import reverse
 from stagec.arrays.primitives.structural import reshape, transpose
 from stagec.arrays.primitives.windows import dilated
@@ -94,7 +94,8 @@ def _dot_lower(rule: Rule, x: IRValue, y: IRValue, *, numbers: tuple[Axes, ...],
         rhs_contracting_dimensions=list(y_contracted),
     )
     how = ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2)
-    return hlo.dot_general(tensor_type(rule.out), x, y, dimensions, precision_config=how)
+    kind = tensor_type(rule.out)
+    return build(hlo.DotGeneralOp, x, y, out=kind, dot_dimension_numbers=dimensions, precision_config=how)
 
 
 def _dot_vjp(d: Any, *, numbers: tuple[Axes, ...], precision: str) -> list[Any]:

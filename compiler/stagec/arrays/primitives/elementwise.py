@@ -6,11 +6,13 @@ follow JAX's conventions: that of a function of complex numbers is multiplied, n
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo
 from jaxlib.mlir.dialects import stablehlo as hlo
 
@@ -34,25 +36,33 @@ def _operation(
     name: str,
     arity: int,
     kinds: frozenset[str],
-    lower: Callable[..., IRValue],
+    lower: type[ir.OpView] | Callable[..., IRValue],
     vjp: Callable[..., Any] | None = None,
     result: Callable[[dtypes.DType], dtypes.DType] = lambda dtype: dtype,
 ) -> Callable[..., Any]:
     """Add a row to the table, and return the function that binds it.
 
-    kinds: of the dtypes that it takes. lower: takes the operands' MLIR values, each of the shape of the result.
+    kinds: of the dtypes that it takes. lower: an operation of MLIR's, or what takes the operands' MLIR values, each of
+    the shape of the result.
     vjp: takes the cotangent, the operands and the result; gives a cotangent for each operand, of the result's shape.
     result: of an operand's dtype, that of the result.
     """
 
     def infer(*avals: ShapedArray) -> ShapedArray:
-        dtype = avals[0].dtype
+        shape, dtype, weak_type = avals[0]
         for aval in avals[1:]:
             if aval.dtype != dtype:
                 raise TypeError(f"{name}: arrays of one dtype are wanted, not {', '.join(str(a.dtype) for a in avals)}")
+            weak_type = weak_type and aval.weak_type
         dtypes.require(name, dtype, kinds)
-        shape = avals[0].shape if arity == 1 else broadcast_shapes(*(aval.shape for aval in avals))
-        return ShapedArray(shape, result(dtype), all(aval.weak_type for aval in avals))
+        for aval in avals[1:]:
+            if aval.shape != shape:
+                shape = broadcast_shapes(shape, aval.shape)
+        found = ShapedArray(shape, result(dtype), weak_type)
+        for aval in avals:
+            if aval == found:
+                return aval  # the same object: a program has few
+        return found
 
     def derive(d: Any) -> list[Any]:
         assert vjp is not None
@@ -63,8 +73,13 @@ def _operation(
             for part, operand in zip(parts, d.operands, strict=True)
         ]
 
-    lowered = lower if lower.__name__ == "with_rule" else lambda rule, *values: lower(*rule.broadcasts(values))
-    primitive = Primitive(name, infer, lowered, derive if vjp is not None else None)
+    build = functools.partial(lowering.build, lower) if isinstance(lower, type) else lower
+
+    def lowered(rule: Rule, *values: IRValue) -> IRValue:
+        return build(*(values if arity == 1 else rule.broadcasts(values)))
+
+    by_rule = lower.__name__ == "with_rule"
+    primitive = Primitive(name, infer, lower if by_rule else lowered, derive if vjp is not None else None)
 
     def function(*operands: Any) -> Any:
         return bind(primitive, *(operands if arity == 1 else _of_one_dtype(operands)))
@@ -73,9 +88,12 @@ def _operation(
     return function
 
 
+_ARRAYS = Value, Literal
+
+
 def _of_one_dtype(operands: tuple[Any, ...]) -> Sequence[Any]:
     """Return operands with Python's numbers as scalars of the others' dtype."""
-    if all(isinstance(one, Value | Literal) for one in operands):
+    if all(isinstance(one, _ARRAYS) for one in operands):
         return operands
     dtype = next(one.dtype for one in operands if hasattr(one, "dtype"))
     return [one if hasattr(one, "dtype") else Literal(np.asarray(one).astype(dtype)) for one in operands]
@@ -219,41 +237,41 @@ def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
     return of_x, multiply(g, multiply(log(safe), z))
 
 
-add: Operation = _binary("add", NUMERIC | {BOOL}, hlo.add, lambda g, x, y, z: (g, g))
-subtract: Operation = _binary("subtract", NUMERIC, hlo.subtract, lambda g, x, y, z: (g, negative(g)))
+add: Operation = _binary("add", NUMERIC | {BOOL}, hlo.AddOp, lambda g, x, y, z: (g, g))
+subtract: Operation = _binary("subtract", NUMERIC, hlo.SubtractOp, lambda g, x, y, z: (g, negative(g)))
 multiply: Operation = _binary(
-    "multiply", NUMERIC | {BOOL}, hlo.multiply, lambda g, x, y, z: (multiply(g, y), multiply(g, x))
+    "multiply", NUMERIC | {BOOL}, hlo.MulOp, lambda g, x, y, z: (multiply(g, y), multiply(g, x))
 )
 divide: Operation = _binary(
-    "divide", NUMERIC, hlo.divide, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y))))
+    "divide", NUMERIC, hlo.DivOp, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y))))
 )
 remainder: Operation = _binary(  # with the sign of x, as C has it
-    "remainder", REAL, hlo.remainder, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
+    "remainder", REAL, hlo.RemOp, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
 )
-power: Operation = _binary("power", NUMERIC, hlo.power, _power_vjp)
+power: Operation = _binary("power", NUMERIC, hlo.PowOp, _power_vjp)
 maximum: Operation = _binary("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
 minimum: Operation = _binary("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
-negative: Operation = _unary("negative", NUMERIC, hlo.negate, lambda g, x, y: negative(g))
+negative: Operation = _unary("negative", NUMERIC, hlo.NegOp, lambda g, x, y: negative(g))
 sign: Operation = _unary("sign", NUMERIC, _sign_lower)
 absolute: Operation = _unary("absolute", NUMERIC, _abs_lower, _abs_vjp, dtypes.real_part)
 square: Operation = _unary("square", NUMERIC, lambda x: hlo.multiply(x, x), lambda g, x, y: multiply(g, multiply(x, 2)))
 
-bitwise_and: Operation = _binary("and", _BITS, hlo.and_)
-bitwise_or: Operation = _binary("or", _BITS, hlo.or_)
-bitwise_xor: Operation = _binary("xor", _BITS, hlo.xor)
-bitwise_not: Operation = _unary("not", _BITS, hlo.not_)
-shift_left: Operation = _binary("shift_left", INTEGRAL, hlo.shift_left)
-shift_right_arithmetic: Operation = _binary("shift_right_arithmetic", INTEGRAL, hlo.shift_right_arithmetic)
-shift_right_logical: Operation = _binary("shift_right_logical", INTEGRAL, hlo.shift_right_logical)
-population_count: Operation = _unary("population_count", INTEGRAL, hlo.popcnt)
-count_leading_zeros: Operation = _unary("count_leading_zeros", INTEGRAL, hlo.count_leading_zeros)
+bitwise_and: Operation = _binary("and", _BITS, hlo.AndOp)
+bitwise_or: Operation = _binary("or", _BITS, hlo.OrOp)
+bitwise_xor: Operation = _binary("xor", _BITS, hlo.XorOp)
+bitwise_not: Operation = _unary("not", _BITS, hlo.NotOp)
+shift_left: Operation = _binary("shift_left", INTEGRAL, hlo.ShiftLeftOp)
+shift_right_arithmetic: Operation = _binary("shift_right_arithmetic", INTEGRAL, hlo.ShiftRightArithmeticOp)
+shift_right_logical: Operation = _binary("shift_right_logical", INTEGRAL, hlo.ShiftRightLogicalOp)
+population_count: Operation = _unary("population_count", INTEGRAL, hlo.PopulationCountOp)
+count_leading_zeros: Operation = _unary("count_leading_zeros", INTEGRAL, hlo.ClzOp)
 
-floor: Operation = _unary("floor", _ONLY_FLOATING, hlo.floor)
-ceil: Operation = _unary("ceil", _ONLY_FLOATING, hlo.ceil)
-round_even: Operation = _unary("round_even", _ONLY_FLOATING, hlo.round_nearest_even)
-round_away: Operation = _unary("round_away", _ONLY_FLOATING, hlo.round_nearest_afz)
-is_finite: Operation = _unary("is_finite", _ONLY_FLOATING, hlo.is_finite, None, _to_bool)
-next_after: Operation = _binary("next_after", _ONLY_FLOATING, chlo.next_after)
+floor: Operation = _unary("floor", _ONLY_FLOATING, hlo.FloorOp)
+ceil: Operation = _unary("ceil", _ONLY_FLOATING, hlo.CeilOp)
+round_even: Operation = _unary("round_even", _ONLY_FLOATING, hlo.RoundNearestEvenOp)
+round_away: Operation = _unary("round_away", _ONLY_FLOATING, hlo.RoundOp)
+is_finite: Operation = _unary("is_finite", _ONLY_FLOATING, hlo.IsFiniteOp, None, _to_bool)
+next_after: Operation = _binary("next_after", _ONLY_FLOATING, chlo.NextAfterOp)
 
 
 def truncate(x: Any) -> Any:
@@ -277,36 +295,36 @@ def _one_less(x: Any) -> Any:
     return subtract(x, 1.0)
 
 
-exp: Operation = _unary("exp", INEXACT, hlo.exponential, lambda g, x, y: multiply(g, y))
-expm1: Operation = _unary("expm1", INEXACT, hlo.exponential_minus_one, lambda g, x, y: multiply(g, add(y, 1.0)))
-log: Operation = _unary("log", INEXACT, hlo.log, lambda g, x, y: divide(g, x))
-log1p: Operation = _unary("log1p", INEXACT, hlo.log_plus_one, lambda g, x, y: divide(g, add(x, 1.0)))
-sqrt: Operation = _unary("sqrt", INEXACT, hlo.sqrt, lambda g, x, y: divide(multiply(g, 0.5), y))
-rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.rsqrt, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
-cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.cbrt, lambda g, x, y: multiply(g, divide(1 / 3, multiply(y, y))))
+exp: Operation = _unary("exp", INEXACT, hlo.ExpOp, lambda g, x, y: multiply(g, y))
+expm1: Operation = _unary("expm1", INEXACT, hlo.Expm1Op, lambda g, x, y: multiply(g, add(y, 1.0)))
+log: Operation = _unary("log", INEXACT, hlo.LogOp, lambda g, x, y: divide(g, x))
+log1p: Operation = _unary("log1p", INEXACT, hlo.Log1pOp, lambda g, x, y: divide(g, add(x, 1.0)))
+sqrt: Operation = _unary("sqrt", INEXACT, hlo.SqrtOp, lambda g, x, y: divide(multiply(g, 0.5), y))
+rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.RsqrtOp, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
+cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.CbrtOp, lambda g, x, y: multiply(g, divide(1 / 3, multiply(y, y))))
 logistic: Operation = _unary(
     "logistic", INEXACT, _logistic_lower, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
 )
 
-sin: Operation = _unary("sin", INEXACT, hlo.sine, lambda g, x, y: multiply(g, cos(x)))
-cos: Operation = _unary("cos", INEXACT, hlo.cosine, lambda g, x, y: negative(multiply(g, sin(x))))
-tan: Operation = _unary("tan", INEXACT, hlo.tan, lambda g, x, y: multiply(g, add(square(y), 1.0)))
-asin: Operation = _unary("asin", INEXACT, chlo.asin, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
+sin: Operation = _unary("sin", INEXACT, hlo.SineOp, lambda g, x, y: multiply(g, cos(x)))
+cos: Operation = _unary("cos", INEXACT, hlo.CosineOp, lambda g, x, y: negative(multiply(g, sin(x))))
+tan: Operation = _unary("tan", INEXACT, hlo.TanOp, lambda g, x, y: multiply(g, add(square(y), 1.0)))
+asin: Operation = _unary("asin", INEXACT, chlo.AsinOp, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
 acos: Operation = _unary(
-    "acos", INEXACT, chlo.acos, lambda g, x, y: negative(multiply(g, rsqrt(subtract(1.0, square(x)))))
+    "acos", INEXACT, chlo.AcosOp, lambda g, x, y: negative(multiply(g, rsqrt(subtract(1.0, square(x)))))
 )
-atan: Operation = _unary("atan", INEXACT, chlo.atan, lambda g, x, y: divide(g, add(square(x), 1.0)))
-sinh: Operation = _unary("sinh", INEXACT, chlo.sinh, lambda g, x, y: multiply(g, cosh(x)))
-cosh: Operation = _unary("cosh", INEXACT, chlo.cosh, lambda g, x, y: multiply(g, sinh(x)))
+atan: Operation = _unary("atan", INEXACT, chlo.AtanOp, lambda g, x, y: divide(g, add(square(x), 1.0)))
+sinh: Operation = _unary("sinh", INEXACT, chlo.SinhOp, lambda g, x, y: multiply(g, cosh(x)))
+cosh: Operation = _unary("cosh", INEXACT, chlo.CoshOp, lambda g, x, y: multiply(g, sinh(x)))
 tanh: Operation = _unary(
-    "tanh", INEXACT, hlo.tanh, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y)))
+    "tanh", INEXACT, hlo.TanhOp, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y)))
 )
-asinh: Operation = _unary("asinh", INEXACT, chlo.asinh, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
+asinh: Operation = _unary("asinh", INEXACT, chlo.AsinhOp, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
 acosh: Operation = _unary(
-    "acosh", INEXACT, chlo.acosh, lambda g, x, y: multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
+    "acosh", INEXACT, chlo.AcoshOp, lambda g, x, y: multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
 )
 atanh: Operation = _unary(
-    "atanh", INEXACT, chlo.atanh, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x)))
+    "atanh", INEXACT, chlo.AtanhOp, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x)))
 )
 
 
@@ -315,7 +333,7 @@ def _atan2_vjp(g: Any, y: Any, x: Any, z: Any) -> tuple[Any, Any]:
     return multiply(scaled, x), negative(multiply(scaled, y))
 
 
-atan2: Operation = _binary("atan2", INEXACT, hlo.atan2, _atan2_vjp)
+atan2: Operation = _binary("atan2", INEXACT, hlo.Atan2Op, _atan2_vjp)
 
 # Special functions.
 
@@ -326,20 +344,20 @@ def _gauss(g: Any, x: Any) -> Any:
     return multiply(g, multiply(exp(negative(square(x))), _TWO_OVER_ROOT_PI))
 
 
-erf: Operation = _unary("erf", _ONLY_FLOATING, chlo.erf, lambda g, x, y: _gauss(g, x))
-erfc: Operation = _unary("erfc", _ONLY_FLOATING, chlo.erfc, lambda g, x, y: negative(_gauss(g, x)))
+erf: Operation = _unary("erf", _ONLY_FLOATING, chlo.ErfOp, lambda g, x, y: _gauss(g, x))
+erfc: Operation = _unary("erfc", _ONLY_FLOATING, chlo.ErfcOp, lambda g, x, y: negative(_gauss(g, x)))
 erf_inv: Operation = _unary(
     "erf_inv",
     _ONLY_FLOATING,
-    chlo.erf_inv,
+    chlo.ErfInvOp,
     lambda g, x, y: multiply(g, multiply(exp(square(y)), 1 / _TWO_OVER_ROOT_PI)),
 )
-lgamma: Operation = _unary("lgamma", _ONLY_FLOATING, chlo.lgamma, lambda g, x, y: multiply(g, digamma(x)))
+lgamma: Operation = _unary("lgamma", _ONLY_FLOATING, chlo.LgammaOp, lambda g, x, y: multiply(g, digamma(x)))
 digamma: Operation = _unary(
-    "digamma", _ONLY_FLOATING, chlo.digamma, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x))
+    "digamma", _ONLY_FLOATING, chlo.DigammaOp, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x))
 )
 polygamma: Operation = _binary(
-    "polygamma", _ONLY_FLOATING, chlo.polygamma, lambda g, m, x, y: (None, multiply(g, polygamma(add(m, 1.0), x)))
+    "polygamma", _ONLY_FLOATING, chlo.PolygammaOp, lambda g, m, x, y: (None, multiply(g, polygamma(add(m, 1.0), x)))
 )
 
 # Complex numbers.
@@ -354,15 +372,15 @@ def _zero(x: Any) -> Literal:
 complex_: Operation = _binary(
     "complex",
     _ONLY_FLOATING,
-    hlo.complex,
+    hlo.ComplexOp,
     lambda g, x, y, z: (real(g), negative(imag(g))),
     lambda dtype: _COMPLEX.get(dtype, dtypes.complex64),
 )
-real: Operation = _unary("real", _ONLY_COMPLEX, hlo.real, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
+real: Operation = _unary("real", _ONLY_COMPLEX, hlo.RealOp, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
 imag: Operation = _unary(
-    "imag", _ONLY_COMPLEX, hlo.imag, lambda g, x, y: complex_(_zero(g), negative(g)), dtypes.real_part
+    "imag", _ONLY_COMPLEX, hlo.ImagOp, lambda g, x, y: complex_(_zero(g), negative(g)), dtypes.real_part
 )
-conj: Operation = _unary("conj", _ONLY_COMPLEX, chlo.conj, lambda g, x, y: conj(g))
+conj: Operation = _unary("conj", _ONLY_COMPLEX, chlo.ConjOp, lambda g, x, y: conj(g))
 
 
 def bitcast(x: Any, dtype: dtypes.DType) -> Any:

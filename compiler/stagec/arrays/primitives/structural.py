@@ -13,7 +13,7 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import BOOL, COMPLEX, KINDS, DType
-from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
+from stagec.arrays.lowering import IRValue, Rule, build, compare, constant, integers, tensor_type
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, shown
 
@@ -77,7 +77,7 @@ def transpose(x: Any, permutation: Sequence[int]) -> Any:
 TRANSPOSE = Primitive(
     "transpose",
     lambda x, *, permutation: ShapedArray(tuple(x.shape[axis] for axis in permutation), x.dtype, x.weak_type),
-    lambda rule, x, *, permutation: hlo.transpose(x, integers(permutation)),
+    lambda rule, x, *, permutation: build(hlo.TransposeOp, x, permutation=integers(permutation)),
     lambda d, *, permutation: [transpose(d.cotangent, np.argsort(permutation).tolist())],
     of_keys=lambda x, *, permutation: ((x,), {"permutation": (*permutation, len(permutation))}),
 )
