@@ -238,7 +238,7 @@ def product(sizes: Sequence[Any]) -> Any:
 
 def is_static(shape: Sequence[Any]) -> bool:
     """Whether all sizes are numbers."""
-    return all(type(size) is int for size in shape)
+    return {int}.issuperset(map(type, shape))
 
 
 def size_of(size: Any) -> Any:

@@ -24,6 +24,7 @@ from stagec.arrays.dims import Dim
 from stagec.arrays.lowering import IRValue
 from stagec.arrays.meshes import Axes
 from stagec.arrays.program import Program
+from stagec.arrays.values import ShapedArray
 from stagec.core import dimensions
 from stagec.core.partitions import Partition
 from stagec.stages import mlir
@@ -74,7 +75,8 @@ def module(
     taken: the numbers of the inputs that it takes. names: of all inputs. donated: for each, whether the caller gives
     its buffer away. located: whether operations have their places in the user's sources. split: over which devices.
     """
-    avals = [program.in_avals[i] for i in taken]
+    in_avals, out_avals = program.in_avals, program.out_avals
+    avals = [in_avals[i] for i in taken]
     several = len(platforms) > 1
     found = ir.Module.create(ir.Location.unknown())
     with ir.Location.unknown(), ir.InsertionPoint(found.body):
@@ -82,12 +84,12 @@ def module(
         inputs = [*index, *map(lowering.tensor_type, avals)]
         places = [ir.Location.name(names[i]) if names else ir.Location.unknown() for i in taken]
         places = [*[ir.Location.unknown()] * len(index), *places]
-        main = lowering.main_function(inputs, list(map(lowering.tensor_type, program.out_avals)), places)
+        main = lowering.main_function(inputs, list(map(lowering.tensor_type, out_avals)), places)
         arguments = list(main.entry_block.arguments)
         attributes: list[dict[str, ir.Attribute]]
         attributes = [{"jax.global_constant": ir.StringAttr.get("_platform_index")}] if several else []
         given_away = [bool(donated) and donated[i] for i in taken]
-        attributes += _donations(program, taken, given_away)
+        attributes += _donations(avals, out_avals, given_away)
         results: list[dict[str, ir.Attribute]] = [{} for _ in program.outputs]
         if split.mesh:
             found.operation.attributes["mhlo.num_partitions"] = _i32(split.nr_devices)
@@ -95,7 +97,7 @@ def module(
             with ir.InsertionPoint.at_block_begin(found.body):
                 lowering.declare_mesh(split.mesh)
             _say_how_split(attributes[len(index) :], avals, [split.inputs[i] for i in taken] if split.inputs else ())
-            _say_how_split(results, program.out_avals, split.outputs)
+            _say_how_split(results, out_avals, split.outputs)
             main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in results])
         main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
         with ir.InsertionPoint(main.entry_block):
@@ -149,15 +151,16 @@ def _register_passes() -> None:
     hlo.register_stablehlo_passes()
 
 
-def _donations(program: Program, taken: Sequence[int], donated: Sequence[bool]) -> list[dict[str, ir.Attribute]]:
+def _donations(
+    avals: Sequence[ShapedArray], out_avals: Sequence[ShapedArray], donated: Sequence[bool]
+) -> list[dict[str, ir.Attribute]]:
     """Return the attributes of the inputs: a donated one says which result, of its own aval, takes its buffer."""
-    free = list(range(len(program.outputs)))
+    free = list(range(len(out_avals)))
     found: list[dict[str, ir.Attribute]] = []
-    for number, given_away in zip(taken, donated, strict=True):
-        aval = program.in_avals[number]
+    for aval, given_away in zip(avals, donated, strict=True):
         attributes: dict[str, ir.Attribute] = {}
         if given_away:
-            fits = [i for i in free if program.out_avals[i][:2] == aval[:2]]
+            fits = [i for i in free if out_avals[i][:2] == aval[:2]]
             if fits:
                 free.remove(fits[0])
                 attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), fits[0])

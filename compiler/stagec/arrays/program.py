@@ -133,7 +133,10 @@ def constant_bytes(program: Program) -> int:
 def subprograms(equation: Equation) -> Iterator[Program]:
     """Yield the programs among an equation's parameters: the branches of a `cond`, the body of a loop."""
     for value in equation.params.values():
-        yield from (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Program))
+        if isinstance(value, Program):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (one for one in value if isinstance(one, Program))
 
 
 def _letters() -> Iterator[str]:

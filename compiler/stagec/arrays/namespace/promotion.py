@@ -98,7 +98,7 @@ def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[
 
     Raises TypeError where there is none, OverflowError where a Python integer does not fit.
     """
-    if len(operands) == 2 and _alike(*operands) and not inexact:
+    if len(operands) == 2 and _alike(*operands) and (not inexact or KINDS[operands[0].dtype] in INEXACT):
         return list(operands)
     given = [x if is_scalar(x) else array_of(x, function) for x in operands]
     dtype, weak = dtype_of(*given)

@@ -67,8 +67,8 @@ def dot_general(
     return bind(DOT_GENERAL, x, y, numbers=numbers, precision=precision or _DEFAULT.get())
 
 
-def _free(x: Any, *taken: Axes) -> list[int]:
-    return [axis for axis in range(len(x.shape)) if not any(axis in axes for axes in taken)]
+def _free(x: Any, contracted: Axes, batch: Axes) -> list[int]:
+    return [axis for axis in range(len(x.shape)) if axis not in contracted and axis not in batch]
 
 
 def _dot_infer(x: ShapedArray, y: ShapedArray, *, numbers: tuple[Axes, ...], precision: str) -> ShapedArray:
