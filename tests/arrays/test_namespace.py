@@ -144,6 +144,12 @@ def test_an_error_leaves_no_trace_behind() -> None:
         (lambda x: xp.add(x, "a"), TypeError, "add: an array is wanted, not a str"),
         (lambda x: x @ x, ValueError, r"matmul: shapes \(3, 4\) and \(3, 4\) do not fit"),
         (lambda x: x & x, TypeError, "and: an array of a .* dtype is wanted, not of float32"),
+        (
+            lambda x: xp.signbit(x * 1j),
+            TypeError,
+            "signbit: an array of a real-valued dtype is wanted, not of complex64",
+        ),
+        (lambda x: xp.copysign(x * 1j, x), TypeError, "copysign: an array of a real-valued dtype is wanted"),
         (lambda x: xp.reshape(x, (5, -1)), ValueError, r"an array of shape \(3, 4\) has no shape \(5, -1\)"),
     ],
 )

@@ -135,6 +135,7 @@ def bitwise_invert(x: Any, /) -> Any:
 def copysign(x1: Any, x2: Any, /) -> Any:
     """Return the magnitudes of x1 with the signs of x2."""
     first, second = promoted(x1, x2, function="copysign", inexact=True)
+    dtypes.require("copysign", first.dtype, dtypes.REAL)
     size = p.absolute(first)
     return p.select(signbit(second), p.negative(size), size)
 
@@ -322,6 +323,7 @@ def isnan(x: Any, /) -> Any:
 def signbit(x: Any, /) -> Any:
     """Return whether the sign of each element is set: of -0.0 it is, and of some NaNs."""
     x = inexact(x, "signbit")
+    dtypes.require("signbit", x.dtype, dtypes.REAL)
     bits = dtypes.NAMED[f"int{dtypes.BITS[x.dtype]}"]
     return p.less(p.bitcast(x, bits), 0)
 
