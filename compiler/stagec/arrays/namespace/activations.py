@@ -26,15 +26,18 @@ from stagec.arrays.primitives.structural import broadcast, convert, full, iota
 from stagec.arrays.values import axes_of, axis_of, broadcast_shapes
 
 
-def _with_derivative(function: Callable[..., Any], derive: Callable[..., Any], *values: Any) -> Any:
-    """Return what a function gives, whose derivative is what `derive(cotangent, *values)` gives, for each value."""
+def _with_derivative(name: str, function: Callable[..., Any], derive: Callable[..., Any], *values: Any) -> Any:
+    """Return what a function gives, whose derivative is what `derive(cotangent, *values)` gives, for each value.
+
+    name: of the function, in a program's text.
+    """
     if tracing.current() is None:
         return function(*values)
 
     def of_operands(operands: Any, cotangents: Any) -> Any:
         return derive(cotangents[0], *operands)
 
-    return call_custom_vjp(lambda *given: [function(*given)], of_operands, values)[0]
+    return call_custom_vjp(name, lambda *given: [function(*given)], of_operands, values)[0]
 
 
 def relu(x: Any) -> Any:
@@ -44,9 +47,10 @@ def relu(x: Any) -> Any:
 
 @as_one
 def _relu(x: Any) -> Any:
-    return _with_derivative(
-        lambda x: p.maximum(x, 0), lambda g, x: [p.select(p.greater(x, 0), g, 0)], convert(x, x.dtype)
-    )
+    def derive(g: Any, x: Any) -> Any:
+        return [p.select(p.greater(x, 0), g, 0)]
+
+    return _with_derivative("relu", lambda x: p.maximum(x, 0), derive, convert(x, x.dtype))
 
 
 def relu6(x: Any) -> Any:
@@ -59,7 +63,7 @@ def _relu6(x: Any) -> Any:
     def derive(g: Any, x: Any) -> Any:
         return [p.select(p.bitwise_and(p.greater(x, 0), p.less(x, 6)), g, 0)]
 
-    return _with_derivative(lambda x: p.minimum(p.maximum(x, 0), 6), derive, x)
+    return _with_derivative("relu6", lambda x: p.minimum(p.maximum(x, 0), 6), derive, x)
 
 
 def sigmoid(x: Any) -> Any:
@@ -189,7 +193,7 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
         own = p.subtract(found, p.multiply(y, summed(_chosen(found, mask, 0), axis=axes, keepdims=True)))
         return [own] if mask is None else [own, None]
 
-    return _with_derivative(function, derive, x, *([] if mask is None else [mask]))
+    return _with_derivative("softmax", function, derive, x, *([] if mask is None else [mask]))
 
 
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:

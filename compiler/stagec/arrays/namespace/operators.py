@@ -82,7 +82,7 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
             for one, of in zip(found, operands, strict=True)
         ]
 
-    return call_custom_vjp(lambda *given: [_clamped(*given)], derive, [bounds[0], value, bounds[1]])[0]
+    return call_custom_vjp("clamp", lambda *given: [_clamped(*given)], derive, [bounds[0], value, bounds[1]])[0]
 
 
 def _clamped(low: Any, x: Any, high: Any) -> Any:

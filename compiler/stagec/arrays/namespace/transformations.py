@@ -217,7 +217,8 @@ class custom_vjp:  # noqa: N801 - JAX's name
             found = bwd(*fixed.values(), needed, known[0].unflatten(map(_array, cotangents)))
             return _of_user(found, structure, operands, getattr(bwd, "__name__", "bwd"))
 
-        results = call_custom_vjp(flat, derive, [array_of(leaf) for leaf in leaves])
+        name = getattr(self._fun, "__name__", type(self._fun).__name__)
+        results = call_custom_vjp(name, flat, derive, [array_of(leaf) for leaf in leaves])
         return known[0].unflatten(results)
 
 

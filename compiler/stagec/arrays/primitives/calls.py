@@ -33,15 +33,19 @@ def _results(*avals: ShapedArray, program: Program, **_: Any) -> list[ShapedArra
 class DerivativeOfUser:
     """What a `custom_vjp` does with cotangents, as a parameter of its equation: equal to itself alone.
 
+    name: of the function whose derivative it is: its text in programs.
     captured: how many of the operands are values that the function closes over, which get no cotangent.
     """
 
-    def __init__(self, derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]], captured: int) -> None:
+    def __init__(
+        self, name: str, derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]], captured: int
+    ) -> None:
+        self.name = name
         self.derive = derive
         self.captured = captured
 
     def __str__(self) -> str:
-        return getattr(self.derive, "__qualname__", "a function")
+        return self.name
 
 
 def _custom_vjp(given: Derivative, *, program: Program, derivative: DerivativeOfUser) -> list[Any]:
@@ -54,13 +58,17 @@ CUSTOM_VJP = Primitive("custom_vjp", _results, _inline, _custom_vjp, several=Tru
 
 
 def call_custom_vjp(
+    name: str,
     function: Callable[..., Sequence[Any]],
     derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
-    """Call a function of arrays whose derivative is `derive`: of operands and cotangents, the operands' cotangents."""
+    """Call a function of arrays whose derivative is `derive`: of operands and cotangents, the operands' cotangents.
+
+    name: of the function, in a program's text.
+    """
     program, captured = _traced(function, values)
-    of_user = DerivativeOfUser(derive, len(captured))
+    of_user = DerivativeOfUser(name, derive, len(captured))
     found: list[Any] = binding.bind(CUSTOM_VJP, *captured, *values, program=program, derivative=of_user)
     return found
 
