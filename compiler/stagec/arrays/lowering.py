@@ -67,10 +67,11 @@ def element_type(dtype: DType) -> ir.Type:
 
 def tensor_type(aval: ShapedArray) -> ir.Type:
     """Return MLIR's type of an array, in the current context; symbolic sizes are `?`."""
-    aval = physical(aval)
-    dynamic = ir.ShapedType.get_dynamic_size()
-    sizes = [size if type(size) is int else dynamic for size in aval.shape]
-    return ir.RankedTensorType.get(sizes, element_type(aval.dtype))
+    shape, dtype, _ = physical(aval)
+    if not dims.is_static(shape):
+        dynamic = ir.ShapedType.get_dynamic_size()
+        shape = tuple(size if type(size) is int else dynamic for size in shape)
+    return ir.RankedTensorType.get(shape, element_type(dtype))
 
 
 def build(
@@ -162,7 +163,10 @@ class Lowering:
             primitive = equation.primitive
             with self._at(equation):
                 found = primitive.lower(Rule(self, equation), *map(value, equation.inputs), **equation.params)
-            known.update(zip(equation.outputs, found if primitive.several else (found,), strict=True))
+            if primitive.several:
+                known.update(zip(equation.outputs, found, strict=True))
+            else:
+                known[equation.outputs[0]] = found
         return list(map(value, program.outputs))
 
     def shared(self) -> tuple[list[str], list[IRValue]]:
@@ -261,7 +265,10 @@ class Rule:
     def broadcasts(self, values: Sequence[IRValue]) -> list[IRValue]:
         """Return the operands, each broadcast to the shape of the result."""
         shape = self.out.shape
-        return [self.broadcast(value, aval, shape) for value, aval in zip(values, self.inputs, strict=True)]
+        return [
+            value if aval.shape == shape else self.broadcast(value, aval, shape)
+            for value, aval in zip(values, self.inputs, strict=True)
+        ]
 
     def reshape(self, value: IRValue, aval: ShapedArray) -> IRValue:
         """Return an array in another shape: that of `aval`."""
