@@ -149,13 +149,12 @@ class Lowering:
         literals: dict[tuple[DType, bytes], IRValue] = {}
 
         def value(operand: Operand) -> IRValue:
-            found = known.get(operand)
-            if found is None and isinstance(operand, Literal):
+            if operand not in known and isinstance(operand, Literal):
                 key = operand.dtype, operand.value.tobytes()
                 if key not in literals:
                     literals[key] = constant(operand.value)
-                found = known[operand] = literals[key]
-            return found
+                known[operand] = literals[key]
+            return known[operand]
 
         for variable, array in program.constants.items():
             known[variable] = constant(array)
