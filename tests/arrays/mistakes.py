@@ -1,5 +1,6 @@
 """What functions of arrays say of a user's mistake, with the line that it is in."""
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ def check(case: tuple[Callable[..., Any], type[Exception], str], argument: Any) 
     case: the function, in one line; the error; a pattern of what stands behind the function's file and line.
     """
     function, error, message = case
-    line = re.escape(f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: ")
+    code = inspect.unwrap(function).__code__
+    line = re.escape(f"{code.co_filename}:{code.co_firstlineno}: ")
     for call in (function, stagec.jit(function, frontend="arrays")):
         with pytest.raises(error, match=f"^{line}{message}"):
             call(argument)

@@ -12,6 +12,7 @@ import pytest
 import stagec
 import stagec.lax
 import stagec.numpy as xp
+from tests.arrays import mistakes
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 6)).astype(np.float32)
@@ -84,6 +85,7 @@ OF_X: dict[str, Program] = {
         windowed(lax, n, x, -np.inf, lax.max),
         windowed(lax, n, x, np.inf, lax.min, "VALID"),
         windowed(lax, n, x, -np.inf, lax.max, [(1, 1), (0, 2)]),
+        windowed(lax, n, x, -np.inf, lax.max, [(1, 1), (0, 2)], base_dilation=(2, 3)),
     ],
     "at": lambda lax, n, x: [
         x.at[n.asarray(PLACES[:, 0]) + n.argmax(x[0]) * 0].add(n.ones((5, 6))),
@@ -99,6 +101,15 @@ WITHOUT_DERIVATIVE: dict[str, Program] = {
     "window_of_function": lambda lax, n, x: windowed(lax, n, x, -np.inf, n.maximum),
     "window_of_products": lambda lax, n, x: windowed(lax, n, x, 1.0, lax.mul, "SAME_LOWER"),
     "window_of_program": lambda lax, n, x: windowed(lax, n, x, 2.0, lambda a, b: a + b * b),
+    "window_of_dilated_extrema": lambda lax, n, x: windowed(lax, n, x, -np.inf, lax.max, window_dilation=(2, 1)),
+    "window_of_trees": lambda lax, n, x: lax.reduce_window(
+        {"x": x, "i": n.reshape(n.arange(24, dtype="int32"), (4, 6))},
+        {"x": -np.inf, "i": np.int32(-1)},
+        lambda a, b: {key: lax.select(a["x"] >= b["x"], a[key], b[key]) for key in a},
+        (2, 3),
+        (1, 1),
+        "SAME",
+    ),
     "window_of_integers": lambda lax, n, x: windowed(lax, n, n.asarray(x * 9, dtype="int32"), -(2**31), lax.max),
     "sort_one": lambda lax, n, x: [lax.sort(x), lax.sort(x, dimension=0)],
 }
@@ -192,6 +203,12 @@ def of_any_size(lax: Any, n: Any, x: Any) -> Any:
         *(lax.map(lambda row: row * 2, x), lax.dynamic_slice_in_dim(x, 1, rows - 1), lax.sort(x, dimension=0)),
         *(lax.reduce_window(x, 0.0, lax.add, (2, 1), (1, 1), "SAME"), lax.dynamic_index_in_dim(x, n.asarray(-1))),
         lax.reduce_window(x, -np.inf, lax.max, (2, 2), (1, 1), "VALID"),
+        *lax.reduce_window(
+            (lax.stop_gradient(x), lax.stop_gradient(x) * 2),
+            (0.0, 1.0),
+            lambda a, b: (a[0] + b[0], a[1] * b[1]),
+            (rows, 2),
+        ),
         lax.conv_general_dilated(lines, n.ones((2, 4, 3)), (2,), "SAME"),
     ]
 
@@ -226,7 +243,10 @@ def test_mistakes() -> None:
             r'write layouts such as \("NHWC", "HWIO", "NHWC"\)',
         ),
         (lambda lax: lax.reduce_window(X, 0.0, lax.add, (2,), (1,), "SAME"), "are 2 integers, one for each axis"),
-        (lambda lax: lax.reduce_window(X, 0.0, lambda a, b: a > b, (2, 2), (1, 1), "SAME"), "and gives one, not bool"),
+        (
+            lambda lax: lax.reduce_window(X, 0.0, lambda a, b: a > b, (2, 2), (1, 1), "SAME"),
+            r"and gives one, not \(bool",
+        ),
         (lambda lax: lax.dynamic_slice(X, (0,), (2, 2)), "2 indices are wanted, one for each axis, not 1"),
         (lambda lax: lax.dynamic_slice(X, (0, 0), (5, 2)), r"a slice of \(5, 2\) is not in an array of shape \(4, 6\)"),
         (lambda lax: lax.dynamic_update_slice(X, X.astype("f2"), (0, 0)), "an update of float32 is wanted"),
@@ -238,10 +258,51 @@ def test_mistakes() -> None:
         (lambda lax: lax.sort((X, X), num_keys=3), "num_keys is from 1 to 2"),
         (lambda lax: lax.top_k(X, 7), r"7 elements are wanted along axis 1 of shape \(4, 6\)"),
         (lambda lax: lax.select(X > 0, X, X[0]), "arrays of one shape are wanted"),
-        (
-            lambda lax: stagec.grad(lambda x: xp.sum(lax.reduce_window(x, 1.0, lax.mul, (2, 1), (1, 1), "SAME")))(X),
-            "reduce_window has a derivative of sums, maxima and minima alone",
-        ),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             use(stagec.lax)
+
+
+WITHOUT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "trees": (
+        lambda x: stagec.lax.reduce_window((x, x), (0.0,), lambda a, b: a, (2, 2)),
+        ValueError,
+        r"reduce_window: init_value is a tree as operand is, .*\(\*, \*\).*, not .*\(\*,\)",
+    ),
+    "shapes": (
+        lambda x: stagec.lax.reduce_window((x, x[:2]), (0.0, 0.0), lambda a, b: a, (2, 2)),
+        ValueError,
+        r"reduce_window: arrays of one shape are wanted, not of \(4, 6\) and \(2, 6\)",
+    ),
+    "result": (
+        lambda x: stagec.lax.reduce_window((x, x), (0.0, 0.0), lambda a, b: [*a], (2, 2)),
+        TypeError,
+        r"reduce_window: the computation takes trees .*\(\*, \*\).* and gives .*\[\*, \*\]",
+    ),
+    "closure": (
+        lambda x: stagec.lax.map(lambda x: stagec.lax.reduce_window(x, 0.0, lambda a, b: a + b * x[0], (2,)), x),
+        ValueError,
+        "reduce_window: the computation uses an array that is traced outside of it; it has its two arguments alone",
+    ),
+    "product": (
+        stagec.grad(lambda x: xp.sum(stagec.lax.reduce_window(x, 1.0, stagec.lax.mul, (2, 1)))),
+        TypeError,
+        r"reduce_window has a derivative of sums, maxima and minima alone, .*; combine slices .* x\[:-1\] \* x\[1:\]",
+    ),
+    "dilated": (
+        stagec.grad(lambda x: stagec.lax.reduce_window(x, -np.inf, xp.maximum, (2, 6), window_dilation=(3, 1))[0, 0]),
+        TypeError,
+        "reduce_window of a dilated window has a derivative of sums alone; combine slices",
+    ),
+    "loop": (
+        stagec.grad(lambda x: xp.sum(stagec.lax.while_loop(lambda x: x[0, 0] < 1, xp.exp, x))),
+        TypeError,
+        "while has no derivative: .* write scan, or fori_loop",
+    ),
+}
+"""Mistakes of which the message names the user's line."""
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_mistakes_name_the_users_line(name: str) -> None:
+    mistakes.check(WITHOUT[name], X)

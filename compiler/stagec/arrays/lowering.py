@@ -21,6 +21,7 @@ from stagec.arrays import dims
 from stagec.arrays.dims import Dim, Shape
 from stagec.arrays.dtypes import BITS, BOOL, KINDS, NAMED, SIGNED, UNSIGNED, DType
 from stagec.arrays.meshes import Axes
+from stagec.arrays.places import frames_of_user, place_of
 from stagec.arrays.program import Equation, Operand, Program
 from stagec.arrays.values import Literal, ShapedArray, physical
 from stagec.core import dimensions
@@ -246,9 +247,7 @@ class Rule:
     @property
     def place(self) -> str:
         """FILE:LINE in the user's sources, for messages; "" where nobody knows."""
-        traceback = self._equation.traceback
-        frames = _frames_of_user(traceback) if traceback is not None else []
-        return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""
+        return place_of(self._equation.traceback)
 
     def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:
         """Return an array of `aval` broadcast to `shape`; `axes` are those that its own become, None: the last."""
@@ -366,20 +365,9 @@ _SIZE_FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@functools.lru_cache(4096)
-def _frames(traceback: _jax.Traceback) -> tuple[Any, ...]:
-    return tuple(traceback.frames)
-
-
-def _frames_of_user(traceback: _jax.Traceback) -> list[Any]:
-    from stagec.arrays.places import is_ours
-
-    return [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
-
-
 def location(traceback: _jax.Traceback, name: str) -> ir.Location:
     """Return where an operation was traced: its name, and the call stack of the user's own code, innermost first."""
-    frames = _frames_of_user(traceback)
+    frames = frames_of_user(traceback)
     lines = [
         ir.Location.name(frame.function_name, ir.Location.file(frame.file_name, frame.line_num, 1)) for frame in frames
     ]

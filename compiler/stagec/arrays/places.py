@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+
+from jaxlib import _jax
 
 _OURS = str(Path(__file__).absolute().parent.parent)
 
@@ -14,6 +16,39 @@ _OURS = str(Path(__file__).absolute().parent.parent)
 def is_ours(filename: str) -> bool:
     """Whether a file is stagec's: a frame in it says nothing to the user."""
     return filename.startswith((_OURS, "<frozen"))
+
+
+@functools.lru_cache(4096)
+def _frames(traceback: _jax.Traceback) -> tuple[_jax.Frame, ...]:
+    return tuple(traceback.frames)
+
+
+def frames_of_user(traceback: _jax.Traceback) -> list[_jax.Frame]:
+    """Return the frames of a call stack that are not stagec's, innermost first."""
+    return [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
+
+
+def place_of(traceback: _jax.Traceback | None) -> str:
+    """Return FILE:LINE in the user's sources of a call stack; "" where nobody knows."""
+    frames = frames_of_user(traceback) if traceback is not None else []
+    return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""
+
+
+class AtUsersLine:
+    """A `with` statement in which errors for a user's mistake get FILE:LINE of the user's call before their text.
+
+    Not around calls of the user's own functions, whose errors are the user's.
+    """
+
+    def __enter__(self) -> None:
+        """Begin it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Raise the error again with the line. Those of other classes than Python's own are left as they are."""
+        if kind is not None and kind in (TypeError, ValueError, IndexError):
+            raise kind(f"{here()}: {error}") from None
 
 
 def here() -> str:

@@ -14,6 +14,7 @@ from stagec.arrays import binding, dims, pytrees, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import DType
 from stagec.arrays.namespace.promotion import array_of, inexact, like, named
+from stagec.arrays.places import AtUsersLine, here
 from stagec.arrays.primitives import contractions, cumulative, windows
 from stagec.arrays.primitives.contractions import ConvolutionNumbers
 from stagec.arrays.primitives.reductions import least, most
@@ -148,25 +149,37 @@ _NAMES: dict[str, tuple[str, Callable[[DType], Any]]] = {
 }
 
 
-def _how(computation: Callable[[Any, Any], Any], start: Any) -> str | Program:
-    """Return a reduction by its name, if it has one and starts where it does; otherwise its program."""
-    scalar = ShapedArray((), start.dtype)
+def _program(computation: Callable[[Any, Any], Any], starts: Sequence[Any], structure: Any) -> Program:
+    """Return the program of a function of two trees of scalars, which takes the leaves of both."""
+    scalars = [ShapedArray((), start.dtype) for start in starts]
 
-    def flat(x: Any, y: Any) -> list[Any]:
-        return [array_of(computation(x, y))]
+    def flat(*leaves: Any) -> list[Any]:
+        both = structure.unflatten(leaves[: len(starts)]), structure.unflatten(leaves[len(starts) :])
+        found, given = pytrees.flatten(computation(*both))
+        if given != structure:
+            raise TypeError(f"{here()}: reduce_window: the computation takes trees {structure} and gives {given}")
+        return [array_of(one) for one in found]
 
-    program = tracing.trace(flat, [scalar, scalar], "a reduction", apart=True).program
-    (out,) = program.out_avals
-    if out.shape != () or out.dtype != start.dtype:
-        raise TypeError(f"reduce_window: the computation takes two {scalar} and gives one, not {out}")
+    try:
+        program = tracing.trace(flat, [*scalars, *scalars], "a reduction", apart=True).program
+    except tracing.LeakedTracer:
+        what = "the computation uses an array that is traced outside of it"
+        raise tracing.LeakedTracer(f"{here()}: reduce_window: {what}; it has its two arguments alone") from None
+    if [one[:2] for one in program.out_avals] != [one[:2] for one in scalars]:
+        taken, given = (", ".join(map(str, avals)) for avals in (scalars, program.out_avals))
+        raise TypeError(f"{here()}: reduce_window: the computation takes two ({taken}) and gives one, not ({given})")
+    return program
+
+
+def _named(program: Program, start: Any) -> str | None:
+    """Return the name of a reduction of one array, if it has one and starts where it does."""
     names = [equation.primitive.name for equation in program.equations]
     known = binding.known(start)
-    if len(names) == 1 and names[0] in _NAMES and known is not None:
-        name, identity = _NAMES[names[0]]
-        inputs = list(program.equations[0].inputs)
-        if {*map(id, inputs)} == {*map(id, program.inputs)} and known == np.asarray(identity(start.dtype), start.dtype):
-            return name
-    return program
+    if len(names) != 1 or names[0] not in _NAMES or known is None:
+        return None
+    name, identity = _NAMES[names[0]]
+    of_both = {*map(id, program.equations[0].inputs)} == {*map(id, program.inputs)}
+    return name if of_both and known == np.asarray(identity(start.dtype), start.dtype) else None
 
 
 def reduce_window(
@@ -174,26 +187,39 @@ def reduce_window(
     init_value: Any,
     computation: Callable[[Any, Any], Any],
     window_dimensions: Sequence[Any],
-    window_strides: Sequence[int],
-    padding: Padding,
+    window_strides: Sequence[int] | None = None,
+    padding: Padding = "VALID",
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> Any:
-    """Return a reduction of each window of an array. As `jax.lax.reduce_window`, of one array.
+    """Return a reduction of each window of an array, or of arrays of one shape together. As `jax.lax.reduce_window`.
 
-    computation: of two elements, such as `add`, `max`, `min` or `mul`; sums, maxima and minima have a derivative.
-    init_value: what an empty window gives.
+    operand: a tree of arrays. init_value: a tree of that structure: what an empty window gives, which changes nothing
+    in the computation. computation: of two elements, such as `add`, `max`, `min` or `mul`; or of two trees of elements.
+    Sums, maxima and minima of one array have a derivative, as in JAX; but of extrema of a dilated window there is none.
     """
-    x = array_of(operand, "reduce_window")
-    start = like(init_value, x.dtype, "reduce_window")
-    ones = (1,) * len(x.shape)
-    base, apart = (tuple(one) if one is not None else ones for one in (base_dilation, window_dilation))
-    sizes, strides = tuple(window_dimensions), tuple(window_strides)
-    if any(len(one) != len(ones) for one in (sizes, strides, base, apart)):
-        raise ValueError(f"reduce_window: window, strides and dilations are {len(ones)} integers, one for each axis")
-    wide = tuple(dilated(size, by) for size, by in zip(sizes, apart, strict=True))
-    pads = pads_of("reduce_window", padding, tuple(x.shape), wide, strides)
-    return windows.reduce_window(x, start, _how(computation, start), windows.Window(sizes, strides, pads, base, apart))
+    with AtUsersLine():
+        leaves, structure = pytrees.flatten(operand)
+        values, given = pytrees.flatten(init_value)
+        if not leaves or given != structure:
+            raise ValueError(f"reduce_window: init_value is a tree as operand is, {structure}, not {given}")
+        xs = [array_of(leaf, "reduce_window") for leaf in leaves]
+        starts = [like(value, x.dtype, "reduce_window") for value, x in zip(values, xs, strict=True)]
+        shape = tuple(xs[0].shape)
+        ones = (1,) * len(shape)
+        each = (window_strides, base_dilation, window_dilation)
+        strides, base, apart = (tuple(one) if one is not None else ones for one in each)
+        sizes = tuple(window_dimensions)
+        if any(len(one) != len(ones) for one in (sizes, strides, base, apart)):
+            what = f"window, strides and dilations are {len(ones)} integers, one for each axis"
+            raise ValueError(f"reduce_window: {what}")
+        wide = tuple(dilated(size, by) for size, by in zip(sizes, apart, strict=True))
+        pads = pads_of("reduce_window", padding, shape, wide, strides)
+    program = _program(computation, starts, structure)
+    how = (_named(program, starts[0]) if len(xs) == 1 else None) or program
+    with AtUsersLine():
+        found = windows.reduce_windows(xs, starts, how, windows.Window(sizes, strides, pads, base, apart))
+    return structure.unflatten(found)
 
 
 def _cumulative(name: str, how: str, what: str, floating: bool = False) -> Callable[..., Any]:

@@ -44,10 +44,10 @@ def _cumulative_lower(rule: Rule, x: IRValue, *, axis: int, how: str, backward: 
     window = Window(tuple(size if i == axis else 1 for i in range(rank)), ones, padding, ones, ones)
     if how != "logaddexp":
         start = OPERATIONS[how][0](dtype)
-        return lower_window(rule, x, constant(np.asarray(start).astype(dtype)), how=how, window=window)
+        return lower_window(rule, x, constant(np.asarray(start).astype(dtype)), how=how, window=window)[0]
     scalar = ShapedArray((), dtype)
     program = tracing.trace(lambda a, b: [logaddexp(a, b)], [scalar, scalar], apart=True).program
-    return lower_window(rule, x, constant(np.full((), -np.inf, dtype)), how=program, window=window)
+    return lower_window(rule, x, constant(np.full((), -np.inf, dtype)), how=program, window=window)[0]
 
 
 def logaddexp(x: Any, y: Any) -> Any:
@@ -72,7 +72,7 @@ def _cumulative_vjp(given: Any, *, axis: int, how: str, backward: bool) -> list[
     (x,) = given.operands
     if type(x.shape[axis]) is not int:
         what = f"the size of axis {axis} of shape {shown(x.shape)} must be a number"
-        raise TypeError(f"a cumulative reduction by {how} has no derivative: {what}")
+        raise d.NoDerivative(f"a cumulative reduction by {how} has no derivative: {what}")
 
     def function(x: Any) -> list[Any]:
         return associative_scan(lambda a, b: [_COMBINE[how](a[0], b[0])], [x], axis, backward)

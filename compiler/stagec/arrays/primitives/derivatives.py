@@ -14,13 +14,29 @@ import numpy as np
 
 from stagec.arrays import binding, tracing
 from stagec.arrays.dtypes import INEXACT, KINDS
+from stagec.arrays.places import place_of
 from stagec.arrays.primitives import elementwise
 from stagec.arrays.primitives.structural import broadcast
-from stagec.arrays.program import Program, Variable, pruned
+from stagec.arrays.program import Equation, Program, Variable, pruned
 from stagec.arrays.values import Literal, ShapedArray
 
 FLOAT0 = np.dtype([("float0", np.void, 0)])
 """The dtype of the cotangent of integers and bools, which is nothing, as in JAX."""
+
+
+class NoDerivative(TypeError):
+    """An operation has no derivative, for these operands and parameters.
+
+    what: why, and what to write. place: FILE:LINE of the operation in the user's sources, which `backward` finds; ""
+    where nobody knows.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.place = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {super().__str__()}" if self.place else super().__str__()
 
 
 class Derivative(NamedTuple):
@@ -84,7 +100,7 @@ def backward(
     """Return the cotangent of each of a program's inputs that is `wanted`; None for zero.
 
     known: values of all variables (`evaluate`). cotangents: of the results; None for zero.
-    Raises TypeError for a primitive that is not differentiable.
+    Raises NoDerivative for a primitive that is not differentiable.
     """
     active = {one for one, want in zip(program.inputs, wanted, strict=True) if want and is_differentiable(one.aval)}
     for equation in program.equations:
@@ -103,16 +119,26 @@ def backward(
         given = [found.pop(variable, None) for variable in equation.outputs]
         if all(one is None for one in given):
             continue
-        rule = equation.primitive.vjp
-        if isinstance(rule, str):
-            raise TypeError(f"{equation.primitive.name} has no derivative: {rule}")
-        assert rule is not None, equation.primitive
         operands = [read(known, operand) for operand in equation.inputs]
         results = [known[variable] for variable in equation.outputs]
-        parts = rule(Derivative(given, operands, results), **equation.params)
+        parts = _parts(equation, Derivative(given, operands, results))
         for operand, part in zip(equation.inputs, parts, strict=True):
             add(operand, part)
     return [found.get(variable) for variable in program.inputs]
+
+
+def _parts(equation: Equation, given: Derivative) -> Sequence[Any]:
+    """Return the cotangents of an equation's operands, by its rule. Raises NoDerivative."""
+    rule = equation.primitive.vjp
+    assert rule is not None, equation.primitive
+    try:
+        if isinstance(rule, str):
+            raise NoDerivative(f"{equation.primitive.name} has no derivative: {rule}")
+        parts: Sequence[Any] = rule(given, **equation.params)
+    except NoDerivative as error:
+        error.place = error.place or place_of(equation.traceback)  # the innermost one's
+        raise
+    return parts
 
 
 def pullback(

@@ -14,7 +14,7 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.lowering import IRValue, Rule
 from stagec.arrays.primitives import foreign, matrices
-from stagec.arrays.primitives.derivatives import Derivative, linearly
+from stagec.arrays.primitives.derivatives import Derivative, NoDerivative, linearly
 from stagec.arrays.primitives.elementwise import add, divide, equal, multiply, square, subtract
 from stagec.arrays.primitives.factorizations import lu, lu_solved, smaller
 from stagec.arrays.primitives.foreign import LIBRARIES, ffi_call, info_of, nan_where_failed, require_matrices, solver
@@ -112,7 +112,7 @@ def _eig_lapack(rule: Rule, x: IRValue, *, vectors: bool) -> list[IRValue]:
 
 def _eig_forward(d: Derivative, dx: Any, *, vectors: bool) -> list[Any]:
     if vectors:
-        raise TypeError("eig has no derivative: eigenvectors are known but for factors; eigvals has one")
+        raise NoDerivative("eig has no derivative: eigenvectors are known but for factors; eigvals has one")
     _, right = eig(d.operands[0])
     factors, _, order = lu(right)
     inner = lu_solved(factors, order, as_dtype(dx, right.dtype))
@@ -207,7 +207,7 @@ def _svd_forward(d: Derivative, dx: Any, *, full: bool, vectors: bool) -> list[A
     if not vectors:
         _, u, vh = svd(d.operands[0])
     elif full and m != n:
-        raise TypeError("svd has no derivative with full_matrices=True where matrices are not square; write False")
+        raise NoDerivative("svd has no derivative with full_matrices=True where matrices are not square; write False")
     else:
         _, u, vh = d.results
     numbers, v = d.results[0], adjoint(vh)

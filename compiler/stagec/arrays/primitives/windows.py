@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.reductions import least, most
 from stagec.arrays.primitives.slicing import pad
 from stagec.arrays.program import Primitive, Program
-from stagec.arrays.values import Literal, ShapedArray
+from stagec.arrays.values import Literal, ShapedArray, shown
 
 
 class Window(NamedTuple):
@@ -56,7 +56,17 @@ def reduce_window(x: Any, start: Any, how: str | Program, window: Window) -> Any
     start: an array of no dimensions, what an empty window gives. how: "add", "multiply", "max" or "min", or a program
     of two scalars. https://openxla.org/stablehlo/spec#reduce_window
     """
-    return bind(REDUCE_WINDOW, x, start, how=how, window=window)
+    return reduce_windows([x], [start], how, window)[0]
+
+
+def reduce_windows(xs: Sequence[Any], starts: Sequence[Any], how: str | Program, window: Window) -> list[Any]:
+    """Return a reduction of each window of arrays of one shape, together.
+
+    starts: for each what an empty window gives. how: a program that takes a scalar for each array, and then one more
+    for each, and gives one for each; of one array also a name, as `reduce_window` has it.
+    """
+    found: list[Any] = bind(REDUCE_WINDOW, *xs, *starts, how=how, window=window)
+    return found
 
 
 def _sizes(shape: Shape, window: Window) -> Shape:
@@ -67,67 +77,83 @@ def _sizes(shape: Shape, window: Window) -> Shape:
     return tuple(found)
 
 
-def _window_infer(x: ShapedArray, start: ShapedArray, *, how: str | Program, window: Window) -> ShapedArray:
-    if any(len(part) != len(x.shape) for part in window):
-        raise ValueError(f"reduce_window: a window of {len(x.shape)} axes is wanted, as {x} has")
-    if start.shape != () or start.dtype != x.dtype:
-        raise TypeError(f"reduce_window: one {x.dtype} is wanted to start with, not {start}")
-    return ShapedArray(_sizes(x.shape, window), x.dtype)
+def _window_infer(*avals: ShapedArray, how: str | Program, window: Window) -> list[ShapedArray]:
+    xs, starts = avals[: len(avals) // 2], avals[len(avals) // 2 :]
+    shape = xs[0].shape
+    if any(len(part) != len(shape) for part in window):
+        raise ValueError(f"reduce_window: a window of {len(shape)} axes is wanted, as {xs[0]} has")
+    for x, start in zip(xs, starts, strict=True):
+        if x.shape != shape:
+            raise ValueError(
+                f"reduce_window: arrays of one shape are wanted, not of {shown(shape)} and {shown(x.shape)}"
+            )
+        if start.shape != () or start.dtype != x.dtype:
+            raise TypeError(f"reduce_window: one {x.dtype} is wanted to start with, not {start}")
+    return [ShapedArray(_sizes(shape, window), x.dtype) for x in xs]
 
 
-def _combined(rule: Rule, how: str | Program, first: IRValue, second: IRValue) -> IRValue:
+def _combined(rule: Rule, how: str | Program, scalars: Sequence[IRValue]) -> list[IRValue]:
     if isinstance(how, Program):
-        return rule.lowering.program(how, [first, second])[0]
-    return OPERATIONS[how][1](first, second)
+        return rule.lowering.program(how, scalars)
+    first, second = scalars
+    return [OPERATIONS[how][1](first, second)]
 
 
-def lower_window(rule: Rule, x: IRValue, start: IRValue, *, how: str | Program, window: Window) -> IRValue:
-    """Lower a reduction of each window."""
-    kinds, scalar = [tensor_type(rule.out)], ShapedArray((), rule.out.dtype)
+def lower_window(rule: Rule, *values: IRValue, how: str | Program, window: Window) -> list[IRValue]:
+    """Lower a reduction of each window. values: of the arrays, and then those to start with."""
+    kinds, scalars = [tensor_type(one) for one in rule.outputs], [ShapedArray((), one.dtype) for one in rule.outputs]
     if not all(dims.is_static(part) for part in (window.sizes, *window.padding)):
-        return _dynamic_window(rule, x, start, how, window)
+        return _dynamic_window(rule, values, how, window)
     operation = hlo.ReduceWindowOp(
         kinds,
-        [x],
-        [start],
+        list(values[: len(kinds)]),
+        list(values[len(kinds) :]),
         integers(window.sizes),
         window_strides=integers(window.strides),
         base_dilations=integers(window.base_dilation),
         window_dilations=integers(window.window_dilation),
         padding=pairs(np.asarray(window.padding, np.int64)),
     )
-    block = rule.block(operation, 0, [scalar, scalar])
+    block = rule.block(operation, 0, [*scalars, *scalars])
     with ir.InsertionPoint(block):
-        hlo.return_([_combined(rule, how, *block.arguments)])
-    return operation.result
+        hlo.return_(_combined(rule, how, list(block.arguments)))
+    return list(operation.results)
 
 
-def _dynamic_window(rule: Rule, x: IRValue, start: IRValue, how: str | Program, window: Window) -> IRValue:
+def _dynamic_window(rule: Rule, values: Sequence[IRValue], how: str | Program, window: Window) -> list[IRValue]:
     """Lower it with sizes that are values, by the custom call that `jax.export` uses."""
     module = ir.InsertionPoint.current.block.owner
     while module.operation.name != "builtin.module":
         module = module.operation.parent
     body = module.operation.regions[0].blocks[0]
     name = f"reducer_{sum(1 for _ in body.operations)}"
-    scalar = tensor_type(ShapedArray((), rule.out.dtype))
+    scalars = [tensor_type(ShapedArray((), one.dtype)) for one in rule.outputs]
     kind: Any = func.FuncOp  # jaxlib's stubs are those of its base
     with ir.InsertionPoint.at_block_begin(body):
-        reducer = kind(name, ([scalar, scalar], [scalar]), visibility="private")
+        reducer = kind(name, ([*scalars, *scalars], scalars), visibility="private")
     with ir.InsertionPoint(reducer.add_entry_block()):
-        func.return_([_combined(rule, how, *reducer.entry_block.arguments)])
+        func.return_(_combined(rule, how, list(reducer.entry_block.arguments)))
     pair = tensor_type(ShapedArray((1, 2), dtypes.int32))
     padding = hlo.concatenate([hlo.reshape(pair, rule.lowering.shape(one)) for one in window.padding], integer(0))
     parts = (window.sizes, window.strides, window.base_dilation, window.window_dilation)
     operation = hlo.CustomCallOp(
-        [tensor_type(rule.out)],
-        [x, start, *map(rule.lowering.shape, parts), padding],
+        [tensor_type(one) for one in rule.outputs],
+        [*values, *map(rule.lowering.shape, parts), padding],
         ir.StringAttr.get("stablehlo.dynamic_reduce_window"),
         called_computations=ir.ArrayAttr.get([ir.FlatSymbolRefAttr.get(name)]),
     )
-    return operation.results[0]
+    return list(operation.results)
+
+
+_BY_SLICES = (
+    "combine slices of the array, one for each place of the window, such as x[:-1] * x[1:], or write a custom_vjp"
+)
 
 
 def _window_vjp(given: Any, *, how: str | Program, window: Window) -> list[Any]:
+    if isinstance(how, Program) or how == "multiply":  # JAX has none in reverse mode either
+        what = "reduce_window has a derivative of sums, maxima and minima alone, which start with 0, -inf and inf"
+        raise d.NoDerivative(f"{what}; {_BY_SLICES}")
     x, start = given.operands
     g = given.cotangent
     if how == "add":
@@ -138,10 +164,12 @@ def _window_vjp(given: Any, *, how: str | Program, window: Window) -> list[Any]:
         ones = (1,) * len(x.shape)
         back = Window(window.sizes, window.base_dilation, ((0, 0),) * len(ones), ones, window.window_dilation)
         return [reduce_window(apart, zero, "add", back), None]
-    if how not in ("max", "min"):
-        raise TypeError("reduce_window has a derivative of sums, maxima and minima alone")
     if set(window.window_dilation) - {1}:
-        raise TypeError("reduce_window of a dilated window has a derivative of sums alone")
+        raise d.NoDerivative(f"reduce_window of a dilated window has a derivative of sums alone; {_BY_SLICES}")
+    if not all(map(dims.is_static, (window.sizes, *window.padding))):
+        raise d.NoDerivative(
+            f"the derivative of the {how} of windows needs a window and padding that are numbers: {window}"
+        )
     if set(window.base_dilation) - {1}:
 
         def spread(x: Any) -> list[Any]:
@@ -165,7 +193,7 @@ def _padding_of_lhs(shape: Shape, result: Shape, window: Window) -> tuple[list[A
     return before, after
 
 
-REDUCE_WINDOW = Primitive("reduce_window", _window_infer, lower_window, _window_vjp)
+REDUCE_WINDOW = Primitive("reduce_window", _window_infer, lower_window, _window_vjp, several=True)
 
 
 def select_and_scatter(x: Any, source: Any, how: str, window: Window) -> Any:
@@ -209,20 +237,17 @@ def _select_lower(rule: Rule, x: IRValue, source: IRValue, *, how: str, window: 
     return hlo.real_dynamic_slice(tensor_type(rule.out), operation.result, *ends)
 
 
-def _select_infer(x: ShapedArray, source: ShapedArray, *, how: str, window: Window) -> ShapedArray:
-    if not all(map(dims.is_static, (window.sizes, *window.padding))):
-        raise ValueError(
-            f"the derivative of the {how} of windows needs a window and padding that are numbers: {window}"
-        )
-    return ShapedArray(x.shape, source.dtype)
-
-
 def _select_vjp(given: Any, *, how: str, window: Window) -> list[Any]:
     x, _ = given.operands
     return [None, bind(SELECT_AND_GATHER, x, given.cotangent, how=how, window=window)]
 
 
-SELECT_AND_SCATTER = Primitive("select_and_scatter", _select_infer, _select_lower, _select_vjp)
+SELECT_AND_SCATTER = Primitive(
+    "select_and_scatter",
+    lambda x, source, **_: ShapedArray(x.shape, source.dtype),
+    _select_lower,
+    _select_vjp,
+)
 
 
 def _gather_lower(rule: Rule, x: IRValue, y: IRValue, *, how: str, window: Window) -> IRValue:
