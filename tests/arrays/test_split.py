@@ -1,6 +1,7 @@
 """Functions of arrays over a mesh: shardings, collectives and their derivatives, on four CPU devices, against JAX."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -107,3 +109,26 @@ def test_some_axes_are_taken_apart() -> None:
 
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     np.testing.assert_allclose(np.asarray(stagec.jit(part, frontend="arrays")(x)), x + x.sum())
+
+
+def test_a_batch_of_matrices_is_not_gathered() -> None:
+    """Each device factorizes its own: the calls of LAPACK have the rules that JAX writes, and XLA knows them."""
+
+    def factors(n: Any, x: Any) -> Any:
+        positive = x @ x.mT + n.eye(3, dtype=x.dtype)
+        return n.linalg.cholesky(positive), n.linalg.eigh(positive), n.linalg.solve(positive, x)
+
+    x = np.random.default_rng(0).normal(size=(2, 4, 3, 3)).astype(np.float32)
+    wanted = jax.jit(lambda x: factors(jnp, x))
+    theirs = stagec.jit(lambda x: factors(jnp, x), in_shardings=sharding("data", "model"))
+    ours = stagec.jit(lambda x: factors(xp, x), frontend="arrays", in_shardings=sharding("data", "model"))
+    rule = re.compile(r"sdy.sharding_rule = (#sdy.op_sharding_rule<.*?>)")
+    assert rule.findall(ours.lower(x).as_text()) == rule.findall(wanted.lower(x).as_text())
+    for function in (ours, theirs):
+        compiled = function.lower(x).compile()
+        assert "lapack_" in compiled.as_text()
+        assert " all-gather(" not in compiled.as_text()
+    for a, b in zip(jax.tree.leaves(ours(x)), jax.tree.leaves(wanted(x)), strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, 1e-4, 1e-4)
+    alone = stagec.jit(ours.__wrapped__, frontend="arrays").lower(x)
+    assert not rule.findall(alone.as_text())

@@ -37,4 +37,7 @@ def register(interface: Any) -> bool:
     for module in (gpu_linalg, gpu_prng, gpu_solver, gpu_sparse):
         for target, value, api_version in module.registrations().get(name, ()):
             xla_client.register_custom_call_target(target, value, platform=name, api_version=api_version)
+    for module in (gpu_linalg, gpu_solver, gpu_sparse):  # a batch may be split over devices
+        for target in module.batch_partitionable_targets():
+            xla_client.register_custom_call_as_batch_partitionable(target, interface)
     return True

@@ -61,7 +61,10 @@ def register_custom_calls(names: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _lapack() -> frozenset[str]:
-    """Register jaxlib's LAPACK handlers, once; return their names. It imports scipy, which has the library."""
+    """Register jaxlib's LAPACK handlers, once; return their names. It imports scipy, which has the library.
+
+    As JAX does, they are said to take parts of a batch, so that XLA splits a batch over devices and gathers nothing.
+    """
     from jaxlib import lapack, xla_client
     from jaxlib.cpu import _lapack
 
@@ -69,4 +72,6 @@ def _lapack() -> frozenset[str]:
     handlers = lapack.registrations()["cpu"]
     for name, handler, api_version in handlers:
         xla_client.register_custom_call_target(name, handler, platform="cpu", api_version=api_version)
+    for name in lapack.batch_partitionable_targets():
+        xla_client.register_custom_call_as_batch_partitionable(name)
     return frozenset(name for name, _, _ in handlers)

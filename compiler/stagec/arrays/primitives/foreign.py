@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
@@ -96,12 +97,33 @@ def ffi_call(
     if all(dims.is_static(one.shape) for one in (*avals, *results)):
         batch = ir.StringAttr.get(str(rank - core))
         given["mhlo.frontend_attributes"] = ir.DictAttr.get({"num_batch_dims": batch})
+        if rule.lowering.mesh:  # JAX writes it always
+            given["sdy.sharding_rule"] = _sharding_rule(avals, results, rank - core)
     if aliased is not None:
         where = [0] if len(results) > 1 else []
         alias = hlo.OutputOperandAlias.get(output_tuple_indices=where, operand_index=aliased, operand_tuple_indices=[])
         given["output_operand_aliases"] = ir.ArrayAttr.get([alias])
     layouts = [layout(one) for one in avals], [layout(one) for one in results]
     return _call(rule, name, operands, results, given, 1, layouts)
+
+
+def _sharding_rule(avals: Sequence[ShapedArray], results: Sequence[ShapedArray], batch: int) -> ir.Attribute:
+    """Return how a call may be split over a mesh: along the first axes, which are a batch.
+
+    Each other axis stands for itself:
+    https://github.com/openxla/shardy/blob/main/docs/sdy_dialect.md#opshardingruleattr
+    """
+    sizes = list(avals[0].shape[:batch])
+
+    def mapping(one: ShapedArray) -> Any:
+        axes = list(range(batch)) if len(one.shape) >= batch else []  # what nobody asked for has no batch
+        for size in one.shape[batch:]:
+            axes.append(len(sizes))
+            sizes.append(size)
+        return sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get([axis]) for axis in axes])
+
+    operands, found = (list(map(mapping, some)) for some in (avals, results))
+    return sdy.OpShardingRuleAttr.get(sizes, operands, found, is_custom=True)
 
 
 def xla_call(
