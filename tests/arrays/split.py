@@ -16,13 +16,14 @@ AXES, SIZES = ("data", "model"), (2, 2)
 
 
 class Library(NamedTuple):
-    """What functions are written with: a namespace of arrays, lax, shard_map, PartitionSpec, grad, value_and_grad."""
+    """What functions are written with: a namespace of arrays, lax, shard_map, PartitionSpec, value_and_grad, jit."""
 
     xp: Any
     lax: Any
     shard_map: Callable[..., Any]
     P: Any
     value_and_grad: Callable[..., Any]
+    jit: Callable[..., Any]
 
 
 def collectives(of: Library, y: Any) -> Any:
@@ -83,10 +84,28 @@ def dense(of: Library, params: Any, x: Any) -> Any:
     return {"h": h, "sum": of.xp.sum(h, axis=0)}
 
 
+def nested(of: Library, params: Any, x: Any) -> Any:
+    """Functions of jit inside of another one: their shardings are constraints, also of cotangents."""
+    p = of.P
+
+    def layer(by: float, params: Any, x: Any) -> Any:
+        return {"h": of.xp.tanh(x @ params["w"]), "x": x * by}
+
+    split = ({"w": p(None, "model")}, p("data"))
+    inner = of.jit(layer, in_shardings=split, out_shardings={"h": p("model"), "x": None}, static_argnums=0)
+
+    def loss(params: Any, x: Any) -> Any:
+        found = inner(2.0, params, x)
+        return of.xp.sum(found["h"] ** 2) + of.xp.sum(found["x"])
+
+    return of.value_and_grad(loss, (0, 1))(params, x)
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "collectives": (collectives, (Y,)),
     "train": (train, (W, X, Y)),
     "dense": (dense, ({"w": W}, X)),
+    "nested": (nested, ({"w": W}, X)),
 }
 
 
@@ -100,13 +119,15 @@ def shardings(name: str, of: Callable[..., Any]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     """Call stagec's artifacts, and compare with JAX's."""
+    import re
+
     import jax
     import jax.export
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh(SIZES, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    of = Library(jnp, jax.lax, jax.shard_map, PartitionSpec, jax.value_and_grad)
+    of = Library(jnp, jax.lax, jax.shard_map, PartitionSpec, jax.value_and_grad, jax.jit)
     with jax.set_mesh(mesh):
         for name, (function, args) in FUNCTIONS.items():
             theirs = jax.export.deserialize(bytearray((folder / f"{name}.exported").read_bytes()))
@@ -118,6 +139,9 @@ def main(folder: Path) -> None:
             for side in ("in_shardings_jax", "out_shardings_jax"):
                 both = (getattr(exported, side)(mesh) for exported in (theirs, own))
                 assert [one and one.spec for one in next(both)] == [one and one.spec for one in next(both)], name
+            constraints = re.compile(r"sdy\.sharding_constraint .*? <@mesh, (.*?)>")
+            both = (constraints.findall(exported.mlir_module()) for exported in (theirs, own))
+            assert sorted(next(both)) == sorted(next(both)), name
             found, wanted = jax.jit(theirs.call)(*args), jitted(*args)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), found, wanted)
             if name == "dense":

@@ -1,5 +1,6 @@
 """Functions of arrays over a mesh: shardings, collectives and their derivatives, on four CPU devices, against JAX."""
 
+import functools
 import os
 import re
 import subprocess
@@ -22,7 +23,10 @@ from tests.arrays import split
 from tests.building import ROOT
 
 MESH = Mesh(split.SIZES, split.AXES)
-OURS = split.Library(xp, stagec.lax, stagec.shard_map, P, stagec.value_and_grad)
+HERE = r"test_split\.py:\d+"
+OURS = split.Library(
+    xp, stagec.lax, stagec.shard_map, P, stagec.value_and_grad, functools.partial(stagec.jit, frontend="arrays")
+)
 
 
 def sharding(*axes: Any) -> NamedSharding:
@@ -46,7 +50,7 @@ def test_values_gradients_and_artifacts_are_jaxs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.arrays.split", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:3] == [f"{name}: equal" for name in split.FUNCTIONS]
+    assert done.stdout.splitlines() == [f"{name}: equal" for name in split.FUNCTIONS]
 
 
 def failing(function: Callable[[Any], Any], **options: Any) -> Any:
@@ -68,6 +72,18 @@ def failing(function: Callable[[Any], Any], **options: Any) -> Any:
             stagec.shard_map(lambda a: stagec.lax.psum(a, "x"), mesh=MESH, in_specs=P(), out_specs=P()),
             {},
             "there is no axis 'x'",
+        ),
+        (
+            lambda x: stagec.jit(lambda y: y, frontend="arrays", in_shardings=sharding("data"))(x[1:]),
+            {},
+            rf"{HERE}: dimension 0 of shape \(3, 3\) has no 2 equal parts",
+        ),
+        (
+            stagec.shard_map(
+                lambda a: stagec.lax.with_sharding_constraint(a, P("data")), mesh=MESH, in_specs=P(), out_specs=P()
+            ),
+            {},
+            rf"{HERE}: shard_map has taken arrays apart along 'data' here, so a constraint cannot name it",
         ),
         (
             lambda x: stagec.lax.with_sharding_constraint(x, NamedSharding(Mesh((2,), ("data",)), P("data"))),

@@ -55,6 +55,12 @@ def manual(names: Sequence[str]) -> Axes:
     return mesh
 
 
+def apart(mesh: Axes) -> tuple[str, ...]:
+    """Return the axes of a mesh that are taken apart where the code is running."""
+    around = _CURRENT.get()
+    return around.manual if around.mesh == mesh else ()
+
+
 def size(mesh: Axes, names: Sequence[str]) -> int:
     """Return how many devices there are along axes."""
     return math.prod(dict(mesh)[name] for name in names)

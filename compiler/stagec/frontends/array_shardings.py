@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stagec.arrays import meshes, pytrees
@@ -24,8 +24,7 @@ def split_of(program: Program, in_shardings: Any, out_shardings: Any, args: Any,
     args: structure of the positional arguments, which come first among the program's inputs.
     Raises ValueError where a sharding does not fit, or there are two meshes.
     """
-    one = parallel.is_sharding(in_shardings) or isinstance(in_shardings, dict)
-    given = [*_flat(in_shardings if one else tuple(in_shardings), args)]
+    given = [*_flat(_of_arguments(in_shardings), args)]
     given += [None] * (len(program.inputs) - len(given))
     wanted = _flat(out_shardings, out_structure)
     both = [found for found in (*given, *wanted) if found is not None]
@@ -38,6 +37,24 @@ def split_of(program: Program, in_shardings: Any, out_shardings: Any, args: Any,
         return tuple(None if known is None else known[1] for known in found)
 
     return Split(mesh, fitting(given, program.in_avals), fitting(wanted, program.out_avals)) if mesh else Split()
+
+
+def _of_arguments(in_shardings: Any) -> Any:
+    one = parallel.is_sharding(in_shardings) or isinstance(in_shardings, dict)
+    return in_shardings if one else tuple(in_shardings)
+
+
+def constrained(function: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> Callable[..., Any]:
+    """Return a function of positional arguments whose arguments and result are split like this, inside of a trace.
+
+    As JAX lowers a `jax.jit` inside of another one: by `with_sharding_constraint`.
+    """
+
+    def call(*args: Any) -> Any:
+        given = parallel.with_sharding_constraint(args, _of_arguments(in_shardings))
+        return parallel.with_sharding_constraint(function(*given), out_shardings)
+
+    return call
 
 
 def _flat(shardings: Any, structure: Any) -> list[tuple[Axes, Partition] | None]:

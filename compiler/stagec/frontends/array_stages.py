@@ -74,7 +74,7 @@ class Wrapped:
     """A function of arrays that is ready to be traced, lowered and compiled; calling it does all, once per signature.
 
     A call takes arrays of stagec's, NumPy's and Python's numbers in pytrees, and gives arrays of stagec's. Inside of a
-    function that is traced it is part of that function.
+    function that is traced it is part of that function: shardings are constraints there, and nothing is donated.
     """
 
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
@@ -86,7 +86,7 @@ class Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function. Raises what it raises when it is traced; ValueError for a static argument without hash."""
         if tracing.current() is not None:
-            return self.__wrapped__(*args, **kwargs)
+            return self._inside(args, kwargs)
         dynamic, static = _split(self._options, args, kwargs)
         leaves, structure = pytrees.flatten(dynamic)
         avals = tuple(map(_abstract, leaves))
@@ -100,6 +100,18 @@ class Wrapped:
             found = self._compiled[key] = _runnable(traced), traced.out_structure
         call, out_structure = found
         return out_structure.unflatten(call(leaves, avals))
+
+    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function as part of the trace around."""
+        options = self._options
+        if options.in_shardings is None and options.out_shardings is None:
+            return self.__wrapped__(*args, **kwargs)
+        (dynamic, _), _ = _split(options, args, kwargs)
+
+        def function(*given: Any) -> Any:
+            return self.__wrapped__(*_merged(options, args, given), **kwargs)
+
+        return array_shardings.constrained(function, options.in_shardings, options.out_shardings)(*dynamic)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Return the method of an instance; of the class, this function."""

@@ -14,6 +14,7 @@ from typing import Any
 from stagec.arrays import meshes, pytrees, tracing
 from stagec.arrays.meshes import Axes
 from stagec.arrays.namespace.promotion import array_of, inexact
+from stagec.arrays.places import AtUsersLine
 from stagec.arrays.primitives import collectives, elementwise, sharding, structural
 from stagec.arrays.values import axis_of
 from stagec.core.partitions import Partition
@@ -66,11 +67,11 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     `jax.lax.with_sharding_constraint`. Outside of a trace there is one device, and it changes nothing.
     Raises ValueError where a spec does not fit, or has no mesh.
     """
-    leaves, structure = pytrees.flatten(x)
-    found = []
-    for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
-        array = array_of(leaf)
-        found.append(array if one is None else sharding.constrained(array, *over(one)))
+    with AtUsersLine():
+        leaves, structure = pytrees.flatten(x)
+        found = []
+        for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
+            found.append(leaf if one is None else sharding.constrained(array_of(leaf), *over(one)))
     return structure.unflatten(found)
 
 

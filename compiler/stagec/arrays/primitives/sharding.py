@@ -24,7 +24,14 @@ from stagec.core.partitions import Partition
 
 
 def constrained(x: Any, mesh: Axes, partition: Partition) -> Any:
-    """Return x, which is split over a mesh like this where the program runs on several devices."""
+    """Return x, which is split over a mesh like this where the program runs on several devices.
+
+    Raises ValueError for an axis along which the code sees one device's part.
+    """
+    for name in meshes.apart(mesh):
+        if any(name in axes for axes in partition):
+            what = f"shard_map has taken arrays apart along {name!r} here, so a constraint cannot name it"
+            raise ValueError(f"{what}; name axes that are not in its axis_names")
     return bind(SHARDING_CONSTRAINT, x, mesh=mesh, partition=partition)
 
 
