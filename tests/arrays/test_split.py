@@ -110,7 +110,10 @@ def test_sizes_may_be_symbolic_but_those_that_are_taken_apart() -> None:
         return stagec.shard_map(lambda a: a * 2, mesh=MESH, in_specs=P("data"), out_specs=P("data"))(x)
 
     struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("2*n, 4"), xp.float32)
-    with pytest.raises(ValueError, match=r"shard_map takes arrays of known sizes, not of shape \(2\*n, 4\)"):
+    message = (
+        rf"{HERE}: shard_map takes arrays of known sizes, not of shape \(2\*n, 4\); write numbers, or in_shardings"
+    )
+    with pytest.raises(ValueError, match=message):
         stagec.jit(split_up, frontend="arrays").trace(struct)
     exported = stagec.jit(lambda x: x @ x.mT, frontend="arrays", in_shardings=sharding("data")).trace(struct).export()
     x = np.arange(24, dtype=np.float32).reshape(6, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -121,7 +122,7 @@ def _describe(node: Any) -> tuple[str, bytes]:
     if kind in _REGISTERED:
         return name_of(kind), _describe_own(_REGISTERED[kind], auxdata)
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
-        return name_of(kind), Fields(kind._fields).to_bytes()
+        return name_of(kind), json.dumps(kind._fields).encode()  # as JAX's `register_namedtuple_serialization` does
     level = OneLevel.of(node.unflatten([object() for _ in range(node.num_leaves)]))
     if level is None:
         raise ValueError(f"{name_of(kind)} has no description")

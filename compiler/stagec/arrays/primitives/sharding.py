@@ -15,6 +15,7 @@ from stagec.arrays import dims, dtypes, meshes, tracing
 from stagec.arrays.binding import aval, bind
 from stagec.arrays.lowering import IRValue, Rule, sharding, tensor_type
 from stagec.arrays.meshes import Axes
+from stagec.arrays.places import AtUsersLine
 from stagec.arrays.primitives import collectives, elementwise
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.derivatives import Derivative
@@ -68,10 +69,14 @@ def mapped(
     together: along axes that they do not name, all devices have the same. manual: the axes of which the parts are.
     """
     avals = []
-    for value, partition in zip(values, in_partitions, strict=True):
-        if not dims.is_static(value.shape):  # neither stagec's nor JAX's artifacts could be called: jaxlib refines none
-            raise ValueError(f"shard_map takes arrays of known sizes, not of shape {shown(value.shape)}")
-        avals.append(ShapedArray(meshes.part(tuple(value.shape), mesh, partition), aval(value).dtype))
+    with AtUsersLine():
+        for value, partition in zip(values, in_partitions, strict=True):
+            # jaxlib 0.10.1 refines the shapes of what is in an `sdy.manual_computation`, and ends with a segmentation fault
+            # where it folds a constant there. So does the process that calls such an artifact of JAX's: of psum(sum(a) * 2).
+            if not dims.is_static(value.shape):
+                what = f"shard_map takes arrays of known sizes, not of shape {shown(value.shape)}"
+                raise ValueError(f"{what}; write numbers, or in_shardings and with_sharding_constraint in its place")
+            avals.append(ShapedArray(meshes.part(tuple(value.shape), mesh, partition), aval(value).dtype))
 
     def within(*parts: Any) -> Sequence[Any]:
         with meshes.use(mesh, manual):
