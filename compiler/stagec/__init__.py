@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stagec.arrays.dims import symbolic_shape
     from stagec.arrays.dtypes import enable_x64
     from stagec.arrays.namespace.parallel import set_mesh, shard_map
+    from stagec.arrays.namespace.policies import checkpoint_name, checkpoint_policies
     from stagec.arrays.namespace.transformations import (
         checkpoint,
         custom_vjp,
@@ -81,6 +82,8 @@ __all__ = [
     "Wrapped",
     "__version__",
     "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "custom_vjp",
     "default_matmul_precision",
     "device_put",
@@ -104,6 +107,7 @@ _MODULES = {
     "arrays.dims": ("symbolic_shape",),
     "arrays.dtypes": ("enable_x64",),
     "arrays.namespace.parallel": ("set_mesh", "shard_map"),
+    "arrays.namespace.policies": ("checkpoint_name", "checkpoint_policies"),
     "arrays.namespace.transformations": (
         *("checkpoint", "custom_vjp", "grad", "stop_gradient", "value_and_grad", "vjp"),
     ),

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import stagec
 import stagec.lax
 import stagec.nn
 import stagec.numpy as xp
+from tests.arrays import mistakes
 
 X, PLACES = np.arange(3.0, dtype=np.float32), np.arange(3)
 
@@ -52,6 +54,91 @@ def test_steered_derivatives_are_jaxs() -> None:
     np.testing.assert_allclose(np.asarray(twice(X)), wanted, 1e-5)
     found, pull, aux = stagec.vjp(lambda x: (x * 2, {"x": x}), X, has_aux=True)
     assert [float(one[2]) for one in (found, pull(X)[0], aux["x"])] == [4, 4, 2]
+
+
+def policies(of: Any) -> dict[str, Any]:
+    """Policies of stagec's or JAX's."""
+    by_name = of.save_only_these_names("mixed")
+    return {
+        "none": None,
+        "everything": of.everything_saveable,
+        "nothing": of.nothing_saveable,
+        "dots": of.dots_saveable,
+        "no batch": of.checkpoint_dots_with_no_batch_dims,
+        "only": of.save_only_these_names("scores"),
+        "any but": of.save_any_names_but_these("scores"),
+        "except": of.save_anything_except_these_names("scores"),
+        "both": of.save_from_both_policies(by_name, of.dots_with_no_batch_dims_saveable),
+    }
+
+
+def attention(n: Any, checkpoint: Any, name: Any, policy: Any) -> Any:
+    """A loss with products that have batch axes, ones that have none, and values with names."""
+
+    def block(x: Any, w: Any) -> Any:
+        h = n.sin(x @ w[0])
+        scores = n.sin(name(h @ h.mT, "scores"))
+        return n.sin(n.sin(n.sin(name({"h": scores @ h}, "mixed")["h"]) @ w[1]) @ w[2])
+
+    return lambda x, w: n.sum(checkpoint(block, policy=policy)(x, w) ** 2)
+
+
+def test_policies_of_checkpoints_keep_what_jaxs_keep() -> None:
+    """The gradient's program has as many products as JAX's, and values are the same."""
+    rng = np.random.default_rng(3)
+    x, w = rng.normal(size=(2, 3, 4)).astype(np.float32), rng.normal(size=(3, 4, 4)).astype(np.float32) / 2
+    theirs = {
+        name: jax.value_and_grad(attention(jnp, jax.checkpoint, checkpoint_name, policy), (0, 1))
+        for name, policy in policies(jax.checkpoint_policies).items()
+    }
+    ours = {
+        name: stagec.value_and_grad(attention(xp, stagec.checkpoint, stagec.checkpoint_name, policy), (0, 1))
+        for name, policy in policies(stagec.checkpoint_policies).items()
+    }
+    products = {}
+    for name, function in ours.items():
+        program = stagec.jit(function, frontend="arrays").trace(x, w).as_text()
+        products[name] = program.count("= dot_general")
+        assert products[name] == str(jax.make_jaxpr(theirs[name])(x, w)).count("= dot_general"), name
+    assert (products["everything"], products["no batch"], products["both"], products["none"]) == (15, 17, 16, 20)
+
+    def scanned(grad: Any, lax: Any, n: Any, function: Any, x: Any, w: Any) -> Any:
+        """The gradient through a loop over the gradient."""
+
+        def turn(x: Any, _: Any) -> Any:
+            value, gradient = function(x, w)
+            return x - 0.1 * gradient[0], value
+
+        return grad(lambda x: n.sum(lax.scan(turn, x, None, length=2)[1]))(x)
+
+    wanted = jax.jit(lambda x, w: (theirs["none"](x, w), scanned(jax.grad, jax.lax, jnp, theirs["none"], x, w)))(x, w)
+    names = ("everything", "both")
+    found = stagec.jit(
+        lambda x, w: {n: (ours[n](x, w), scanned(stagec.grad, stagec.lax, xp, ours[n], x, w)) for n in names},
+        frontend="arrays",
+    )(x, w)
+    for name in names:
+        for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, 1e-4, 1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            lambda x: [stagec.checkpoint(xp.sin, policy=jax.checkpoint_policies.dots_saveable)(x)],
+            TypeError,
+            "checkpoint: the policy is JAX's; write stagec.checkpoint_policies.dots_saveable",
+        ),
+        (
+            lambda x: [stagec.checkpoint(xp.sin, policy=lambda *_, **__: None)(x)],
+            TypeError,
+            "checkpoint: the policy says None of sin; write True where its results are kept, and False elsewhere",
+        ),
+    ],
+)
+def test_a_policy_that_is_none(case: Any) -> None:
+    mistakes.check(case, X)
 
 
 def test_a_derivative_that_does_not_fit() -> None:

@@ -11,7 +11,9 @@ import numpy as np
 
 from stagec.arrays import binding, pytrees
 from stagec.arrays.dtypes import COMPLEX, KINDS
+from stagec.arrays.namespace.policies import Policy
 from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.places import here
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.calls import call_checkpointed, call_custom_vjp, stopped
 from stagec.arrays.primitives.structural import convert
@@ -137,13 +139,22 @@ def stop_gradient(x: Any) -> Any:
 
 
 def checkpoint(
-    fun: Callable[..., Any], *, prevent_cse: bool = True, static_argnums: int | Sequence[int] = ()
+    fun: Callable[..., Any],
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
 ) -> Callable[..., Any]:
     """Return the function that computes what its derivative needs a second time, in place of keeping it.
 
     As `jax.checkpoint`. prevent_cse: whether the compiler is kept from using what was computed the first time.
-    static_argnums: arguments that are no arrays.
+    policy: what is kept nevertheless, one of `checkpoint_policies`; None: nothing. It is asked of the function's own
+    operations, and not of those in the body of a loop or in a branch: these are computed again.
+    static_argnums: arguments that are no arrays. Raises TypeError for a policy of JAX's, which knows JAX's operations.
     """
+    if getattr(policy, "__module__", "").split(".")[0] == "jax":
+        name = getattr(policy, "__qualname__", "policy").split(".")[0]
+        raise TypeError(f"{here()}: checkpoint: the policy is JAX's; write stagec.checkpoint_policies.{name}")
 
     @functools.wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
@@ -159,7 +170,7 @@ def checkpoint(
             known[:] = [out_structure]
             return [array_of(one) for one in found]
 
-        results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves], prevent_cse)
+        results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves], prevent_cse, policy)
         return known[0].unflatten(results)
 
     return checkpointed

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import binding, tracing
 from stagec.arrays.lowering import IRValue, Rule
+from stagec.arrays.places import here
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.derivatives import Derivative
-from stagec.arrays.program import Primitive, Program, pruned
+from stagec.arrays.program import Primitive, Program, Variable, pruned
 from stagec.arrays.values import ShapedArray
 
 STOP_GRADIENT = Primitive("stop_gradient", lambda x: x, lambda rule, x: x, of_keys=True)
@@ -94,18 +96,59 @@ BARRIER: Primitive = Primitive(
 )
 
 
-def _checkpoint_vjp(derivative: Derivative, *, program: Program, apart: bool) -> list[Any]:
+NAME: Primitive = Primitive(
+    "name",
+    lambda x, *, name: x,
+    lambda rule, x, *, name: x,
+    lambda derivative, *, name: [derivative.cotangent],
+    of_keys=True,
+)
+
+
+def named(x: Any, name: str) -> Any:
+    """Return x, which has a name to the policies of checkpoints."""
+    return binding.bind(NAME, x, name=name)
+
+
+def _checkpoint_vjp(derivative: Derivative, *, program: Program, apart: bool, kept: int) -> list[Any]:
+    first = len(program.outputs) - kept
+    values = [*derivative.operands, *derivative.results[first:]]
     # The barrier keeps XLA from using what was computed before.
-    operands = binding.bind(BARRIER, *derivative.operands) if apart else derivative.operands
-    known = d.evaluate(program, operands)
+    values = binding.bind(BARRIER, *values) if apart else values
+    count = len(program.inputs)
+    kept_values: dict[Any, Any] = dict(zip(program.outputs[first:], values[count:], strict=True))
+    known = d.evaluate(program, values[:count], kept_values)
     return d.backward(program, known, derivative.cotangents, [True] * len(program.inputs))
 
 
 CHECKPOINT = Primitive("checkpoint", _results, _inline, _checkpoint_vjp, several=True, of_keys=True)
 
 
-def call_checkpointed(function: Callable[..., Sequence[Any]], values: Sequence[Any], apart: bool = True) -> list[Any]:
-    """Call a function that is computed again for its derivative; apart: the compiler may not use the first time's."""
+def call_checkpointed(
+    function: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    apart: bool = True,
+    policy: Callable[..., Any] | None = None,
+) -> list[Any]:
+    """Call a function that is computed again for its derivative.
+
+    apart: whether the compiler may not use what was computed the first time. policy: says of an operation (its
+    primitive, avals of operands, parameters by name) whether its results are kept for the derivative; they are results
+    too, behind the function's. Raises TypeError where it says something else than a bool.
+    """
     program, captured = _traced(function, values)
-    found: list[Any] = binding.bind(CHECKPOINT, *captured, *values, program=program, apart=apart)
+    kept = [] if policy is None else _kept(program, policy)
+    program = Program(program.inputs, program.equations, [*program.outputs, *kept], program.constants)
+    found = binding.bind(CHECKPOINT, *captured, *values, program=program, apart=apart, kept=len(kept))
+    return list(found[: len(found) - len(kept)])
+
+
+def _kept(program: Program, policy: Callable[..., Any]) -> list[Variable]:
+    found: list[Variable] = []
+    for equation in program.equations:
+        answer = policy(equation.primitive, *(one.aval for one in equation.inputs), **equation.params)
+        if not isinstance(answer, bool | np.bool_):
+            what = f"the policy says {answer!r} of {equation.primitive.name}"
+            raise TypeError(f"{here()}: checkpoint: {what}; write True where its results are kept, and False elsewhere")
+        found += equation.outputs if answer else []
     return found

@@ -7,7 +7,8 @@ derivatives need nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,12 +71,19 @@ def is_differentiable(aval: Any) -> bool:
     return KINDS[aval.dtype] in INEXACT
 
 
-def evaluate(program: Program, values: Sequence[Any]) -> dict[Variable, Any]:
-    """Bind a program's equations, on arguments, and return the value of each of its variables."""
-    known: dict[Variable, Any] = dict(zip(program.inputs, values, strict=True))
+def evaluate(
+    program: Program, values: Sequence[Any], kept: Mapping[Variable, Any] = MappingProxyType({})
+) -> dict[Variable, Any]:
+    """Bind a program's equations, on arguments, and return the value of each of its variables.
+
+    kept: those that are known already.
+    """
+    known: dict[Variable, Any] = {**dict(zip(program.inputs, values, strict=True)), **kept}
     for variable, array in program.constants.items():
         known[variable] = binding.constant(array, variable.aval.dtype)
     for equation in program.equations:
+        if kept and all(one in kept for one in equation.outputs):
+            continue
         operands = [read(known, operand) for operand in equation.inputs]
         found = binding.bind(equation.primitive, *operands, **equation.params)
         results = found if equation.primitive.several else [found]

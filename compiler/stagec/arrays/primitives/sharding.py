@@ -71,8 +71,8 @@ def mapped(
     avals = []
     with AtUsersLine():
         for value, partition in zip(values, in_partitions, strict=True):
-            # jaxlib 0.10.1 refines the shapes in an `sdy.manual_computation` too, but ends with a segmentation fault where it
-            # folds a constant there. So ends JAX, where it calls its own artifact of psum(sum(a) * 2).
+            # jaxlib 0.10.1 refines the shapes in an `sdy.manual_computation` too, but ends with a segmentation fault
+            # where it folds a constant there. So ends JAX, where it calls its own artifact of psum(sum(a) * 2).
             if not dims.is_static(value.shape):
                 what = f"shard_map takes arrays of known sizes, not of shape {shown(value.shape)}"
                 raise ValueError(f"{what}; write numbers, or in_shardings and with_sharding_constraint in its place")

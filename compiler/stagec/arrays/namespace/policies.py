@@ -1,0 +1,88 @@
+"""What a `checkpoint` keeps for its derivative: names for values, and JAX's policies.
+
+https://docs.jax.dev/en/latest/gradient-checkpointing.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stagec.arrays import pytrees
+from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.primitives.calls import NAME, named
+from stagec.arrays.primitives.contractions import CONVOLUTION, DOT_GENERAL
+from stagec.arrays.program import Primitive
+
+Policy = Callable[..., bool]
+"""Takes the primitive of an operation, what is known of each operand, and parameters by name: are its results kept?"""
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """Return a tree of arrays with a name, by which policies of `checkpoint` keep them.
+
+    As `jax.ad_checkpoint.checkpoint_name`.
+    """
+    return pytrees.tree_map(lambda leaf: named(array_of(leaf, "checkpoint_name"), name), x)
+
+
+def _of_names(keeps: Callable[[str], bool], others: bool = False) -> Policy:
+    def policy(primitive: Primitive, *_: Any, **params: Any) -> bool:
+        return keeps(params["name"]) if primitive is NAME else others
+
+    return policy
+
+
+class checkpoint_policies:  # noqa: N801 - JAX's name
+    """What `checkpoint(policy=...)` keeps for the derivative, as `jax.checkpoint_policies`.
+
+    A policy of your own takes the primitive of an operation (its `name` is what a program's text has), what is known of
+    each operand, and parameters by name; it says whether the results are kept. Policies that offload are JAX's alone.
+    """
+
+    @staticmethod
+    def everything_saveable(*_: Any, **__: Any) -> bool:
+        """Keep all, as without `checkpoint`."""
+        return True
+
+    @staticmethod
+    def nothing_saveable(*_: Any, **__: Any) -> bool:
+        """Keep the arguments alone, as without a policy."""
+        return False
+
+    @staticmethod
+    def dots_saveable(primitive: Primitive, *_: Any, **__: Any) -> bool:
+        """Keep products of matrices, and convolutions."""
+        return primitive in (DOT_GENERAL, CONVOLUTION)
+
+    @staticmethod
+    def dots_with_no_batch_dims_saveable(primitive: Primitive, *_: Any, **params: Any) -> bool:
+        """Keep products of matrices that have no batch axes: those with weights, in a transformer."""
+        return primitive is DOT_GENERAL and not params["numbers"][2]
+
+    checkpoint_dots = dots_saveable
+    checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
+
+    @staticmethod
+    def save_only_these_names(*names: str) -> Policy:
+        """Return the policy that keeps values with one of these names (`checkpoint_name`)."""
+        return _of_names(lambda name: name in names)
+
+    @staticmethod
+    def save_any_names_but_these(*names: str) -> Policy:
+        """Return the policy that keeps values with a name that is none of these."""
+        return _of_names(lambda name: name not in names)
+
+    @staticmethod
+    def save_anything_except_these_names(*names: str) -> Policy:
+        """Return the policy that keeps all but values with one of these names."""
+        return _of_names(lambda name: name not in names, others=True)
+
+    @staticmethod
+    def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
+        """Return the policy that keeps what one of two keeps."""
+
+        def policy(primitive: Primitive, *avals: Any, **params: Any) -> bool:
+            return policy_1(primitive, *avals, **params) or policy_2(primitive, *avals, **params)
+
+        return policy
