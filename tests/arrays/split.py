@@ -3,6 +3,8 @@
 As a program: whether JAX reads artifacts of stagec's of them, and gives the same as for its own. It needs four devices.
 """
 
+import functools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +18,13 @@ AXES, SIZES = ("data", "model"), (2, 2)
 
 
 class Library(NamedTuple):
-    """What functions are written with: a namespace of arrays, lax, shard_map, PartitionSpec, value_and_grad, jit."""
+    """What functions are written with: a namespace of arrays, lax, shard_map, PartitionSpec, grad, value_and_grad."""
 
     xp: Any
     lax: Any
     shard_map: Callable[..., Any]
     P: Any
     value_and_grad: Callable[..., Any]
-    jit: Callable[..., Any]
 
 
 def collectives(of: Library, y: Any) -> Any:
@@ -86,13 +87,17 @@ def dense(of: Library, params: Any, x: Any) -> Any:
 
 def nested(of: Library, params: Any, x: Any) -> Any:
     """Functions of jit inside of another one: their shardings are constraints, also of cotangents."""
-    p = of.P
+    import jax
+
+    import stagec
+
+    p, jit = of.P, jax.jit if of.lax is jax.lax else functools.partial(stagec.jit, frontend="arrays")
 
     def layer(by: float, params: Any, x: Any) -> Any:
         return {"h": of.xp.tanh(x @ params["w"]), "x": x * by}
 
     split = ({"w": p(None, "model")}, p("data"))
-    inner = of.jit(layer, in_shardings=split, out_shardings={"h": p("model"), "x": None}, static_argnums=0)
+    inner = jit(layer, in_shardings=split, out_shardings={"h": p("model"), "x": None}, static_argnums=0)
 
     def loss(params: Any, x: Any) -> Any:
         found = inner(2.0, params, x)
@@ -119,15 +124,13 @@ def shardings(name: str, of: Callable[..., Any]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     """Call stagec's artifacts, and compare with JAX's."""
-    import re
-
     import jax
     import jax.export
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh(SIZES, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    of = Library(jnp, jax.lax, jax.shard_map, PartitionSpec, jax.value_and_grad, jax.jit)
+    of = Library(jnp, jax.lax, jax.shard_map, PartitionSpec, jax.value_and_grad)
     with jax.set_mesh(mesh):
         for name, (function, args) in FUNCTIONS.items():
             theirs = jax.export.deserialize(bytearray((folder / f"{name}.exported").read_bytes()))

@@ -1,6 +1,5 @@
 """Functions of arrays over a mesh: shardings, collectives and their derivatives, on four CPU devices, against JAX."""
 
-import functools
 import os
 import re
 import subprocess
@@ -23,10 +22,7 @@ from tests.arrays import split
 from tests.building import ROOT
 
 MESH = Mesh(split.SIZES, split.AXES)
-HERE = r"test_split\.py:\d+"
-OURS = split.Library(
-    xp, stagec.lax, stagec.shard_map, P, stagec.value_and_grad, functools.partial(stagec.jit, frontend="arrays")
-)
+OURS = split.Library(xp, stagec.lax, stagec.shard_map, P, stagec.value_and_grad)
 
 
 def sharding(*axes: Any) -> NamedSharding:
@@ -51,6 +47,9 @@ def test_values_gradients_and_artifacts_are_jaxs(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{name}: equal" for name in split.FUNCTIONS]
+
+
+HERE = r"test_split\.py:\d+"
 
 
 def failing(function: Callable[[Any], Any], **options: Any) -> Any:

@@ -26,18 +26,12 @@ FLOAT0 = np.dtype([("float0", np.void, 0)])
 
 
 class NoDerivative(TypeError):
-    """An operation has no derivative, for these operands and parameters.
+    """An operation has no derivative, for these operands and parameters. The text says why, and what to write.
 
-    what: why, and what to write. place: FILE:LINE of the operation in the user's sources, which `backward` finds; ""
-    where nobody knows.
+    is_placed: whether FILE:LINE of the operation in the user's sources is before the text, where `backward` puts it.
     """
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.place = ""
-
-    def __str__(self) -> str:
-        return f"{self.place}: {super().__str__()}" if self.place else super().__str__()
+    is_placed = False
 
 
 class Derivative(NamedTuple):
@@ -144,7 +138,10 @@ def _parts(equation: Equation, given: Derivative) -> Sequence[Any]:
             raise NoDerivative(f"{equation.primitive.name} has no derivative: {rule}")
         parts: Sequence[Any] = rule(given, **equation.params)
     except NoDerivative as error:
-        error.place = error.place or place_of(equation.traceback)  # the innermost one's
+        place = place_of(equation.traceback)
+        if place and not error.is_placed:  # the innermost operation's
+            error.args = (f"{place}: {error}",)
+            error.is_placed = True
         raise
     return parts
 
