@@ -11,16 +11,13 @@ key is an array of dtype `key<fry>`: it can be indexed and stacked, and passed t
 """
 
 from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
+from stagec.arrays.namespace.choices import categorical, choice, permutation, randint
 from stagec.arrays.namespace.keys import PRNGKey, bits, fold_in, key, key_data, key_impl, split, wrap_key_data
 from stagec.arrays.namespace.samplers import (
     bernoulli,
-    categorical,
-    choice,
     exponential,
     gumbel,
     normal,
-    permutation,
-    randint,
     truncated_normal,
     uniform,
 )
