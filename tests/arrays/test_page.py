@@ -1,6 +1,7 @@
 """docs/arrays.md: what it tells people to write works."""
 
 import re
+from typing import Any
 
 from tests.building import ROOT
 
@@ -13,3 +14,7 @@ def test_the_pages_programs_run() -> None:
         exec(compile(block, "docs/arrays.md", "exec"), names)
     assert "batch" in str(names["exported"])
     assert "Python's if" in str(names["message"])
+    assert str(names["underivable"]).startswith("docs/arrays.md:2: reduce_window has a derivative of sums")
+    assert "an unregistered type `stagec.arrays.namespace.linalg:EighResult`" in str(names["unregistered"])
+    found: Any = names["found"]
+    assert found.eigenvalues.shape == (3,)
