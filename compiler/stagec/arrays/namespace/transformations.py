@@ -147,10 +147,14 @@ def checkpoint(
 ) -> Callable[..., Any]:
     """Return the function that computes what its derivative needs a second time, in place of keeping it.
 
-    As `jax.checkpoint`. prevent_cse: whether the compiler is kept from using what was computed the first time.
-    policy: what is kept nevertheless, one of `checkpoint_policies`; None: nothing. It is asked of the function's own
-    operations, and not of those in the body of a loop or in a branch: these are computed again.
-    static_argnums: arguments that are no arrays. Raises TypeError for a policy of JAX's, which knows JAX's operations.
+    As `jax.checkpoint`.
+
+    prevent_cse: whether the compiler is kept from using what was computed the first time.
+    policy: what is kept nevertheless, one of `checkpoint_policies`; None: nothing.
+    static_argnums: arguments that are no arrays.
+
+    A policy is asked of the function's own operations, and not of those in the body of a loop or in a branch: these are
+    computed again. Raises TypeError for a policy of JAX's, which knows JAX's operations alone.
     """
     if getattr(policy, "__module__", "").split(".")[0] == "jax":
         name = getattr(policy, "__qualname__", "policy").split(".")[0]
