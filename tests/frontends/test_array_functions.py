@@ -43,6 +43,12 @@ def layered(params, x):
     return x @ params["layer"]["w"]
 
 
+def looped(x):
+    from stagec import lax
+
+    return lax.while_loop(lambda x: x[0] < 1, lambda x: x * 2, x)
+
+
 def guess(x):
     if np.sum(x) > 0:
         return x
@@ -96,9 +102,21 @@ def test_keys_are_arguments(workspace: Path) -> None:
 def test_the_users_mistake_has_their_line(workspace: Path) -> None:
     function = spec(entry="pkg.model:guess", frontend="arrays")
     stderr = run(workspace, function, "--output", "out/f.exported")
-    assert 'File "pkg/model.py", line 27, in guess' in stderr
-    assert "pkg/model.py:27: Python's if, while, and, or, not or bool() needs the elements" in stderr
+    assert 'File "pkg/model.py", line 33, in guess' in stderr
+    assert "pkg/model.py:33: Python's if, while, and, or, not or bool() needs the elements" in stderr
     assert "stagec/arrays" not in stderr
+
+
+def test_what_has_no_derivative_has_the_users_line(workspace: Path) -> None:
+    stderr = run(
+        workspace,
+        spec(entry="pkg.model:looped", frontend="arrays", args=["f32[3]"], vjp_order=1),
+        "--output",
+        "out/f.exported",
+    )
+    assert "exporting pkg.model:looped raised NoDerivative" in stderr
+    assert "pkg/model.py:29: while has no derivative: how often the loop turns is not known: write scan" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_a_manifest_names_it(tmp_path: Path) -> None:

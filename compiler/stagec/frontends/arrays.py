@@ -43,10 +43,13 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
     """
     traced = _traced(spec, import_roots)
     with phases.phase("lower"):
-        exported = user_code.run(
-            lambda: traced.export(spec.platforms), f"exporting {spec.entry} raised", spec.manifest, spec.key
+        serialized = user_code.run(  # what stores derivatives is what traces them
+            lambda: traced.export(spec.platforms).serialize(spec.vjp_order),
+            f"exporting {spec.entry} raised",
+            spec.manifest,
+            spec.key,
         )
-    return exported.serialize(spec.vjp_order), b""
+    return serialized, b""
 
 
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
