@@ -187,6 +187,31 @@ def test_what_a_library_call_costs_is_not_known(tmp_path: Path) -> None:
     assert made.cost == {}
 
 
+_BATCH = """
+module @jit_factorize attributes {mhlo.num_partitions = 4 : i32} {
+  sdy.mesh @mesh = <["data"=4]>
+  func.func public @main(%x: tensor<8x64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}, {}]>})
+      -> (tensor<8x64x64xf32>, tensor<8xi32>) {
+    %0:2 = stablehlo.custom_call @cusolver_potrf_ffi(%x) {api_version = 4 : i32,
+      mhlo.backend_config = {lower = true}, mhlo.frontend_attributes = {num_batch_dims = "1"},
+      operand_layouts = [dense<[1, 2, 0]> : tensor<3xindex>],
+      result_layouts = [dense<[1, 2, 0]> : tensor<3xindex>, dense<0> : tensor<1xindex>],
+      sdy.sharding_rule = #sdy.op_sharding_rule<([i, j, k])->([i, l, m], [i]) {i=8, j=64, k=64, l=64, m=64}, custom>
+    } : (tensor<8x64x64xf32>) -> (tensor<8x64x64xf32>, tensor<8xi32>)
+    return %0#0, %0#1 : tensor<8x64x64xf32>, tensor<8xi32>
+  }
+}
+"""
+
+
+@with_plugin
+def test_a_batch_of_matrices_is_not_gathered(tmp_path: Path) -> None:
+    made = compile_again(tmp_path, "cuda", "h200", _BATCH, (4,), topology="1x1x4")
+    assert made.refused == ("", "", "")
+    assert "f32[2,64,64]{1,2,0}, s32[2]{0}) custom-call(" in made.hlo
+    assert "all-gather" not in made.hlo
+
+
 @with_plugin
 def test_a_custom_call_that_nvidia_devices_do_not_have(tmp_path: Path) -> None:
     what, _, _ = compile_again(tmp_path, "cuda", "h200", CUSTOM_CALL).refused
