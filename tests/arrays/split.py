@@ -3,7 +3,6 @@
 As a program: whether JAX reads artifacts of stagec's of them, and gives the same as for its own. It needs four devices.
 """
 
-import functools
 import re
 import sys
 from collections.abc import Callable
@@ -87,17 +86,15 @@ def dense(of: Library, params: Any, x: Any) -> Any:
 
 def nested(of: Library, params: Any, x: Any) -> Any:
     """Functions of jit inside of another one: their shardings are constraints, also of cotangents."""
-    import jax
-
-    import stagec
-
-    p, jit = of.P, jax.jit if of.lax is jax.lax else functools.partial(stagec.jit, frontend="arrays")
+    package = sys.modules[of.lax.__name__.partition(".")[0]]  # as a program, this one has no stagec
+    p, options = of.P, {"frontend": "arrays"} if package.__name__ == "stagec" else {}
 
     def layer(by: float, params: Any, x: Any) -> Any:
         return {"h": of.xp.tanh(x @ params["w"]), "x": x * by}
 
     split = ({"w": p(None, "model")}, p("data"))
-    inner = jit(layer, in_shardings=split, out_shardings={"h": p("model"), "x": None}, static_argnums=0)
+    outputs = {"h": p("model"), "x": None}
+    inner = package.jit(layer, in_shardings=split, out_shardings=outputs, static_argnums=0, **options)
 
     def loss(params: Any, x: Any) -> Any:
         found = inner(2.0, params, x)

@@ -153,8 +153,9 @@ def checkpoint(
     policy: what is kept nevertheless, one of `checkpoint_policies`; None: nothing.
     static_argnums: arguments that are no arrays.
 
-    A policy is asked of the function's own operations, and not of those in the body of a loop or in a branch: these are
-    computed again. Raises TypeError for a policy of JAX's, which knows JAX's operations alone.
+    A policy is asked of the function's own operations, and not of those in a loop or a branch inside of it: these are
+    computed again. In the body of a `scan`, what a policy keeps is kept for each turn. Raises TypeError for a policy of
+    JAX's, which knows JAX's operations alone.
     """
     if getattr(policy, "__module__", "").split(".")[0] == "jax":
         name = getattr(policy, "__qualname__", "policy").split(".")[0]

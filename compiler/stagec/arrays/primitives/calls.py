@@ -124,6 +124,20 @@ def _checkpoint_vjp(derivative: Derivative, *, program: Program, apart: bool, ke
 CHECKPOINT = Primitive("checkpoint", _results, _inline, _checkpoint_vjp, several=True, of_keys=True)
 
 
+def kept_by_policies(program: Program) -> list[Variable]:
+    """Return the variables whose values spare a derivative what the policies of a program's checkpoints keep.
+
+    Those are also what others use of a checkpoint, which is not evaluated then.
+    """
+    used = {operand for equation in program.equations for operand in equation.inputs}
+    found: list[Variable] = []
+    for equation in program.equations:
+        if equation.primitive is CHECKPOINT and (kept := equation.params["kept"]):
+            first = len(equation.outputs) - kept
+            found += [one for i, one in enumerate(equation.outputs) if i >= first or one in used]
+    return found
+
+
 def call_checkpointed(
     function: Callable[..., Sequence[Any]],
     values: Sequence[Any],

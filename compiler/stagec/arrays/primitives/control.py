@@ -17,6 +17,7 @@ from stagec.arrays.binding import aval, bind
 from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, integers, tensor_type
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives.calls import kept_by_policies
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, Variable, pruned
 from stagec.arrays.tracing import Traced, Tracer
@@ -231,20 +232,30 @@ def _scan_vjp(
 ) -> list[Any]:
     fixed, init = given.operands[:captured], given.operands[captured : captured + carried]
     xs = given.operands[captured + carried :]
-    # What was carried into each turn is computed once more, and kept; the body is computed again from that.
-    _, carries = scan(lambda carry, x: (d.run(body, [*fixed, *carry, *x])[:carried], carry), init, xs, length, backward)
+    # What was carried into each turn is computed once more, and kept; the body is computed again from that, but for
+    # what the policies of its checkpoints keep.
+    saved = kept_by_policies(body)
+
+    def carrying(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        known = d.evaluate(body, [*fixed, *carry, *x])
+        following = [d.read(known, operand) for operand in body.outputs[:carried]]
+        return following, [*carry, *(known[variable] for variable in saved)]
+
+    _, carries = scan(carrying, init, xs, length, backward)
     of_carry = [i for i, one in enumerate(init) if d.is_differentiable(one)]
     of_fixed = [i for i, one in enumerate(fixed) if d.is_differentiable(one)]
     of_xs = [i for i, one in enumerate(xs) if d.is_differentiable(one)]
     ys = [i for i in range(carried, len(given.results)) if d.is_differentiable(given.results[i])]
+    first = carried + len(saved)
 
     def turn(state: Sequence[Any], parts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         cotangents: list[Any] = [None] * len(given.results)
         for i, cotangent in zip(of_carry, state[: len(of_carry)], strict=True):
             cotangents[i] = cotangent
-        for i, cotangent in zip(ys, parts[carried + len(xs) :], strict=True):
+        carry, again, x = parts[:carried], parts[carried:first], parts[first : first + len(xs)]
+        for i, cotangent in zip(ys, parts[first + len(xs) :], strict=True):
             cotangents[i] = cotangent
-        known = d.evaluate(body, [*fixed, *parts[: carried + len(xs)]])
+        known = d.evaluate(body, [*fixed, *carry, *x], dict(zip(saved, again, strict=True)))
         found = d.backward(body, known, cotangents, [True] * len(body.inputs))
         full = [
             d.zeros_like(variable.aval) if one is None and d.is_differentiable(variable.aval) else one

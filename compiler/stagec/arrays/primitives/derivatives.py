@@ -70,13 +70,13 @@ def evaluate(
 ) -> dict[Variable, Any]:
     """Bind a program's equations, on arguments, and return the value of each of its variables.
 
-    kept: those that are known already.
+    kept: some that are known already. An equation that gives one of them is left out, with all that it gives.
     """
     known: dict[Variable, Any] = {**dict(zip(program.inputs, values, strict=True)), **kept}
     for variable, array in program.constants.items():
         known[variable] = binding.constant(array, variable.aval.dtype)
     for equation in program.equations:
-        if kept and all(one in kept for one in equation.outputs):
+        if kept and any(one in kept for one in equation.outputs):
             continue
         operands = [read(known, operand) for operand in equation.inputs]
         found = binding.bind(equation.primitive, *operands, **equation.params)
@@ -122,7 +122,7 @@ def backward(
         if all(one is None for one in given):
             continue
         operands = [read(known, operand) for operand in equation.inputs]
-        results = [known[variable] for variable in equation.outputs]
+        results = [known.get(variable) for variable in equation.outputs]
         parts = _parts(equation, Derivative(given, operands, results))
         for operand, part in zip(equation.inputs, parts, strict=True):
             add(operand, part)
