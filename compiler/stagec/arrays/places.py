@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import typing
 from pathlib import Path
-from types import FrameType, TracebackType
-
-from jaxlib import _jax
+from types import FrameType
 
 _OURS = str(Path(__file__).absolute().parent.parent)
 
@@ -18,18 +17,26 @@ def is_ours(filename: str) -> bool:
     return filename.startswith((_OURS, "<frozen"))
 
 
+def here() -> str:
+    """Return FILE:LINE of the innermost frame of the calling thread that is not stagec's; "" where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
 @functools.lru_cache(4096)
-def _frames(traceback: _jax.Traceback) -> tuple[_jax.Frame, ...]:
+def _frames(traceback: typing.Any) -> tuple[typing.Any, ...]:
     return tuple(traceback.frames)
 
 
-def frames_of_user(traceback: _jax.Traceback) -> list[_jax.Frame]:
-    """Return the frames of a call stack that are not stagec's, innermost first."""
+def frames_of_user(traceback: typing.Any) -> list[typing.Any]:
+    """Return the frames of a call stack, as jaxlib's `Traceback` has them, that are not stagec's, innermost first."""
     return [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
 
 
-def place_of(traceback: _jax.Traceback | None) -> str:
-    """Return FILE:LINE in the user's sources of a call stack; "" where nobody knows."""
+def place_of(traceback: typing.Any) -> str:
+    """Return FILE:LINE in the user's sources of a call stack; "" where nobody knows, and for None."""
     frames = frames_of_user(traceback) if traceback is not None else []
     return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""
 
@@ -43,17 +50,7 @@ class AtUsersLine:
     def __enter__(self) -> None:
         """Begin it."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Raise the error again with the line. Those of other classes than Python's own are left as they are."""
-        if kind is not None and kind in (TypeError, ValueError, IndexError):
-            raise kind(f"{here()}: {error}") from None
-
-
-def here() -> str:
-    """Return FILE:LINE of the innermost frame of the calling thread that is not stagec's; "" where there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+        if isinstance(error, TypeError | ValueError | IndexError) and kind in (TypeError, ValueError, IndexError):
+            raise type(error)(f"{here()}: {error}") from None
