@@ -35,7 +35,12 @@ def _stagec_impl(module_ctx):
         for tag in module.tags.manifest:
             stagec_manifest(name = tag.name, manifest = tag.manifest)
         for tag in module.tags.environment:
-            python_environment(name = tag.name, lock = tag.lock)
+            python_environment(
+                name = tag.name,
+                lock = tag.lock,
+                interpreter = tag.interpreter,
+                interpreter_version = tag.interpreter_version,
+            )
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
     python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
@@ -44,12 +49,21 @@ def _stagec_impl(module_ctx):
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")
 
+_INTERPRETER = {
+    "interpreter": attr.string(
+        doc = "The absolute path of the Python that actions run, if it is another than the one that installs the " +
+              "packages, such as that of an execution image. This machine need not have it.",
+    ),
+    "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with their Python's."),
+}
+
 _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",
-    attrs = {
-        "name": attr.string(doc = "Name of the repository.", mandatory = True),
-        "lock": attr.label(doc = "A requirements file with hashes.", mandatory = True),
-    },
+    attrs = dict(
+        _INTERPRETER,
+        name = attr.string(doc = "Name of the repository.", mandatory = True),
+        lock = attr.label(doc = "A requirements file with hashes.", mandatory = True),
+    ),
 )
 
 _manifest = tag_class(
@@ -63,31 +77,27 @@ _manifest = tag_class(
 _python = tag_class(
     doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs and NVIDIA " +
           "devices when you build the first executable for them. Only the root module's tag counts.",
-    attrs = {
-        "interpreter": attr.string(
-            doc = "The absolute path of the Python that actions run, if it is another than the one that installs the " +
-                  "packages, such as that of an execution image. This machine need not have it.",
-        ),
-        "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with their Python's."),
-        "packages": attr.string(
+    attrs = dict(
+        _INTERPRETER,
+        packages = attr.string(
             doc = "The absolute path of a folder of that image with what is in `@stagec_python//:layer`. Actions then do " +
                   "not get the packages as inputs; they compare the fingerprint.",
         ),
-        "trimmed": attr.bool(
+        trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
             default = True,
         ),
-        "lock": attr.label(
+        lock = attr.label(
             doc = "A requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that " +
                   "your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
                   "`frontend = \"arrays\"`.",
         ),
-        "tpu_lock": attr.label(doc = "One with libtpu alone, if you use another jaxlib."),
-        "cuda_lock": attr.label(
+        tpu_lock = attr.label(doc = "One with libtpu alone, if you use another jaxlib."),
+        cuda_lock = attr.label(
             doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
                   "another jaxlib.",
         ),
-    },
+    ),
 )
 
 stagec = module_extension(

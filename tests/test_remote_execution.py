@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import ROOT
+from tests.building import COMPILER, ROOT
 from tests.clusters import Cluster, needs_cluster
 from tests.nested import NestedBazel
 
@@ -52,6 +52,9 @@ targets = {targets}
 """
 BUILD = """load("@accelerators_manifest//:defs.bzl", accelerators = "aot_manifest")
 load("@many_manifest//:defs.bzl", many = "aot_manifest")
+load("@newer_manifest//:defs.bzl", newer = "aot_manifest")
+load("@older_manifest//:defs.bzl", older = "aot_manifest")
+load("//rules:defs.bzl", "stagec_toolchain")
 
 # Actions run on machines with the property that the platform names.
 platform(
@@ -72,6 +75,44 @@ toolchain(
     exec_compatible_with = [":python_of_machines"],
     toolchain = "//compiler:staging",
     toolchain_type = "//rules:toolchain_type",
+)
+
+# A second Python, with machines, packages and a toolchain of its own.
+platform(
+    name = "newer_machines",
+    constraint_values = ["@platforms//os:linux", "@platforms//cpu:x86_64", ":newer_python"],
+    exec_properties = {{"python": "{newer}"}},
+)
+
+constraint_value(
+    name = "newer_python",
+    constraint_setting = ":python",
+)
+
+stagec_toolchain(
+    name = "newer_staging",
+    compiler = "//compiler:actions",
+    entry = "//compiler:stagec/__main__.py",
+    environment = "@newer_python//:environment",
+)
+
+toolchain(
+    name = "newer_toolchain",
+    exec_compatible_with = [":newer_python"],
+    toolchain = ":newer_staging",
+    toolchain_type = "//rules:toolchain_type",
+)
+
+older(
+    name = "older",
+    data = ["f000.mlir"],
+    exec_compatible_with = [":python_of_machines"],
+)
+
+newer(
+    name = "newer",
+    data = ["f000.mlir"],
+    exec_compatible_with = [":newer_python"],
 )
 
 accelerators(
@@ -97,6 +138,26 @@ stagec.manifest(
 )
 use_repo(stagec, "{name}_manifest")
 """
+# The second Python is not this machine's: what stands here is where its machines have it.
+NEWER_WORKSPACE = """
+python_environment(
+    name = "newer_python",
+    lock = "//many:newer.lock",
+    interpreter = "/usr/bin/python{python}",
+    interpreter_version = "{version}",
+)
+"""
+NEWER_MODULE = """
+stagec.environment(
+    name = "newer_python",
+    lock = "//many:newer.lock",
+    interpreter = "/usr/bin/python{python}",
+    interpreter_version = "{version}",
+)
+use_repo(stagec, "newer_python")
+"""
+# What exports and compiles a StableHLO module imports these.
+COMPILING = ("flatbuffers", "jaxlib", "ml-dtypes", "numpy")
 
 
 class Workspace(NestedBazel):
@@ -117,15 +178,34 @@ class Workspace(NestedBazel):
         for_accelerators = FUNCTION.format(
             name="f000", platforms='["cuda", "tpu"]', targets=json.dumps(list(ACCELERATORS))
         )
-        for name, written in (("accelerators", [for_accelerators]), ("many", functions)):
+        manifests = {
+            "accelerators": [for_accelerators],
+            "many": functions,
+            "newer": functions[:1],
+            "older": functions[:1],
+        }
+        for name, written in manifests.items():
             (root / "many" / f"{name}.toml").write_text(MANIFEST.format(name=name) + "".join(written))
             for file, text in (("WORKSPACE", WORKSPACE), ("MODULE.bazel", MODULE_BAZEL)):
                 with (root / file).open("a") as lines:
                     lines.write(text.format(name=name))
 
-    def python_of_machines(self, python: str) -> None:
-        """Write the platform of the machines. python: the value of the property by which the engine chooses them."""
-        (self.root / "many" / "BUILD").write_text(BUILD.format(python=python))
+    def python_of_machines(self, python: str, newer: str = "") -> None:
+        """Write the platforms of the machines: the values of the property by which the engine chooses them."""
+        (self.root / "many" / "BUILD").write_text(BUILD.format(python=python, newer=newer))
+
+    def declare_newer_python(self, program: Path) -> str:
+        """Declare packages for a Python that this machine has under another path; return its full version."""
+        said = subprocess.run([program, "-V"], check=True, capture_output=True, text=True).stdout
+        version, python = said.split()[1], program.name.removeprefix("python")
+        locked = re.split(r"^(?=\S)", (COMPILER / "requirements.lock").read_text("utf-8"), flags=re.MULTILINE)
+        lock = "".join(text for text in locked if text.partition("==")[0] in COMPILING)
+        (self.root / "many" / "newer.lock").write_text(lock)
+        for file, text in (("WORKSPACE", NEWER_WORKSPACE), ("MODULE.bazel", NEWER_MODULE)):
+            with (self.root / file).open("a") as lines:
+                lines.write(text.format(python=python, version=version))
+        self._env["PATH"] = f"{program.parent}:{self._env['PATH']}"
+        return version
 
     def build(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = self.run("build", *words)
@@ -219,6 +299,30 @@ def test_tests_run_there(built: Built) -> None:
     done = built.workspace.run("test", "//examples/digits:digits.golden_test", *built.host())
     assert done.returncode == 0, done.stdout + done.stderr
     assert processes(done)["remote"] >= 1
+
+
+def test_each_target_goes_to_its_python(built: Built) -> None:
+    """Two Pythons in one build: each has packages, a toolchain and machines of its own."""
+    workspace, cluster = built.workspace, built.cluster
+    settings = cluster.settings()
+    newer, older = settings["PYTHON_UNSTABLE"], settings["PYTHON_HOST"]
+    assert newer != older
+    version = workspace.declare_newer_python(cluster.folder / "bin" / f"python{newer}")
+    options = [*built.host(), "--extra_execution_platforms=//many:newer_machines"]
+    workspace.python_of_machines(older, newer)
+    cluster("add-worker", "7", "image=unstable")
+    done = workspace.build("//many:older", "//many:newer", *options, "--extra_toolchains=//many:newer_toolchain")
+    cluster("kill-worker", "7")
+    assert processes(done) == {"remote": 6}
+    made = workspace.artifacts()
+    releases = {
+        name: json.loads(made[f"many/{name}.f000.exported.json"])["components"]["environment python"]["value"]
+        for name in ("older", "newer")
+    }
+    assert releases["newer"] == version
+    assert releases["older"].startswith(f"{older}.")
+    for kind in ("exported", "cpu.xla", "cpu.stablehlo.mlirbc"):
+        assert made[f"many/newer.f000.{kind}"] == made[f"many/older.f000.{kind}"]
 
 
 def test_nothing_is_lost_where_machines_are(built: Built) -> None:
