@@ -26,7 +26,10 @@ def measure(options: Options) -> list[Row]:
 
 
 def _first_clone(options: Options) -> list[Row]:
-    """A clean build fills an empty cache; a null build and an edit come after it, with the same cache."""
+    """A clean build fills an empty cache; a null build and an edit come after it, with the same cache.
+
+    Without `toolchain_here` too: then Bazel looks at the files of all packages for each action.
+    """
     count, numbers = options.sizes[1], itertools.count(1)
     seconds: dict[str, dict[str, list[float]]] = {}
     with (
@@ -38,6 +41,8 @@ def _first_clone(options: Options) -> list[Row]:
             "no cache": [_HERE],
             "disk": [_HERE, f"--disk_cache={disk}"],
             "http": [_HERE, f"--remote_cache={http.url}"],
+            "disk, all inputs": [f"--disk_cache={disk}"],
+            "http, all inputs": [f"--remote_cache={http.url}"],
         }
 
         def clean(name: str) -> float:
@@ -64,14 +69,15 @@ def _first_clone(options: Options) -> list[Row]:
     }
     return [
         Row(
-            f"{named[kind]}, {cache} cache",
+            f"{named[kind]}, {cache}",
             "no cache",
             ratio(times, cache, "no cache"),
             None if kind == "clean build" else _MOST,
             {name: times[name] for name in (cache, "no cache")},
         )
         for kind, times in seconds.items()
-        for cache in ("disk", "http")
+        for cache in caches
+        if cache != "no cache"
     ]
 
 
@@ -82,29 +88,36 @@ def _second_clone(options: Options) -> list[Row]:
         shared = [_HERE, f"--remote_cache={cache.url}"]
         with workspace(options.folder / "first", functions, _TARGETS) as first:
             first.build(*shared)
+        built = sum(file.stat().st_size for file in cache.blobs) / 1e6
+        what = f"second clone of {len(functions):,} functions x {len(_TARGETS)} targets"
         with workspace(options.folder / "second", functions, _TARGETS) as second:
+
+            def restarted(*words: str) -> float:
+                """Run a command with a new server, and nothing built; return the CPU seconds of that server."""
+                second.run("clean")
+                second.run("shutdown")
+                seconds.append(second.build(*shared, *words))
+                return second.cpu_seconds()
+
+            seconds: list[float] = []
+            analysis = [restarted("--nobuild") for _ in range(options.rounds)]
             for download, most, megabytes in (("minimal", 20.0, 50.0), ("toplevel", None, None)):
                 cache.traffic()
                 seconds = []
-                for _ in range(options.rounds):
-                    second.run("clean")
-                    second.run("shutdown")
-                    seconds.append(second.build(*shared, f"--remote_download_{download}"))
+                cpu = [restarted(f"--remote_download_{download}") for _ in range(options.rounds)]
                 moved = cache.traffic()
                 if moved.misses:
                     raise RuntimeError(f"{moved.misses} actions were not in the cache")
-                name = f"second clone of {len(functions):,} functions x {len(_TARGETS)} targets, {download} download"
+                name, note = f"{what}, {download} download", "its packages are installed"
                 size = (moved.sent + moved.received) / options.rounds / 1e6
+                times = {"build": seconds}
                 rows += [
-                    Row(
-                        name,
-                        "",
-                        statistics.median(seconds),
-                        most,
-                        {"build": seconds},
-                        "s",
-                        "its packages are installed",
-                    ),
+                    Row(name, "", statistics.median(seconds), most, times, "s", note),
+                    Row(f"{name}, CPU of Bazel", "", statistics.median(cpu), None, {"CPU": cpu}, "s", note),
                     Row(f"{name}, traffic", "", size, megabytes, unit="MB"),
                 ]
-    return rows
+    return [
+        *rows,
+        Row(f"{what}, CPU of Bazel before the first action", "", statistics.median(analysis), None, unit="s"),
+        Row(f"{what}, all that is in the cache", "", built, None, unit="MB"),
+    ]

@@ -40,6 +40,8 @@ def _stagec_impl(module_ctx):
                 lock = tag.lock,
                 interpreter = tag.interpreter,
                 interpreter_version = tag.interpreter_version,
+                packages = tag.packages,
+                trimmed = tag.trimmed,
             )
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
     python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, **actions)
@@ -49,20 +51,25 @@ def _stagec_impl(module_ctx):
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")
 
-_INTERPRETER = {
+_IMAGE = {
     "interpreter": attr.string(
         doc = "The absolute path of the Python that actions run, if it is another than the one that installs the " +
               "packages, such as that of an execution image. This machine need not have it.",
     ),
     "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with their Python's."),
+    "packages": attr.string(
+        doc = "The absolute path of a folder of that image with what is in `//:layer` of the environment's repository, such " +
+              "as `@stagec_python//:layer`. Actions then do not get the packages as inputs; they compare the fingerprint.",
+    ),
 }
 
 _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",
     attrs = dict(
-        _INTERPRETER,
+        _IMAGE,
         name = attr.string(doc = "Name of the repository.", mandatory = True),
         lock = attr.label(doc = "A requirements file with hashes.", mandatory = True),
+        trimmed = attr.bool(doc = "Whether to leave out what no module imports. Actions on other machines get all files."),
     ),
 )
 
@@ -78,11 +85,7 @@ _python = tag_class(
     doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs and NVIDIA " +
           "devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = dict(
-        _INTERPRETER,
-        packages = attr.string(
-            doc = "The absolute path of a folder of that image with what is in `@stagec_python//:layer`. Actions then do " +
-                  "not get the packages as inputs; they compare the fingerprint.",
-        ),
+        _IMAGE,
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
             default = True,

@@ -34,7 +34,14 @@ instances:
     services: [!action-cache {{cache: *results}}, !cas {{storage: *files}}, !bytestream {{storage: *files}}]
 thread-pool-size: 100
 """
-_START_BUILDGRID = "import sys; from buildgrid.server.app import cli; sys.exit(cli())"
+# Before it is started, it can be given other versions of the API to speak.
+_START_BUILDGRID = """
+import sys
+from buildgrid.server import settings
+settings.LOW_REAPI_VERSION, settings.HIGH_REAPI_VERSION = sys.argv.pop(1).split("-")
+from buildgrid.server.app import cli
+sys.exit(cli())
+"""
 
 
 @dataclass(frozen=True)
@@ -107,24 +114,43 @@ def http_cache(folder: Path) -> Iterator[HttpCache]:
         yield HttpCache(f"http://127.0.0.1:{port}", folder)
 
 
-@contextmanager
-def grpc_cache(folder: Path) -> Iterator[str]:
-    """Install BuildGrid and run its cache on loopback, with its files in a new folder; yield its address."""
-    folder.mkdir()
-    packages, config, port = folder / "packages", folder / "buildgrid.yml", free_port()
+@dataclass(frozen=True)
+class GrpcCache:
+    """BuildGrid's cache. url: for `--remote_cache`. folder: `files` in it has what is cached."""
+
+    url: str
+    folder: Path
+
+    def blobs(self) -> list[bytes]:
+        """Return all contents, and results of actions."""
+        return [path.read_bytes() for path in (self.folder / "files").rglob("*") if path.is_file()]
+
+
+def install_buildgrid(packages: Path) -> None:
+    """Install BuildGrid and what it imports into a new folder."""
     lock = ROOT / "tools" / "engine" / "requirements.lock"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--require-hashes"]
     subprocess.run([*install, "--target", packages, "-r", lock], check=True)
+
+
+@contextmanager
+def grpc_cache(folder: Path, packages: Path, versions: str = "2.0.0-2.2.0") -> Iterator[GrpcCache]:
+    """Run BuildGrid's cache on loopback, with its files in a new folder.
+
+    packages: where `install_buildgrid` has installed it. versions: of the API, from and to.
+    """
+    folder.mkdir()
+    config, port = folder / "buildgrid.yml", free_port()
     config.write_text(_BUILDGRID.format(folder=folder, port=port))
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-s", "-c", _START_BUILDGRID, "server", "start", config],
+            [sys.executable, "-s", "-c", _START_BUILDGRID, versions, "server", "start", config],
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(packages)},
             stdout=log,
             stderr=log,
         )
         with _served(process, port):
-            yield f"grpc://127.0.0.1:{port}"
+            yield GrpcCache(f"grpc://127.0.0.1:{port}", folder)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.building import COMPILER
-from tests.caches import HttpCache, block, free_port, grpc_cache, http_cache
-from tests.nested import NestedBazel, environment, workspace_files
+from tests.caches import GrpcCache, HttpCache, block, free_port, grpc_cache, http_cache, install_buildgrid
+from tests.nested import NestedBazel, environment, spawns, workspace_files
 from tests.users import User, as_user, link_tree
 
 BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
@@ -64,6 +64,7 @@ isolation(
 """
 ACTIONS = 6
 """Two exports, two executables, what JAX gives of one function, and the bundle."""
+MNEMONICS = ("StagecExport", "StagecCompile")
 HERE = "--extra_toolchains=@stagec//compiler:toolchain_here"
 ALL = "--remote_download_outputs=all"
 MINIMAL, TOPLEVEL = "--remote_download_minimal", "--remote_download_toplevel"
@@ -315,18 +316,74 @@ def test_an_unreachable_cache(clone: Clone) -> None:
     assert clone.artifacts() == wanted
 
 
-def test_a_cache_that_speaks_grpc(clone: Clone, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def buildgrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    packages = tmp_path_factory.mktemp("buildgrid") / "packages"
+    install_buildgrid(packages)
+    return packages
+
+
+@pytest.fixture(scope="module")
+def grpc(buildgrid: Path) -> Iterator[GrpcCache]:
+    with grpc_cache(buildgrid.parent / "cache", buildgrid) as started:
+        yield started
+
+
+def test_a_cache_that_speaks_grpc(clone: Clone, grpc: GrpcCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
-    with grpc_cache(tmp_path / "grpc") as url:
-        option = f"--remote_cache={url}"
-        clone.clean_build(HERE, option)
-        said = clone.clean_build(HERE, option)
-        assert re.search(rf"\b{ACTIONS} remote cache hit", said), said
-        assert clone.artifacts() == wanted
-        clone.clean_build(HERE, option, MINIMAL)
-        assert clone.artifacts() == {}
-    done = clone.call("build", HERE, option, "//models")
-    assert done.returncode == 0 or "Failed to query remote execution capabilities" in done.stderr
-    clone.clean_build(HERE, option, "--remote_local_fallback")
+    option = f"--remote_cache={grpc.url}"
+    clone.clean_build(HERE, option)
+    said = clone.clean_build(HERE, option)
+    assert re.search(rf"\b{ACTIONS} remote cache hit", said), said
     assert clone.artifacts() == wanted
+    clone.clean_build(HERE, option, MINIMAL)
+    assert clone.artifacts() == {}
+    closed = f"--remote_cache=grpc://127.0.0.1:{free_port()}"
+    done = clone.call("build", HERE, closed, "//models")
+    assert done.returncode == 0 or "Failed to query remote execution capabilities" in done.stderr
+    clone.clean_build(HERE, closed, "--remote_local_fallback")
+    assert clone.artifacts() == wanted
+
+
+def test_a_cache_that_speaks_an_older_version(clone: Clone, buildgrid: Path, tmp_path: Path) -> None:
+    """Bazel says so, and builds without it if that is allowed."""
+    clone.build(HERE)
+    wanted = clone.artifacts()
+    with grpc_cache(tmp_path / "cache", buildgrid, versions="1.0.0-1.1.0") as old:
+        done = clone.call("build", HERE, f"--remote_cache={old.url}", "//models")
+        assert done.returncode != 0
+        assert re.search(r"supported API versions, 2\.0.* is not supported by the server, 1\.0", done.stderr), (
+            done.stderr
+        )
+        assert not [blob for blob in old.blobs() if blob]
+    clone.clean_build(HERE)
+    assert clone.artifacts() == wanted
+
+
+def test_engines_that_keep_processes_learn_what_a_tool_is(clone: Clone, grpc: GrpcCache, scratch: Path) -> None:
+    """The key of the tool changes with the compiler, and not with a model; the compiler is all that is marked."""
+    if b"mark_tool_inputs" not in clone.call("help", "build", "--long").stdout.encode():
+        pytest.skip("this Bazel has no --experimental_remote_mark_tool_inputs")
+    log = scratch / "log.json"
+    option = [
+        "--experimental_remote_mark_tool_inputs",
+        f"--remote_cache={grpc.url}",
+        f"--execution_log_json_file={log}",
+    ]
+    known = set[bytes]()
+
+    def new_keys() -> set[bytes]:
+        clone.build(*option)
+        keys = {key for blob in grpc.blobs() for key in re.findall(rb"persistentWorkerKey\x12@([0-9a-f]{64})", blob)}
+        new = keys - known
+        known.update(keys)
+        return new
+
+    assert len(new_keys()) > 0
+    print(
+        [
+            (spawn["mnemonic"], sorted(one["path"] for one in spawn["inputs"] if one.get("isTool"))[:5])
+            for spawn in spawns(log, MNEMONICS)
+        ]
+    )

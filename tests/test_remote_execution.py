@@ -21,11 +21,13 @@ from tests.building import COMPILER, ROOT
 from tests.clusters import Cluster, needs_cluster
 from tests.nested import NestedBazel
 
-FUNCTIONS = 200
+FUNCTIONS, COMPILED = 200, 10
 ACCELERATORS = ("h200", "v5e:1x1")
 EXAMPLES = ("//examples/digits", "//examples/digits:digits.provenance", "//examples/transformer:tiny")
 MANY = "//many"
 FOR_ACCELERATORS = "//many:accelerators"
+# An action that takes its packages with it, and one that finds them in the image of its machine.
+WITH_PACKAGES, IN_IMAGE = "//examples/digits:digits.init", "//many:older.f000"
 
 MODULE = """module @{name} {{
   func.func public @main(%x: tensor<{size}xf32>) -> tensor<{size}xf32> {{
@@ -43,7 +45,7 @@ reproducible = false
 platform = "cpu"
 isa = "SSE4_2"
 """
-# One in five is compiled: of the others, only what everybody can compile is wanted.
+# One in ten is compiled: of the others, only what everybody can compile is wanted.
 FUNCTION = """
 [functions.{name}]
 entry = "{name}.mlir"
@@ -74,6 +76,21 @@ toolchain(
     name = "toolchain",
     exec_compatible_with = [":python_of_machines"],
     toolchain = "//compiler:staging",
+    toolchain_type = "//rules:toolchain_type",
+)
+
+# Machines of the same Python that have the packages.
+stagec_toolchain(
+    name = "image_staging",
+    compiler = "//compiler:actions",
+    entry = "//compiler:stagec/__main__.py",
+    environment = "@image_python//:environment",
+)
+
+toolchain(
+    name = "image_toolchain",
+    exec_compatible_with = [":python_of_machines"],
+    toolchain = ":image_staging",
     toolchain_type = "//rules:toolchain_type",
 )
 
@@ -138,23 +155,21 @@ stagec.manifest(
 )
 use_repo(stagec, "{name}_manifest")
 """
-# The second Python is not this machine's: what stands here is where its machines have it.
-NEWER_WORKSPACE = """
+# More packages: what their actions find on their machines are more attributes.
+ENVIRONMENT_WORKSPACE = """
 python_environment(
-    name = "newer_python",
-    lock = "//many:newer.lock",
-    interpreter = "/usr/bin/python{python}",
-    interpreter_version = "{version}",
+    name = "{name}_python",
+    lock = "//many:compiling.lock",
+    {more}
 )
 """
-NEWER_MODULE = """
+ENVIRONMENT_MODULE = """
 stagec.environment(
-    name = "newer_python",
-    lock = "//many:newer.lock",
-    interpreter = "/usr/bin/python{python}",
-    interpreter_version = "{version}",
+    name = "{name}_python",
+    lock = "//many:compiling.lock",
+    {more}
 )
-use_repo(stagec, "newer_python")
+use_repo(stagec, "{name}_python")
 """
 # What exports and compiles a StableHLO module imports these.
 COMPILING = ("flatbuffers", "jaxlib", "ml-dtypes", "numpy")
@@ -173,8 +188,11 @@ class Workspace(NestedBazel):
         for number in range(FUNCTIONS):
             name = f"f{number:03}"
             (root / "many" / f"{name}.mlir").write_text(MODULE.format(name=name, size=number + 1))
-            targets = json.dumps(["cpu"] if number % 5 == 0 else [])
+            targets = json.dumps(["cpu"] if number % COMPILED == 0 else [])
             functions.append(FUNCTION.format(name=name, platforms='["cpu"]', targets=targets))
+        locked = re.split(r"^(?=\S)", (COMPILER / "requirements.lock").read_text("utf-8"), flags=re.MULTILINE)
+        lock = "".join(text for text in locked if text.partition("==")[0] in COMPILING)
+        (root / "many" / "compiling.lock").write_text(lock)
         for_accelerators = FUNCTION.format(
             name="f000", platforms='["cuda", "tpu"]', targets=json.dumps(list(ACCELERATORS))
         )
@@ -194,18 +212,16 @@ class Workspace(NestedBazel):
         """Write the platforms of the machines: the values of the property by which the engine chooses them."""
         (self.root / "many" / "BUILD").write_text(BUILD.format(python=python, newer=newer))
 
-    def declare_newer_python(self, program: Path) -> str:
-        """Declare packages for a Python that this machine has under another path; return its full version."""
-        said = subprocess.run([program, "-V"], check=True, capture_output=True, text=True).stdout
-        version, python = said.split()[1], program.name.removeprefix("python")
-        locked = re.split(r"^(?=\S)", (COMPILER / "requirements.lock").read_text("utf-8"), flags=re.MULTILINE)
-        lock = "".join(text for text in locked if text.partition("==")[0] in COMPILING)
-        (self.root / "many" / "newer.lock").write_text(lock)
-        for file, text in (("WORKSPACE", NEWER_WORKSPACE), ("MODULE.bazel", NEWER_MODULE)):
+    def declare_environment(self, name: str, **more: str) -> None:
+        """Declare the packages `@{name}_python`, which export and compile modules. more: attributes."""
+        for file, text in (("WORKSPACE", ENVIRONMENT_WORKSPACE), ("MODULE.bazel", ENVIRONMENT_MODULE)):
             with (self.root / file).open("a") as lines:
-                lines.write(text.format(python=python, version=version))
-        self._env["PATH"] = f"{program.parent}:{self._env['PATH']}"
-        return version
+                attributes = (f"{key} = {json.dumps(value)}," for key, value in more.items())
+                lines.write(text.format(name=name, more="\n    ".join(attributes)))
+
+    def find_programs_in(self, folder: Path) -> None:
+        """Let stagec look for a Python in this folder, too."""
+        self._env["PATH"] = f"{folder}:{self._env['PATH']}"
 
     def build(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = self.run("build", *words)
@@ -231,22 +247,38 @@ class Built:
     local: dict[str, bytes]
     cluster: Cluster
 
-    def options(self, python: str) -> list[str]:
+    def options(self, python: str, toolchain: str = "//many:toolchain") -> list[str]:
         """Options of a build on the machines that have a property, and nowhere else."""
         self.workspace.python_of_machines(python)
-        on_them = ["--extra_execution_platforms=//many:machines", "--extra_toolchains=//many:toolchain"]
+        on_them = ["--extra_execution_platforms=//many:machines", f"--extra_toolchains={toolchain}"]
         return [*self.cluster.options(), *on_them, "--spawn_strategy=remote", "--noremote_local_fallback"]
 
     def host(self) -> list[str]:
         """Options of a build on the machines with this one's Python."""
         return self.options(self.cluster.settings()["PYTHON_HOST"])
 
-    def refused(self, python: str) -> str:
-        """Build one function on machines with a property; return what Bazel says of why it does not work."""
-        done = self.workspace.run("build", "//examples/digits:digits.init", *self.options(python))
+    def with_image(self, python: str = "") -> list[str]:
+        """Options of a build on machines that have the packages. python: the property, if not this machine's Python."""
+        return self.options(python or self.cluster.settings()["PYTHON_HOST"], "//many:image_toolchain")
+
+    @property
+    def image(self) -> Path:
+        """The folder of the machines that has the packages."""
+        return self.cluster.folder / "image"
+
+    def refused(self, label: str, options: list[str]) -> str:
+        """Build on machines where that does not work; return what Bazel says of why."""
+        done = self.workspace.run("build", label, *options)
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
         return done.stderr
+
+    def install_packages(self) -> None:
+        """Install them on the machines, from the layer that stagec writes for images."""
+        self.workspace.build("@image_python//:layer")
+        (layer,) = (self.workspace.root / "bazel-bin" / "external").glob("*image_python/layer.tar")
+        self.image.mkdir(exist_ok=True)
+        subprocess.run(["tar", "--extract", "--file", layer, "--directory", self.image], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +297,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
             started.result()
         workspace.run("clean")
         built = Built(workspace, local, cluster)
+        workspace.declare_environment("image", packages=str(built.image))
         # Actions that start at once upload what they have in common once each.
         workspace.build("//examples/digits:digits.init", *built.host())
         yield built
@@ -307,7 +340,10 @@ def test_each_target_goes_to_its_python(built: Built) -> None:
     settings = cluster.settings()
     newer, older = settings["PYTHON_UNSTABLE"], settings["PYTHON_HOST"]
     assert newer != older
-    version = workspace.declare_newer_python(cluster.folder / "bin" / f"python{newer}")
+    program = cluster.folder / "bin" / f"python{newer}"
+    version = subprocess.run([program, "-V"], check=True, capture_output=True, text=True).stdout.split()[1]
+    workspace.find_programs_in(program.parent)
+    workspace.declare_environment("newer", interpreter=f"/usr/bin/{program.name}", interpreter_version=version)
     options = [*built.host(), "--extra_execution_platforms=//many:newer_machines"]
     workspace.python_of_machines(older, newer)
     cluster("add-worker", "7", "image=unstable")
@@ -325,13 +361,26 @@ def test_each_target_goes_to_its_python(built: Built) -> None:
         assert made[f"many/newer.f000.{kind}"] == made[f"many/older.f000.{kind}"]
 
 
+def test_machines_that_have_the_packages(built: Built) -> None:
+    """They compare them with the lock, and fetch none."""
+    fingerprint, said = built.image / "fingerprint.txt", "does not have the packages of the lock"
+    assert said in built.refused(IN_IMAGE, built.with_image())
+    built.install_packages()
+    right = fingerprint.read_text()
+    fingerprint.write_text("stale\n")
+    assert said in built.refused(IN_IMAGE, built.with_image())
+    fingerprint.write_text(right)
+    assert processes(built.workspace.build(IN_IMAGE, *built.with_image())) == {"remote": 1}
+    assert built.workspace.artifacts()["many/older.f000.exported"] == built.local["many/many.f000.exported"]
+
+
 def test_nothing_is_lost_where_machines_are(built: Built) -> None:
     """A machine is slow, one loses its power, the scheduler ends at once: the build ends, with the same bytes."""
     cluster = built.cluster
     cluster("add-worker", "3")
     cluster("slow-worker", "3", "2")
     before = cluster.executed()
-    started = built.workspace.start("build", MANY, *built.host())
+    started = built.workspace.start("build", MANY, *built.with_image())
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(started.communicate)
 
@@ -347,22 +396,11 @@ def test_nothing_is_lost_where_machines_are(built: Built) -> None:
         output, errors = ended.result()
     assert started.returncode == 0, errors
     done = subprocess.CompletedProcess(started.args, started.returncode, output, errors)
-    assert processes(done) == {"remote": FUNCTIONS + FUNCTIONS // 5 + 1}
+    assert processes(done) == {"remote": FUNCTIONS + FUNCTIONS // COMPILED + 1}
     made = built.workspace.artifacts()
     many = {name for name in built.local if name.startswith("many/many.")}
     assert {name: made.get(name) for name in many} == {name: built.local[name] for name in many}
     cluster("kill-worker", "3")
-
-
-def test_an_empty_cache_is_filled_again(built: Built) -> None:
-    built.cluster("empty-cache")
-    built.workspace.run("clean")
-    label, file = "//examples/digits:digits.predict.cpu.batch8", "examples/digits/digits.predict.cpu.batch8.xla"
-    assert processes(built.workspace.build(label, *built.host())) == {"remote": 2}
-    assert built.workspace.artifacts()[file] == built.local[file]
-    built.workspace.run("clean")
-    assert processes(built.workspace.build(label, *built.host())) == {"remote cache hit": 2}
-    assert built.workspace.artifacts()[file] == built.local[file]
 
 
 def test_what_ends_first_is_taken(built: Built) -> None:
@@ -378,12 +416,14 @@ def test_what_ends_first_is_taken(built: Built) -> None:
 
 
 def test_no_machine_has_the_property(built: Built) -> None:
-    assert "FAILED_PRECONDITION: Could not find property set for {('python', '2.7')}" in built.refused("2.7")
+    assert "FAILED_PRECONDITION: Could not find property set for {('python', '2.7')}" in built.refused(
+        IN_IMAGE, built.with_image("2.7")
+    )
 
 
 def test_an_image_without_the_interpreter(built: Built) -> None:
     built.cluster("add-worker", "4", "image=unstable", "python=spare")
-    message = built.refused("spare")
+    message = built.refused(IN_IMAGE, built.with_image("spare"))
     built.cluster("kill-worker", "4")
     assert re.search(r"stagec: the machine that runs this action has no /\S*python3", message), message
 
@@ -393,7 +433,7 @@ def test_a_machine_that_starts_again_with_another_python(built: Built) -> None:
     base = Path(built.workspace.run("info", "output_base").stdout.strip())
     (python,) = (path.read_text().strip() for path in base.glob("external/*stagec_python/interpreter.txt"))
     built.cluster("add-worker", "6", "python=spare", f"stale={python}")
-    message = built.refused("spare")
+    message = built.refused(IN_IMAGE, built.with_image("spare"))
     built.cluster("kill-worker", "6")
     assert re.search(r"is Python 3\.1[2-9].*, and this action is for Python 3\.11", message), message
 
@@ -401,7 +441,7 @@ def test_a_machine_that_starts_again_with_another_python(built: Built) -> None:
 def test_a_full_disk(built: Built) -> None:
     """The machine has less room than the packages need."""
     built.cluster("add-worker", "5", "python=spare", "disk=150m")
-    message = built.refused("spare")
+    message = built.refused(WITH_PACKAGES, built.options("spare"))
     built.cluster("kill-worker", "5")
     assert "the disk of the machine that should run this action is full: free it" in message
 
@@ -426,6 +466,22 @@ def test_an_engine_of_another_version(built: Built, tmp_path: Path) -> None:
 
 
 def test_nothing_of_that_is_in_the_cache(built: Built) -> None:
-    done = built.workspace.build("//examples/digits:digits.init", *built.host())
-    made = built.workspace.artifacts()["examples/digits/digits.init.exported"]
-    assert made == built.local["examples/digits/digits.init.exported"], done.stderr
+    """A machine as it should be runs the actions that others have refused."""
+    built.cluster("add-worker", "8", "python=spare")
+    for label, options in ((IN_IMAGE, built.with_image("spare")), (WITH_PACKAGES, built.options("spare"))):
+        assert processes(built.workspace.build(label, *options)) == {"remote": 1}
+    made = built.workspace.artifacts()
+    assert made["many/older.f000.exported"] == built.local["many/many.f000.exported"]
+    assert made["examples/digits/digits.init.exported"] == built.local["examples/digits/digits.init.exported"]
+    built.cluster("kill-worker", "8")
+
+
+def test_an_empty_cache_is_filled_again(built: Built) -> None:
+    built.cluster("empty-cache")
+    built.workspace.run("clean")
+    label, file = "//many:many.f000.cpu", "many/many.f000.cpu.xla"
+    assert processes(built.workspace.build(label, *built.with_image())) == {"remote": 2}
+    assert built.workspace.artifacts()[file] == built.local[file]
+    built.workspace.run("clean")
+    assert processes(built.workspace.build(label, *built.with_image())) == {"remote cache hit": 2}
+    assert built.workspace.artifacts()[file] == built.local[file]
