@@ -350,13 +350,13 @@ def test_a_cache_that_speaks_grpc(clone: Clone, grpc: GrpcCache) -> None:
 
 
 def test_a_cache_that_speaks_an_older_version(clone: Clone, buildgrid: Path, tmp_path: Path) -> None:
-    """Bazel says so, and stores nothing."""
+    """Bazel says so and stores nothing. Bazel 7 then builds without that cache."""
     clone.build(HERE)
     wanted = clone.artifacts()
     clone.run("clean")
     with grpc_cache(tmp_path / "cache", buildgrid, versions="1.0.0-1.1.0") as old:
         done = clone.call("build", HERE, f"--remote_cache={old.url}", "//models")
-        assert re.search(r"2\.0.* is not supported by the server, 1\.0", done.stderr), done.stderr
+        assert re.search(r"2\.0.* is not supported by the server\W.*1\.0", done.stderr), done.stderr
         assert not [blob for blob in old.blobs() if blob]
     clone.clean_build(HERE)
     assert clone.artifacts() == wanted
