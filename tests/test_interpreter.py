@@ -194,6 +194,22 @@ def test_packages_of_an_image_are_no_inputs(workspace: Workspace) -> None:
     assert differing(before, workspace.artifacts()) == []
 
 
+# The packages of the toolchain, and packages of the user's own.
+DECLARATIONS = {
+    "//models:models.f": (
+        "stagec_repositories({attributes})",
+        "stagec.python({attributes})",
+    ),
+    "@mine//:environment": (
+        'stagec_repositories()\n\nload("@stagec//rules:repositories.bzl", "python_environment")\n\n'
+        'python_environment(name = "mine", lock = "@stagec//compiler:planning.lock", {attributes})',
+        'stagec.environment(name = "mine", lock = "@stagec//compiler:planning.lock", {attributes})\n'
+        'use_repo(stagec, "mine")',
+    ),
+}
+
+
+@pytest.mark.parametrize("target", DECLARATIONS)
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
@@ -209,15 +225,16 @@ def test_packages_of_an_image_are_no_inputs(workspace: Workspace) -> None:
         ),
     ],
 )
-def test_a_declaration_that_is_not_whole(workspace: Workspace, attributes: str, said: str) -> None:
+def test_a_declaration_that_is_not_whole(workspace: Workspace, attributes: str, said: str, target: str) -> None:
     kept = {name: (workspace.root / name).read_text() for name in ("WORKSPACE", "MODULE.bazel")}
-    declared = kept["WORKSPACE"].replace("stagec_repositories()", f"stagec_repositories({attributes})")
+    declaration, tag = (text.format(attributes=attributes) for text in DECLARATIONS[target])
+    declared = kept["WORKSPACE"].replace("stagec_repositories()", declaration)
     (workspace.root / "WORKSPACE").write_text(declared)
-    module = kept["MODULE.bazel"].replace("stagec.manifest(", f"stagec.python({attributes})\nstagec.manifest(")
+    module = kept["MODULE.bazel"].replace("stagec.manifest(", f"{tag}\nstagec.manifest(")
     (workspace.root / "MODULE.bazel").write_text(module)
     try:
         planning, _ = workspace.options  # and stagec's packages are to be installed
-        done = workspace.run("build", "--nobuild", "//models:models.f", planning)
+        done = workspace.run("build", "--nobuild", target, planning)
     finally:
         for name, text in kept.items():
             (workspace.root / name).write_text(text)
