@@ -7,23 +7,15 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from tests.arrays.library import Library, jaxs
 
 RNG = np.random.default_rng(0)
 W, X, Y = (RNG.normal(size=shape).astype(np.float32) for shape in ((4, 8), (8, 4), (8, 8)))
 AXES, SIZES = ("data", "model"), (2, 2)
-
-
-class Library(NamedTuple):
-    """What functions are written with: a namespace of arrays, lax, shard_map, PartitionSpec, grad, value_and_grad."""
-
-    xp: Any
-    lax: Any
-    shard_map: Callable[..., Any]
-    P: Any
-    value_and_grad: Callable[..., Any]
 
 
 def collectives(of: Library, y: Any) -> Any:
@@ -127,7 +119,7 @@ def main(folder: Path) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh(SIZES, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    of = Library(jnp, jax.lax, jax.shard_map, PartitionSpec, jax.value_and_grad)
+    of = jaxs()
     with jax.set_mesh(mesh):
         for name, (function, args) in FUNCTIONS.items():
             theirs = jax.export.deserialize(bytearray((folder / f"{name}.exported").read_bytes()))

@@ -19,10 +19,11 @@ import stagec.numpy as xp
 from stagec import Mesh, NamedSharding
 from stagec import PartitionSpec as P
 from tests.arrays import split
+from tests.arrays.library import stagecs
 from tests.building import ROOT
 
 MESH = Mesh(split.SIZES, split.AXES)
-OURS = split.Library(xp, stagec.lax, stagec.shard_map, P, stagec.value_and_grad)
+OURS = stagecs()
 
 
 def sharding(*axes: Any) -> NamedSharding:

@@ -17,6 +17,7 @@ import jax.export
 import stagec
 from stagec.stages import mlir
 from tests.conformance import views
+from tests.conformance.array_programs import as_markdown as arrays_as_markdown
 from tests.conformance.keys import as_markdown as keys_as_markdown
 from tests.conformance.on_target import digests
 from tests.conformance.operations import as_markdown as operations_as_markdown
@@ -266,6 +267,16 @@ ROWS = (
 )
 """Members."""
 
+_OF_ARRAYS = (
+    *("Wrapped.eval_shape", "Exported.has_vjp"),
+    *("Traced.fun_name", "Traced.in_tree", "Traced.out_tree", "Traced.args_info", "Traced.donate_argnums"),
+    *("Traced.in_avals", "Traced.out_avals"),
+    *("Lowered.in_tree", "Lowered.out_tree", "Lowered.args_info", "Lowered.in_avals", "Lowered.out_info"),
+    *(f"Exported.{name}" for name in views.FIELDS if name != "mlir_module_serialized"),
+)
+OF_ARRAYS = tuple(row for row in ROWS if row.name in _OF_ARRAYS)
+"""The rows that are compared for functions of arrays: all before XLA compiles that is no text of JAX's."""
+
 OF_PARAMETERS = (
     "Wrapped.__call__",
     "Traced.jaxpr",
@@ -343,6 +354,10 @@ def as_markdown() -> str:
         *keys_as_markdown(),
         *pairs_as_markdown(),
         *operations_as_markdown(),
+        *arrays_as_markdown(),
+        "Before anything is compiled, these members are compared too, as above:",
+        f"{', '.join(f'`{row.name}`' for row in OF_ARRAYS)}.",
+        "",
         "## Programs",
         "",
         *(f"- {name}" for name in every),

@@ -1,7 +1,7 @@
 """A program staged by JAX and by stagec, with one interface: the rows of the table take either."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -125,6 +125,15 @@ class Ours(Staged):
 
     def run(self, exported: Any, *args: Any, **kwargs: Any) -> Any:
         return exported.call(*args, **kwargs)
+
+
+class TracedByStagec(Ours):
+    """A function of arrays staged by stagec, without JAX (docs/arrays.md)."""
+
+    def __init__(self, name: str, program: Program) -> None:
+        super().__init__(name, program)
+        self.jit = partial(stagec.jit, frontend="arrays")
+        self.wrapped = self.jit(program.function, **program.options)
 
 
 class Pair(NamedTuple):

@@ -130,10 +130,7 @@ class Wrapped:
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Return a `ShapeDtypeStruct` for each result, in its structure; nothing is compiled."""
-        traced = self.trace(*args, **kwargs)
-        with dtypes.enable_x64():  # what is there already stays
-            structs = [ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type) for aval in traced.program.out_avals]
-        return traced.out_structure.unflatten(structs)
+        return self.trace(*args, **kwargs).out_avals
 
     def clear_cache(self) -> None:
         """Forget what was compiled: the next call does it again."""
@@ -148,7 +145,7 @@ class Traced:
 
     program: what it does, as equations (`as_text`). fun_name: name of the function.
     in_tree: structure of `(args, kwargs)` without the static ones; out_tree: of the result.
-    out_structure: jaxlib's PyTreeDef of the result. in_avals, out_avals: flat, of arguments and results.
+    out_structure: jaxlib's PyTreeDef of the result.
     donated: for each argument, whether the caller gives its buffer away.
     """
 
@@ -183,19 +180,19 @@ class Traced:
         self._parameters = tuple(_parameters(fun, options, kwargs))
 
     @property
-    def in_avals(self) -> list[ShapedArray]:
-        """Of the arguments, flat."""
-        return self.program.in_avals
+    def in_avals(self) -> Any:
+        """A `ShapeDtypeStruct` for each argument, in the structure `(args, kwargs)`."""
+        return self._structure.unflatten(_structs(self.program.in_avals))
 
     @property
-    def out_avals(self) -> list[ShapedArray]:
-        """Of the results, flat."""
-        return self.program.out_avals
+    def out_avals(self) -> Any:
+        """A `ShapeDtypeStruct` for each result, in the structure of the result."""
+        return self.out_structure.unflatten(_structs(self.program.out_avals))
 
     @property
     def args_info(self) -> Any:
         """An `ArgInfo` for each argument, in the structure `(args, kwargs)`."""
-        pairs = zip(self.in_avals, self.donated, strict=True)
+        pairs = zip(self.program.in_avals, self.donated, strict=True)
         return self._structure.unflatten([ArgInfo(aval.shape, aval.dtype, given) for aval, given in pairs])
 
     @property
@@ -227,7 +224,7 @@ class Traced:
             self.program,
             self.fun_name,
             pytrees.names(self._structure, self._parameters),
-            (_avals(self.in_avals), _avals(self.out_avals)),
+            (_avals(self.program.in_avals), _avals(self.program.out_avals)),
             platforms,
             self._options.keep_unused,
             self.donated,
@@ -303,6 +300,11 @@ def _avals(avals: Sequence[ShapedArray]) -> tuple[Aval, ...]:
     return tuple(aval.to_aval() for aval in avals)
 
 
+def _structs(avals: Sequence[ShapedArray]) -> list[ShapeDtypeStruct]:
+    with dtypes.enable_x64():  # what is there already stays
+        return [ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type) for aval in avals]
+
+
 def _abstract(leaf: Any) -> ShapedArray:
     """Return what is known of an argument. Raises TypeError for what is no array and no number."""
     if isinstance(leaf, SCALARS) and type(leaf) in SCALARS:
@@ -344,7 +346,7 @@ def _result(leaf: Any) -> Any:
 def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
     """Compile for this process's CPU, and return what takes leaves of arguments and gives those of the result."""
     if traced._options.compiler_options or any(traced.donated) or traced._split.mesh:
-        return _compiled(traced.lower().compile(), traced.out_avals)
+        return _compiled(traced.lower().compile(), traced.program.out_avals)
     program = traced.program
     taken = exporting.kept(program, False)
     used = Program([program.inputs[i] for i in taken], program.equations, program.outputs, program.constants)

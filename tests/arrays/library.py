@@ -1,0 +1,37 @@
+"""What functions of arrays are written with, so that one text is a function of JAX's and of stagec's."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Library(NamedTuple):
+    """JAX or stagec: a namespace of arrays, `lax`, `nn`, `random`, and what the package itself has."""
+
+    xp: Any
+    lax: Any
+    nn: Any
+    random: Any
+    shard_map: Callable[..., Any]
+    P: Any
+    value_and_grad: Callable[..., Any]
+    custom_vjp: Callable[..., Any]
+    checkpoint: Callable[..., Any]
+
+
+def stagecs() -> Library:
+    """Return that of stagec."""
+    import stagec
+    import stagec.numpy
+    from stagec import lax, nn, random
+
+    transformations = stagec.value_and_grad, stagec.custom_vjp, stagec.checkpoint
+    return Library(stagec.numpy, lax, nn, random, stagec.shard_map, stagec.PartitionSpec, *transformations)
+
+
+def jaxs() -> Library:
+    """Return that of JAX."""
+    import jax
+    import jax.numpy
+
+    transformations = jax.value_and_grad, jax.custom_vjp, jax.checkpoint
+    return Library(jax.numpy, jax.lax, jax.nn, jax.random, jax.shard_map, jax.P, *transformations)
