@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from stagec.core import dimensions
 
 Shape: TypeAlias = tuple[Any, ...]
@@ -93,16 +95,16 @@ class Dim:
         return self._with("mod({},{})", other, self)
 
     def __lt__(self, other: Any) -> bool:
-        return not self >= other
+        return not self >= other if isinstance(other, _SIZES) else NotImplemented
 
     def __gt__(self, other: Any) -> bool:
-        return bool(self >= other + 1)
+        return bool(self >= other + 1) if isinstance(other, _SIZES) else NotImplemented
 
     def __le__(self, other: Any) -> bool:
-        return not self > other
+        return not self > other if isinstance(other, _SIZES) else NotImplemented
 
     def __ge__(self, other: Any) -> bool:
-        if not isinstance(other, int | Dim):
+        if not isinstance(other, _SIZES):
             return NotImplemented
         difference = self - other
         low, high = _bounds(difference)
@@ -128,11 +130,14 @@ class Dim:
         return _made("+".join(f"({part})" for part in quotients), self.constraints)
 
     def _with(self, form: str, *operands: Any) -> Any:
-        if not all(isinstance(one, int | Dim) or hasattr(one, "__index__") for one in operands):
+        if not all(isinstance(one, _SIZES) for one in operands):  # an array has operators for sizes
             return NotImplemented
         known = [one.constraints for one in operands if isinstance(one, Dim)]
         constraints = tuple(dict.fromkeys(text for texts in known for text in texts))
         return _made(form.format(*(one if isinstance(one, Dim) else int(one) for one in operands)), constraints)
+
+
+_SIZES = (int, np.integer, Dim)
 
 
 def _made(text: str, constraints: tuple[str, ...]) -> Any:

@@ -9,6 +9,7 @@ JAX's (https://docs.jax.dev/en/latest/type_promotion.html). As in JAX, there are
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -110,8 +111,25 @@ def of_python(kind: type) -> DType:
 
 
 def canonical(dtype: DType) -> DType:
-    """Return the dtype that stands for `dtype`: where x64 is off, that of 32 bits for one of 64."""
+    """Return the dtype that stands for `dtype`: in this machine's byte order, of 32 bits for 64 where x64 is off."""
+    if dtype is not KEY and not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
     return _NARROW.get(dtype, dtype) if not x64() else dtype
+
+
+@functools.cache
+def limits(dtype: DType) -> tuple[Any, Any]:
+    """Return the least and the largest number of a dtype, infinite where it has infinities."""
+    if KINDS[dtype] == BOOL:
+        return False, True
+    if KINDS[dtype] in INTEGRAL:
+        integers = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+        return int(integers.min), int(integers.max)
+    with np.errstate(all="ignore"):
+        if np.isinf(np.asarray(np.inf).astype(dtype)):
+            return -np.inf, np.inf
+    found = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call] # float8_e4m3fn has none: its infinity would be NaN
+    return float(found.min), float(found.max)
 
 
 def asked(dtype: Any) -> DType:
@@ -173,7 +191,7 @@ def _promote_integers(first: DType, second: DType) -> DType:
     if BITS[signed] > BITS[unsigned]:
         return signed
     wide = 2 * BITS[unsigned]
-    return default(FLOATING) if wide > 64 else NAMED[f"int{max(wide, 8)}"]
+    return default(FLOATING) if wide > 64 else canonical(NAMED[f"int{max(wide, 8)}"])
 
 
 _RANK = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}

@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import func
 
 from stagec.arrays import dtypes, tracing
 from stagec.arrays.lowering import Lowering, main_function, tensor_type
+from stagec.arrays.places import here
 from stagec.arrays.program import Equation, Primitive, Program, Variable, has_programs, pruned
 from stagec.arrays.tracing import LeakedTracer, Tracer
 from stagec.arrays.values import Literal, ShapedArray, Value, physical, shown
@@ -92,8 +93,17 @@ def run(primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) 
         executable = _compiled(primitive, operands, params)
         if not any(map(has_programs, params.values())):  # of those nobody asks again for the same
             _EXECUTABLES[key] = executable
-    results = executable.execute([operand._buffer for operand in operands])
-    return list(map(Array, results, executable.results))
+    return list(map(Array, executed(executable, operands), executable.results))
+
+
+def executed(executable: Executable, operands: Sequence[Array]) -> list[Any]:
+    """Return the buffers that an executable gives. Raises CallError ("deleted") for an array that was donated."""
+    try:
+        return executable.execute([operand._buffer for operand in operands])
+    except _jax.JaxRuntimeError:
+        for operand in operands:
+            operand._check()
+        raise
 
 
 def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +124,7 @@ def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
         if found is None:
             found = known[key] = _compiled_function(function, operands, params)
         executable, several = found
-        outputs = executable.execute([operand._buffer for operand in operands])
+        outputs = executed(executable, operands)
         results = tuple(map(Array, outputs, executable.results))
         return results if several else results[0]
 
@@ -144,7 +154,7 @@ _LOCK = threading.Lock()
 
 def _known(value: Any) -> Array:
     if isinstance(value, Tracer):
-        what = f"a value of the traced function {value._trace.name} ({value.aval}) is used outside of it"
+        what = f"a value of the traced function {value._trace.name} ({value.aval}) is used outside of it, at {here()}"
         raise LeakedTracer(f"{what}; return it from the function")
     if isinstance(value, Literal):
         return _scalar(value.value.dtype, value.value.tobytes())

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import typing
 from pathlib import Path
 from types import FrameType
 
+import jaxlib
+import numpy as np
+
+_PLACE = re.compile(r"(^|at )(/|<)[^:]*:[0-9]+[:;,]")
+_BELOW = tuple(f"{Path(str(module.__file__)).parent}" for module in (jaxlib, np))
 _OURS = str(Path(__file__).absolute().parent.parent)
 
 
@@ -15,6 +21,25 @@ _OURS = str(Path(__file__).absolute().parent.parent)
 def is_ours(filename: str) -> bool:
     """Whether a file is stagec's: a frame in it says nothing to the user."""
     return filename.startswith((_OURS, "<frozen"))
+
+
+def located(error: Exception) -> None:
+    """Say in the message of an error that stagec raises, of the user's mistake, where in the user's sources that is.
+
+    What the user raises stays as it is, and so does a message that has a place.
+    """
+    if len(error.args) != 1 or not isinstance(error.args[0], str) or _PLACE.search(error.args[0]):
+        return
+    place, step, ours = "", error.__traceback__, False
+    while step is not None:
+        name = step.tb_frame.f_code.co_filename
+        if is_ours(name):
+            ours = True
+        elif not name.startswith(_BELOW):
+            place, ours = f"{name}:{step.tb_lineno}", False
+        step = step.tb_next
+    if place and ours:
+        error.args = (f"{place}: {error.args[0]}",)
 
 
 def here() -> str:

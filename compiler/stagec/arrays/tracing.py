@@ -16,7 +16,7 @@ from jaxlib import _jax
 
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import KEY, DType
-from stagec.arrays.places import here
+from stagec.arrays.places import here, located
 from stagec.arrays.program import Equation, Operand, Primitive, Program, Variable
 from stagec.arrays.values import Literal, ShapedArray, Value
 
@@ -195,6 +195,9 @@ def trace(
         given = [Variable(aval) for aval in avals]
         inputs = [Tracer(run, variable) for variable in given]
         outputs = [run.operand(one) for one in function(*inputs)]
+    except (TypeError, ValueError, LookupError, ArithmeticError, NameError, AttributeError) as error:
+        located(error)
+        raise
     finally:
         _CURRENT.reset(token)
         run.is_open = False

@@ -154,8 +154,8 @@ def _kept_literal(kind: str, value: Scalar, dtype: DType, weak_type: bool) -> Li
 
 def _literal(value: Scalar, dtype: DType, weak_type: bool) -> Literal:
     if isinstance(value, int) and dtypes.KINDS[dtype] in dtypes.INTEGRAL:
-        info = np.iinfo(dtype) if dtype.isbuiltin == 1 else None
-        if info is not None and not info.min <= value <= info.max:
+        least, most = dtypes.limits(dtype)
+        if not least <= value <= most:
             raise OverflowError(f"{value} is out of the range of {dtype}")
     if isinstance(value, complex) and dtypes.KINDS[dtype] != dtypes.COMPLEX:
         raise TypeError(f"{value} is complex, and an array of {dtype} holds real numbers")

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from stagec.arrays import dtypes, execution, exporting, pytrees, tracing
+from stagec.arrays import dtypes, execution, exporting, meshes, pytrees, tracing
 from stagec.arrays.exporting import NOWHERE, Split
 from stagec.arrays.namespace import array_object  # noqa: F401 - it gives arrays their operators
+from stagec.arrays.namespace.promotion import numpy_of
+from stagec.arrays.primitives import contractions
 from stagec.arrays.primitives.derivatives import vjp_program
 from stagec.arrays.program import Program, constant_bytes, pruned
 from stagec.arrays.tracing import Tracer
@@ -63,9 +65,14 @@ def jit(
     keep_unused: bool = False,
     compiler_options: Mapping[str, CompilerOption] | None = None,
 ) -> Wrapped:
-    """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`."""
-    static_numbers, static_names = _both(fun, static_argnums, static_argnames)
-    donated_numbers, donated_names = _both(fun, donate_argnums, donate_argnames)
+    """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`.
+
+    Raises ValueError for numbers and names of arguments that the function does not have.
+    """
+    static_numbers, static_names = _both(fun, static_argnums, static_argnames, "static")
+    donated_numbers, donated_names = _both(fun, donate_argnums, donate_argnames, "donate")
+    if both := {*static_numbers, *static_names} & {*donated_numbers, *donated_names}:
+        raise ValueError(f"{_name(fun)}: argument {min(both, key=str)} is static, so it cannot be donated")
     names = static_numbers, static_names, donated_numbers, donated_names
     return Wrapped(fun, Options(in_shardings, out_shardings, *names, keep_unused, compiler_options or {}))
 
@@ -90,12 +97,14 @@ class Wrapped:
         dynamic, static = _split(self._options, args, kwargs)
         leaves, structure = pytrees.flatten(dynamic)
         avals = tuple(map(_abstract, leaves))
-        key = static, structure, avals, dtypes.x64()
+        key = static, structure, avals, dtypes.x64(), contractions.default_precision(), meshes.current()
         try:
             found = self._compiled.get(key)
         except TypeError as error:
             raise ValueError(f"{self}: static arguments must be hashable: {error}") from error
         if found is None:
+            for leaf, aval in zip(leaves, avals, strict=True):
+                _placed(leaf, aval)  # what is no array is refused before it is compiled for
             traced = self.trace(*args, **kwargs)
             found = self._compiled[key] = _runnable(traced), traced.out_structure
         call, out_structure = found
@@ -161,9 +170,9 @@ class Traced:
             given, named = structure.unflatten(values)
             found, out_structure = pytrees.flatten(fun(*_merged(options, args, given), **{**kwargs, **named}))
             out.append(out_structure)
-            return list(map(_result, found))
+            return [_result(one, fun) for one in found]
 
-        self.fun_name: str = getattr(fun, "__name__", type(fun).__name__)
+        self.fun_name: str = _name(fun)
         self._options = options
         self._structure = structure
         self.program: Program = pruned(tracing.trace(flat, avals, self.fun_name, apart=True).program)
@@ -308,8 +317,13 @@ def _structs(avals: Sequence[ShapedArray]) -> list[ShapeDtypeStruct]:
 def _abstract(leaf: Any) -> ShapedArray:
     """Return what is known of an argument. Raises TypeError for what is no array and no number."""
     if isinstance(leaf, SCALARS) and type(leaf) in SCALARS:
-        return ShapedArray((), dtypes.of_python(type(leaf)), weak_type=type(leaf) is not bool)
-    if isinstance(leaf, execution.Array | np.ndarray | np.generic):
+        dtype = dtypes.of_python(type(leaf))
+        if type(leaf) is int and not dtypes.limits(dtype)[0] <= leaf <= dtypes.limits(dtype)[1]:
+            raise OverflowError(f"an argument is {leaf}, which is out of the range of {dtype}")
+        return ShapedArray((), dtype, weak_type=type(leaf) is not bool)
+    if isinstance(leaf, execution.Array):
+        return ShapedArray(leaf.shape, leaf.dtype)
+    if isinstance(leaf, np.ndarray | np.generic):
         return ShapedArray(tuple(leaf.shape), _dtype(leaf))
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ShapedArray(tuple(leaf.shape), _dtype(leaf), bool(getattr(leaf, "weak_type", False)))
@@ -322,14 +336,14 @@ def _abstract(leaf: Any) -> ShapedArray:
 def _dtype(leaf: Any) -> dtypes.DType:
     if not isinstance(leaf.dtype, np.dtype) and str(leaf.dtype) == dtypes.KEY.name:  # ours, or JAX's
         return dtypes.KEY  # type: ignore[no-any-return]
-    dtype = np.dtype(leaf.dtype)
+    dtype = dtypes.canonical(np.dtype(leaf.dtype))
     if dtype not in dtypes.KINDS:
         raise TypeError(f"an argument has dtype {dtype}, which arrays on devices do not have")
-    return dtypes.canonical(dtype.newbyteorder("=") if not dtype.isnative else dtype)
+    return dtype
 
 
-def _result(leaf: Any) -> Any:
-    """Return a result as an operand. Raises TypeError for what is no array and no number."""
+def _result(leaf: Any, fun: Callable[..., Any]) -> Any:
+    """Return a result of a function as an operand. Raises TypeError for what is no array and no number."""
     if isinstance(leaf, Tracer | execution.Array):
         return leaf
     if type(leaf) in SCALARS:
@@ -338,9 +352,10 @@ def _result(leaf: Any) -> Any:
         array = np.asarray(leaf)
         if array.dtype in dtypes.KINDS:
             return array.astype(dtypes.canonical(array.dtype), copy=False)
-    raise TypeError(
-        f"a result is a {type(leaf).__qualname__}, which is no array: return arrays, numbers, or trees of them"
-    )
+    code = getattr(inspect.unwrap(fun), "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+    what = f"a result is a {type(leaf).__qualname__}, which is no array"
+    raise TypeError(f"{place}{what}: return arrays, numbers, or trees of them")
 
 
 def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]], list[execution.Array]]:
@@ -353,8 +368,8 @@ def _runnable(traced: Traced) -> Callable[[Sequence[Any], Sequence[ShapedArray]]
     executable = execution.load(used, dialects.make_context())
 
     def call(leaves: Sequence[Any], avals: Sequence[ShapedArray]) -> list[execution.Array]:
-        buffers = [_placed(leaves[i], avals[i])._buffer for i in taken]
-        return list(map(execution.Array, executable.execute(buffers), executable.results))
+        placed = [_placed(leaves[i], avals[i]) for i in taken]
+        return list(map(execution.Array, execution.executed(executable, placed), executable.results))
 
     return call
 
@@ -377,21 +392,50 @@ def _placed(leaf: Any, aval: ShapedArray) -> execution.Array:
         return leaf
     if aval.dtype is dtypes.KEY:  # of JAX's, which whoever has such an array has imported
         return execution.array(np.asarray(sys.modules["jax"].random.key_data(leaf))).as_keys()
-    return execution.array(np.asarray(leaf).astype(aval.dtype, copy=False))
+    if isinstance(leaf, ShapeDtypeStruct):
+        raise TypeError(f"{leaf} has no elements: a call takes arrays; trace, lower and eval_shape take this")
+    return execution.array(numpy_of(leaf).astype(aval.dtype, copy=False))
 
 
 def _both(
-    fun: Callable[..., Any], numbers: int | Iterable[int] | None, names: str | Iterable[str] | None
+    fun: Callable[..., Any], numbers: int | Iterable[int] | None, names: str | Iterable[str] | None, what: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return numbers and names of arguments; as in JAX, one is found from the other."""
+    """Return numbers and names of arguments; as in JAX, one is found from the other. what: they are, for messages.
+
+    Raises ValueError for those that the function does not have.
+    """
     numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
     names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     positional = _positional(fun)
+    _check(fun, numbers, names, what)
     if not numbers:
         numbers = tuple(i for i, name in enumerate(positional) if name in names)
     if not names:
         names = tuple(positional[number] for number in numbers if -len(positional) <= number < len(positional))
     return tuple(numbers), tuple(names)
+
+
+def _check(fun: Callable[..., Any], numbers: Sequence[int], names: Sequence[str], what: str) -> None:
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):
+        return
+    kinds, count = {parameter.kind for parameter in parameters.values()}, len(_positional(fun))
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for number in numbers:
+            if not -count <= number < count:
+                raise ValueError(
+                    f"{_name(fun)}: {what}_argnums has {number}, and it takes {count} arguments by position"
+                )
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for name in names:
+            if name not in parameters:
+                takes = ", ".join(parameters) or "no arguments"
+                raise ValueError(f"{_name(fun)}: {what}_argnames has {name!r}, and it takes {takes}")
+
+
+def _name(fun: Callable[..., Any]) -> str:
+    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def _positional(fun: Callable[..., Any]) -> list[str]:
@@ -419,8 +463,9 @@ def _split(options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     dynamic = tuple(value for i, value in enumerate(args) if i not in numbers)
     named = {name: value for name, value in kwargs.items() if name not in options.static_argnames}
     static = (
-        tuple((i, args[i]) for i in sorted(numbers)),
-        tuple((name, kwargs[name]) for name in sorted(kwargs) if name not in named),
+        # To a dict, 1 and True are one key.
+        tuple((i, type(args[i]), args[i]) for i in sorted(numbers)),
+        tuple((name, type(kwargs[name]), kwargs[name]) for name in sorted(kwargs) if name not in named),
     )
     return (dynamic, named), static
 

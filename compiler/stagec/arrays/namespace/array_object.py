@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from stagec.arrays import binding, execution, tracing
+from stagec.arrays.dims import Dim
+from stagec.arrays.dtypes import INTEGRAL, KINDS
 from stagec.arrays.namespace import elementwise, indexing, linear, manipulation
 from stagec.arrays.namespace.datatypes import check_device, device_of
 from stagec.arrays.namespace.promotion import is_jaxs, is_scalar
@@ -19,7 +21,7 @@ from stagec.arrays.primitives.structural import transpose
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import Value
 
-_TAKEN = (Value, np.ndarray, np.generic)
+_TAKEN = (Value, np.ndarray, np.generic, Dim)
 
 
 def _operator(function: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
@@ -75,7 +77,14 @@ def _number(kind: Callable[[Any], Any], name: str, write: str) -> Callable[[Any]
 
 
 def _index(element: Any) -> int:
-    return int(element.__index__())
+    if KINDS[element.dtype] not in INTEGRAL:
+        raise TypeError(f"an index or a number of Python's is an integer, not {element.dtype}")
+    return int(element)
+
+
+def _format(self: Any, spec: str) -> str:
+    """Return an array of no dimensions as Python formats its number."""
+    return format(_item(self), spec) if spec and not self.shape else object.__format__(self, spec)
 
 
 _IF = "write where(condition, a, b), or stagec.lax.cond or while_loop"
@@ -178,6 +187,7 @@ def _install(kind: type[Value]) -> None:
     found |= {
         "__getitem__": indexing.getitem,
         "__setitem__": indexing.setitem,
+        "__format__": _format,
         "__len__": _len,
         "__iter__": _iter,
         "__array_namespace__": _namespace,
@@ -202,3 +212,9 @@ def _install(kind: type[Value]) -> None:
 # Both bases of `execution.Array` have some of them, so that each class gets all.
 for _kind in (Value, Tracer, execution.Array):
     _install(_kind)
+# The quotient of sizes is no size.
+for _name, _function in {
+    "__truediv__": elementwise.divide,
+    "__rtruediv__": lambda self, other: elementwise.divide(other, self),
+}.items():
+    setattr(Dim, _name, _function)

@@ -12,7 +12,7 @@ from stagec.arrays import dims, dtypes, pytrees
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import control
 from stagec.arrays.primitives.structural import convert
-from stagec.arrays.values import shown
+from stagec.arrays.values import ShapedArray, shown
 
 
 class _Flat:
@@ -78,14 +78,17 @@ def _same_tree(name: str, taken: Any, given: Any) -> None:
         raise TypeError(f"{name} takes a tree {taken} and gives {given}; they must be the same")
 
 
-def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Any]:
-    """Return what a loop starts with, Python's numbers among it as the body gives them, as JAX does."""
+def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]], others: Sequence[ShapedArray] = ()) -> list[Any]:
+    """Return what a loop starts with, Python's numbers among it as the body gives them, as JAX does.
+
+    step: takes that, and arrays of the avals `others`.
+    """
     from stagec.arrays import binding, tracing
 
     values = [array_of(leaf) for leaf in leaves]
     if not any(getattr(value, "weak_type", False) for value in values):
         return values
-    traced = tracing.trace(step, [binding.aval(value) for value in values])
+    traced = tracing.trace(step, [*(binding.aval(value) for value in values), *others])
     return [
         convert(value, out.dtype, out.weak_type) if getattr(value, "weak_type", False) else value
         for value, out in zip(values, traced.program.out_avals, strict=False)
@@ -109,6 +112,9 @@ def fori_loop(
         (_, found), _ = scan(turn, (convert(start, start.dtype), init_val), None, length=max(0, upper - lower))
         return found
     first, last = array_of(lower, "fori_loop"), array_of(upper, "fori_loop")
+    for one in (first, last):
+        if one.shape != () or dtypes.KINDS[one.dtype] not in dtypes.INTEGRAL:
+            raise TypeError(f"fori_loop: a bound is one integer, not {one.dtype} of shape {shown(one.shape)}")
     dtype = dtypes.promote(first.dtype, last.dtype)
     state = convert(first, dtype), convert(last, dtype), init_val
     found = while_loop(
@@ -135,8 +141,11 @@ def scan(
     parts, xs_structure = pytrees.flatten(xs)
     arrays = [array_of(part, "scan") for part in parts]
     lengths = {part.shape[0] if part.shape else None for part in arrays} | ({length} if length is not None else set())
+    if not lengths:
+        raise ValueError("scan: xs has no arrays, so nothing says how many parts there are; give length")
     if len(lengths) != 1 or None in lengths:
-        raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sorted(map(str, lengths))}")
+        sizes = ", ".join(sorted("none" if one is None else str(one) for one in lengths))
+        raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sizes}")
     count: Any = lengths.pop()
     out: list[Any] = []
 
@@ -151,10 +160,10 @@ def scan(
         return [array_of(one) for one in following], [array_of(one) for one in ys]
 
     def step(*values: Any) -> list[Any]:
-        one = [part[0] for part in arrays]
-        return turn(values, one)[0]
+        return turn(values[: len(carry)], values[len(carry) :])[0]
 
-    found, ys = control.scan(turn, _strong(carry, step), arrays, dims.size_of(count), reverse)
+    one = [ShapedArray(part.shape[1:], part.dtype) for part in arrays]
+    found, ys = control.scan(turn, _strong(carry, step, one), arrays, dims.size_of(count), reverse)
     return structure.unflatten(found), out[0].unflatten(ys)
 
 

@@ -40,6 +40,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         dtype_ = wanted or np.dtype(_common(parts))
         rows = [reshape(convert(part, dtype_), (1, *part.shape)) for part in parts]
         return concatenate(rows, 0)
+    if isinstance(obj, dims.Dim):
+        return like(obj, wanted or dtypes.int32, "asarray")
     if isinstance(obj, Literal):
         obj = obj.value
     return binding.constant(_known(obj, wanted))
@@ -79,8 +81,8 @@ def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
         and array.dtype.kind in "iu"
         and array.size
     ):
-        info = np.iinfo(wanted) if wanted.isbuiltin == 1 else None
-        if info is not None and not info.min <= array.min() <= array.max() <= info.max:
+        least, most = dtypes.limits(wanted)
+        if not least <= array.min() <= array.max() <= most:
             raise OverflowError(f"asarray: {obj!r} is out of the range of {wanted}")
     with np.errstate(all="ignore"):
         return array.astype(wanted)
@@ -94,10 +96,14 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     """Return an array of one number: a Python number, or an array of no dimensions."""
     check_device(device)
     sizes = _shape(shape)
+    if isinstance(fill_value, dims.Dim):
+        fill_value = array_of(fill_value)
     if isinstance(fill_value, Value):
         wanted = fill_value.dtype if dtype is None else dtypes.asked(dtype)
         return broadcast(convert(fill_value, wanted), sizes, ())
     python = type(fill_value) if is_scalar(fill_value) else None
+    if not python and (np.ndim(fill_value) or np.asarray(fill_value).dtype not in KINDS):
+        raise TypeError(f"full: one number is wanted, not {fill_value!r}")
     own = dtypes.of_python(python) if python else dtypes.canonical(np.asarray(fill_value).dtype)
     wanted = own if dtype is None else dtypes.asked(dtype)
     number = like(fill_value, wanted).value if python else np.asarray(fill_value, wanted)
@@ -156,6 +162,8 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     kind = float if any(isinstance(one, float) for one in numbers) else int
     wanted = dtypes.of_python(kind) if dtype is None else dtypes.asked(dtype)
     start, stop, step = numbers
+    if step == 0:
+        raise ValueError("arange: step is 0")
     if not symbolic:
         count = max(0, math.ceil((stop - start) / step))
         if kind is float or KINDS[wanted] not in INTEGRAL or tracing.current() is None:

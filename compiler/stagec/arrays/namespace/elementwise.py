@@ -363,8 +363,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - th
 def _bound(bound: Any, dtype: dtypes.DType) -> Any:
     """Return a bound as an array of a dtype; None for a number beyond all integers of it."""
     if is_scalar(bound) and KINDS[dtype] in INTEGRAL:
-        info = np.iinfo(dtype)
+        least, most = dtypes.limits(dtype)
         if isinstance(bound, float):
-            bound = math.floor(bound) if math.isfinite(bound) else (info.max if bound > 0 else info.min)
-        return like(sorted((info.min, bound, info.max))[1], dtype)
+            bound = math.floor(bound) if math.isfinite(bound) else (most if bound > 0 else least)
+        return like(sorted((least, bound, most))[1], dtype)
     return like(bound, dtype, "clip")

@@ -19,7 +19,7 @@ from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.indexing import GatherNumbers, are_inside, gather, scatter
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
-from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape, transpose
+from stagec.arrays.primitives.structural import broadcast, convert, full, iota, reshape, transpose
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import Value, axis_of, broadcast_shapes, shown
 
@@ -49,9 +49,9 @@ def _plain(key: Any) -> Any:
         return tuple(map(_plain, key))
     if isinstance(key, Value | np.ndarray | list):
         known = np.asarray(key)
-        if known.dtype.kind not in "biu" and known.size:
+        if dtypes.KINDS.get(known.dtype) not in dtypes.INTEGRAL | {BOOL} and known.size:
             raise IndexError(f"an array of integers or bools is an index, not one of {known.dtype}")
-        return known.astype(np.int64) if known.size == 0 and known.dtype.kind not in "biu" else known
+        return known if known.dtype.kind in "biu" else known.astype(np.int64)
     if isinstance(key, float | str):
         raise IndexError(f"{key!r} is no index; write integers, slices, ..., None, or arrays of these")
     return key
@@ -358,6 +358,19 @@ class At:
         return updated(self._x, self._key, value, "multiply")
 
     mul = multiply
+
+    def divide(self, value: Any) -> Any:
+        """Return the array with the elements divided by a value."""
+        return p.divide(self._x, self._factors("divide", value))
+
+    def power(self, value: Any) -> Any:
+        """Return the array with the elements to the power of a value."""
+        return p.power(self._x, self._factors("power", value))
+
+    def _factors(self, name: str, value: Any) -> Any:
+        """Return an array of ones, but for the elements, which a value is."""
+        dtypes.require(name, self._x.dtype, dtypes.INEXACT)
+        return updated(full(self._x.shape, 1, self._x.dtype), self._key, value, "multiply")
 
     def min(self, value: Any) -> Any:
         """Return the array with the smaller of each element and a value."""

@@ -138,6 +138,8 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
         return reshaped(roll(flat, shift, axis=0), x.shape)
     axes = axis if isinstance(axis, tuple | list) else (axis,)
     shifts = shift if isinstance(shift, tuple | list) else (shift,) * len(axes)
+    if len(shifts) != len(axes):
+        raise ValueError(f"roll: {len(shifts)} shifts are given for {len(axes)} axes")
     for by, one in zip(shifts, axes, strict=True):
         x = _rolled(x, int(by), axis_of(one, len(x.shape)))
     return x
@@ -172,6 +174,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
             size = x.shape[where]
             return take(x, np.repeat(np.arange(size, dtype=np.int32), counts), axis=where)
         repeats = int(counts.reshape(()))
+    repeats = dims.size_of(repeats)
     shape = [*x.shape[: where + 1], repeats, *x.shape[where + 1 :]]
     spread = broadcast(x, shape, [i for i in range(len(shape)) if i != where + 1])
     return reshaped(spread, (*x.shape[:where], x.shape[where] * repeats, *x.shape[where + 1 :]))
@@ -182,7 +185,7 @@ def tile(x: Any, repetitions: tuple[int, ...], /) -> Any:
     x = array_of(x, "tile")
     rank = max(len(x.shape), len(repetitions))
     sizes = (*[1] * (rank - len(x.shape)), *x.shape)
-    times = (*[1] * (rank - len(repetitions)), *repetitions)
+    times = (*[1] * (rank - len(repetitions)), *map(dims.size_of, repetitions))
     shape = [one for pair in zip(times, sizes, strict=True) for one in pair]
     spread = broadcast(reshaped(x, sizes), shape, range(1, 2 * rank, 2))
     return reshaped(spread, tuple(a * b for a, b in zip(times, sizes, strict=True)))

@@ -41,7 +41,7 @@ def _start(x: Any, axis: int, start: Any, function: str) -> Any:
         raise TypeError(f"{function}: an index is one integer, not {index.dtype} of shape {shown(index.shape)}")
     wide = dtypes.int64 if dtypes.BITS[index.dtype] == 64 else dtypes.int32
     if KINDS[index.dtype] != SIGNED:
-        return convert(p.minimum(index, int(np.iinfo(index.dtype).max >> (dtypes.BITS[index.dtype] >= 32))), wide)
+        return convert(p.minimum(index, dtypes.limits(index.dtype)[1] >> (dtypes.BITS[index.dtype] >= 32)), wide)
     index = convert(index, wide)
     return p.select(p.less(index, 0), p.add(index, size(x, axis, wide)), index)
 
@@ -192,7 +192,7 @@ def _fill(dtype: dtypes.DType) -> Any:
         return np.nan
     if KINDS[dtype] == BOOL:
         return True
-    return np.iinfo(dtype).min if KINDS[dtype] == SIGNED else np.iinfo(dtype).max
+    return dtypes.limits(dtype)[0 if KINDS[dtype] == SIGNED else 1]
 
 
 def _scatter(name: str, how: str, what: str) -> Callable[..., Any]:

@@ -52,17 +52,22 @@ def is_jaxs(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(x, "__array__")
 
 
-def _of_numpy(x: Any) -> Any:
+def numpy_of(x: Any) -> np.ndarray[Any, Any]:
+    """Return what NumPy makes of an array of another library's. Raises TypeError for what JAX traces."""
     try:
-        array = np.asarray(x)
+        return np.asarray(x)
     except TypeError as error:
         if is_jaxs(x):
             what = "JAX traces this value, so a function of stagec.numpy cannot take it"
             raise TypeError(f"{what}; trace the whole function with one of both") from error
         raise
-    if array.dtype not in KINDS:
-        raise TypeError(f"there are no arrays of dtype {array.dtype}")
+
+
+def _of_numpy(x: Any) -> Any:
+    array = numpy_of(x)
     wanted = dtypes.canonical(array.dtype)
+    if wanted not in KINDS:
+        raise TypeError(f"there are no arrays of dtype {array.dtype}")
     return binding.constant(array.astype(wanted, copy=False))
 
 

@@ -34,6 +34,8 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         result = fun(*structure.unflatten(given))
         extra = None
         if has_aux:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise TypeError("has_aux: the function gives a pair, the result and what is beside it")
             result, extra = result
         found, out_structure = pytrees.flatten(result)
         extras, extra_structure = pytrees.flatten(extra)
@@ -66,6 +68,8 @@ def _cotangent(given: Any, result: Any) -> Any:
     value = array_of(given)
     if tuple(value.shape) != tuple(result.shape):
         raise ValueError(f"a cotangent has shape {shown(value.shape)}, its result {shown(result.shape)}")
+    if value.dtype != result.dtype and not getattr(value, "weak_type", False):
+        raise TypeError(f"a cotangent is of {value.dtype}, its result of {result.dtype}; convert it with astype")
     return convert(value, result.dtype)
 
 
@@ -87,6 +91,9 @@ def value_and_grad(
     @functools.wraps(fun)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        for number in numbers:
+            if not -len(args) <= number < len(args):
+                raise ValueError(f"grad: argnums is {argnums}, and {len(args)} arguments are given by position")
         numbers = tuple(number % len(args) for number in numbers)
         for number in numbers:
             for leaf in pytrees.flatten(args[number])[0]:

@@ -51,6 +51,11 @@ def default_matmul_precision(precision: str) -> Iterator[None]:
         _DEFAULT.reset(before)
 
 
+def default_precision() -> str:
+    """Return StableHLO's precision of products that say none."""
+    return _DEFAULT.get()
+
+
 def dot_general(
     x: Any,
     y: Any,
@@ -64,7 +69,7 @@ def dot_general(
     "HIGHEST": of the products, on devices that round them; None: that of `default_matmul_precision`.
     """
     numbers = tuple(tuple(map(int, axes)) for axes in (*contracted, *batch))
-    return bind(DOT_GENERAL, x, y, numbers=numbers, precision=precision or _DEFAULT.get())
+    return bind(DOT_GENERAL, x, y, numbers=numbers, precision=precision or default_precision())
 
 
 def _free(x: Any, contracted: Axes, batch: Axes) -> list[int]:
@@ -148,7 +153,7 @@ class Window(NamedTuple):
 
 def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, precision: str | None = None) -> Any:
     """Return the convolution of an array with a kernel, as `jax.lax.conv_general_dilated`: no axis is turned around."""
-    return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision or _DEFAULT.get())
+    return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision or default_precision())
 
 
 def _convolution_infer(

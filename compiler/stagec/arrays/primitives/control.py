@@ -189,6 +189,8 @@ def _scan_lower(
     carry, ys = rule.inputs[captured : captured + carried], rule.outputs[carried:]
     avals = [_I32, *fixed, *carry, *ys]
     empty = [rule.full(0, one) for one in ys]
+    if type(length) is int and length == 0:  # no part of an array without elements can be written down
+        return [*values[captured : captured + carried], *empty]
     start = [constant(np.asarray(0, np.int32)), *values[:captured], *values[captured + carried :]]
     start += [*values[captured : captured + carried], *empty]
     operation = hlo.WhileOp([tensor_type(one) for one in avals], start)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
-from stagec.arrays import dims
+from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
@@ -125,8 +125,8 @@ def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[A
     room = [x.shape[axis] - sizes[axis] for axis in numbers.starts]
     shape = (*[1] * (len(indices.shape) - 1), len(room))
     if dims.is_static(room):
-        return np.asarray(room).clip(0, np.iinfo(indices.dtype).max).astype(indices.dtype).reshape(shape)
-    most = min(int(np.iinfo(indices.dtype).max), 2**31 - 1)
+        return np.asarray(room).clip(0, dtypes.limits(indices.dtype)[1]).astype(indices.dtype).reshape(shape)
+    most = min(dtypes.limits(indices.dtype)[1], 2**31 - 1)
     parts = [reshape(convert(elementwise.minimum(size_value(one), most), indices.dtype), (1,)) for one in room]
     return reshape(concatenate(parts, 0), shape)
 

@@ -30,16 +30,12 @@ from stagec.arrays.values import Literal, ShapedArray, shown
 
 def least(dtype: DType) -> Any:
     """Return the number that is not more than any other: where an empty maximum starts."""
-    if dtype == dtypes.bool_:
-        return False
-    return np.iinfo(dtype).min if KINDS[dtype] in dtypes.INTEGRAL else -np.inf
+    return dtypes.limits(dtype)[0]
 
 
 def most(dtype: DType) -> Any:
     """Return the number that is not less than any other."""
-    if dtype == dtypes.bool_:
-        return True
-    return np.iinfo(dtype).max if KINDS[dtype] in dtypes.INTEGRAL else np.inf
+    return dtypes.limits(dtype)[1]
 
 
 def _reduction(
