@@ -18,10 +18,10 @@ import array_api_extra as xpx  # noqa: E402
 import numpy as np  # noqa: E402
 import sklearn  # noqa: E402
 from einops import array_api as einops  # noqa: E402
-from scipy import integrate, ndimage, optimize, signal, special, stats  # noqa: E402
+from scipy import fft, integrate, ndimage, optimize, signal, special, stats  # noqa: E402
 from scipy.cluster.vq import vq, whiten  # noqa: E402
 from scipy.spatial.transform import Rotation  # noqa: E402
-from sklearn import metrics, preprocessing  # noqa: E402
+from sklearn import decomposition, metrics, preprocessing  # noqa: E402
 from sklearn.metrics import pairwise  # noqa: E402
 
 import stagec  # noqa: E402
@@ -67,10 +67,26 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cluster.vq.whiten": (lambda x: whiten(x, check_finite=False), (X,)),
     "cluster.vq.vq": (lambda x, y: vq(x, y, check_finite=False)[1], (X, Y[:2])),
     "spatial.Rotation": (lambda q, v: Rotation.from_quat(q).apply(v), (X, X[:, :3].copy())),
+    "fft.fft": (lambda x: fft.fft(x, axis=0, norm="ortho"), (X,)),
+    "fft.irfft": (lambda x: fft.irfft(x, n=5), (X,)),
+    "fft.rfftn": (fft.rfftn, (X,)),
+    "fft.hfft": (fft.hfft, (X,)),
+    "fft.fftshift": (fft.fftshift, (X,)),
+    "fft.fht": (lambda x: fft.fht(x, 0.1, 0.5), (V,)),
+    "fft.dct": (fft.dct, (X,)),
     "signal.convolve": (signal.convolve, (V, V[:5].copy())),
+    "signal.envelope": (signal.envelope, (V,)),
+    "signal.fftconvolve": (signal.fftconvolve, (V, V[:5].copy())),
+    "signal.freqz": (lambda x: signal.freqz(x, worN=16)[1], (V,)),
+    "signal.hilbert": (signal.hilbert, (V,)),
+    "signal.hilbert2": (signal.hilbert2, (X,)),
+    "signal.oaconvolve": (signal.oaconvolve, (V, V[:5].copy())),
+    "signal.resample": (lambda x: signal.resample(x, 30), (V,)),
+    "signal.welch": (lambda x: signal.welch(x, nperseg=8)[1], (V,)),
     "ndimage.gaussian_filter": (lambda x: ndimage.gaussian_filter(x, 1.0), (X,)),
     # array-api-extra
     "xpx.at": (lambda x: xpx.at(x, (slice(None), 1)).add(2.0, copy=True), (X,)),
+    "xpx.angle": (lambda x: xpx.angle(x + 1j), (X,)),
     "xpx.atleast_nd": (lambda x: xpx.atleast_nd(x, ndim=3), (X,)),
     "xpx.apply_where": (lambda x: xpx.apply_where(x > 0, x, lambda v: v**0.5, fill_value=0.0), (X,)),
     "xpx.cov": (xpx.cov, (X,)),
@@ -80,6 +96,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "xpx.nunique": (xpx.nunique, (X,)),
     "xpx.pad": (lambda x: xpx.pad(x, 2), (X,)),
     "xpx.partition": (lambda x: xpx.partition(x, 3), (V,)),
+    "xpx.nanmean": (lambda x: xpx.nanmean(x, axis=0), (X,)),
+    "xpx.isin": (lambda x: xpx.isin(x, x[:2]), (V,)),
+    "xpx.union1d": (xpx.union1d, (V, V[:3].copy())),
     "xpx.sinc": (xpx.sinc, (X,)),
     "xpx.setdiff1d": (xpx.setdiff1d, (V, V[:3].copy())),
     # einops
@@ -91,6 +110,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sklearn.cosine_similarity": (pairwise.cosine_similarity, (X, Y)),
     "sklearn.euclidean_distances": (pairwise.euclidean_distances, (X, Y)),
     "sklearn.linear_kernel": (pairwise.linear_kernel, (X, Y)),
+    "sklearn.manhattan_distances": (pairwise.manhattan_distances, (X, Y)),
+    "sklearn.PCA": (lambda x: decomposition.PCA(2, svd_solver="full").fit_transform(x), (X,)),
     "sklearn.polynomial_kernel": (pairwise.polynomial_kernel, (X, Y)),
     "sklearn.rbf_kernel": (pairwise.rbf_kernel, (X, Y)),
     "sklearn.sigmoid_kernel": (pairwise.sigmoid_kernel, (X, Y)),
@@ -106,10 +127,13 @@ CANNOT = {
     "stats.entropy": "it calls special.entr, which SciPy computes in C",
     "stats.hmean": "it asks whether all elements are positive, in Python's if",
     "stats.pearsonr": "its p-value is computed in C",
-    "stats.quantile": "it asks whether a probability is between 0 and 1, in Python's if",
+    "stats.quantile": "it asks whether there are NaNs, in Python's if",
     "cluster.vq.vq": "SciPy calls its own code in C, on NumPy's arrays",
-    "signal.convolve": "the method is chosen by the time that NumPy takes for the arrays",
+    "fft.dct": "SciPy calls its own code in C, on NumPy's arrays",
+    "signal.convolve": "it chooses a method by the largest elements, of which it makes numbers with int()",
+    "signal.welch": "SciPy computes it with NumPy, of any namespace's arrays",
     "ndimage.gaussian_filter": "SciPy calls its own code in C, on NumPy's arrays",
+    "xpx.union1d": "the shape of the result depends on elements",
     "xpx.setdiff1d": "the shape of the result depends on elements",
     "sklearn.StandardScaler": "it asks which features are constant, in Python's if",
     "sklearn.mean_squared_error": "it returns Python's float",

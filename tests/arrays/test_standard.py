@@ -1,7 +1,6 @@
 """The standard's own tests (https://github.com/data-apis/array-api-tests), outside of a trace and inside of `jit`.
 
-They are not in this repository: STAGEC_ARRAY_API_TESTS is the folder of a checkout. They need the packages ndindex and
-pytest-json-report. NOT_PASSING is all that fails there, in each of both ways.
+They are not in this repository; MISSING says how to get them. NOT_PASSING is all that fails there, in both ways.
 """
 
 import os
@@ -15,6 +14,10 @@ import pytest
 from tests.building import ROOT
 
 FOLDER = os.environ.get("STAGEC_ARRAY_API_TESTS", "")
+MISSING = (
+    "the standard's suite is not here: run `git clone --recurse-submodules https://github.com/data-apis/array-api-tests`"
+    " and `pip install ndindex pytest-json-report`, and set STAGEC_ARRAY_API_TESTS to the folder of the clone"
+)
 NOT_PASSING: dict[str, dict[str, str]] = {
     "outside": {},
     "inside": {
@@ -27,9 +30,10 @@ MODULES = {
 }
 
 
-@pytest.mark.skipif(not FOLDER, reason="STAGEC_ARRAY_API_TESTS names no checkout of array-api-tests")
+@pytest.mark.skipif(not FOLDER, reason=MISSING)
 @pytest.mark.parametrize("where", MODULES)
 def test_the_standard(where: str, tmp_path: Path) -> None:
+    assert Path(FOLDER, "array_api_tests").is_dir(), MISSING
     environment = {
         **os.environ,
         "ARRAY_API_TESTS_MODULE": MODULES[where],
