@@ -155,6 +155,13 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: stagec.grad(xp.sum, has_aux=True)(x)[0], "has_aux: the function gives a pair"),
     (lambda x: stagec.vjp(lambda v: v * 2, x)[1](X.astype(np.int32)), "a cotangent is of int32, its result of float32"),
     (lambda x: random.normal(x, (3,)), "normal takes a key"),
+    (lambda x: random.wrap_key_data(x) and x, "the words of a key are uint32 in a last dimension of size 2"),
+    (lambda x: xp.astype(x * 1j, "float32"), "complex64 would lose its imaginary part as float32; write real"),
+    (lambda x: xp.asarray(1j, dtype="float32") * x, "asarray: complex128 would lose its imaginary part"),
+    (
+        lambda x: stagec.lax.cond(True, lambda: x, lambda: x[0]),
+        r"other avals: false_fun \(f32\[3\]\), true_fun \(f32\[2,3\]\)",
+    ),
     (lambda x: xp.linalg.inv(x) * 1, "inv: square matrices are wanted"),
 ]
 
@@ -169,6 +176,13 @@ def test_a_mistake_in_a_trace_has_the_users_line(function: Callable[[Any], Any],
     place = re.escape(f"{code.co_filename}:{code.co_firstlineno}: ")
     assert re.match(place, str(traced.value))
     assert len(re.findall(place, str(traced.value))) == 1
+
+
+def test_a_forward_rule_that_gives_no_pair() -> None:
+    function = stagec.custom_vjp(lambda x: x)
+    function.defvjp(lambda x: x, lambda needed, g: (g,))
+    with pytest.raises(TypeError, match="<lambda> gives a pair: the result, and what bwd needs"):
+        stagec.grad(function)(1.0)
 
 
 def test_what_the_user_raises_stays_as_it_is() -> None:

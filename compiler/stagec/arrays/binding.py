@@ -41,7 +41,10 @@ def _of_keys(primitive: Primitive, values: Sequence[Any], params: Mapping[str, A
 
 def wrap(words: Any) -> Any:
     """Return u32 as PRNG keys: the last dimension, of size 2, has the words of each."""
-    return words.as_keys() if isinstance(words, execution.Array) and tracing.current() is None else bind(WRAP, words)
+    if isinstance(words, execution.Array) and tracing.current() is None:
+        _wrap_infer(aval(words))
+        return words.as_keys()
+    return bind(WRAP, words)
 
 
 def unwrap(keys: Any) -> Any:

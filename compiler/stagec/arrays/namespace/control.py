@@ -43,7 +43,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     found = control.case(convert(number, dtypes.int32), flat, [array_of(leaf) for leaf in leaves])
     for i, one in enumerate(flat[1:], 1):
         if one.out != flat[0].out:
-            raise TypeError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {one.out}")
+            raise control.BranchError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {one.out}")
     return flat[0].out.unflatten(found)
 
 
@@ -52,7 +52,12 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     number = array_of(pred, "cond")
     if number.shape != ():
         raise TypeError(f"cond: one bool is wanted, not an array of shape {shown(number.shape)}")
-    return switch(convert(convert(number, dtypes.bool_), dtypes.int32), [false_fun, true_fun], *operands)
+    index = convert(convert(number, dtypes.bool_), dtypes.int32)
+    try:
+        return switch(index, [false_fun, true_fun], *operands)
+    except control.BranchError as error:
+        # The user gave the other one first.
+        raise TypeError(str(error).replace("branch 0", "false_fun").replace("branch 1", "true_fun")) from None
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from stagec.arrays import binding, dims, dtypes, execution, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import INTEGRAL, KINDS, DType
-from stagec.arrays.namespace.datatypes import check_device
+from stagec.arrays.namespace.datatypes import check_device, check_real
 from stagec.arrays.namespace.promotion import array_of, is_scalar, like
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate
@@ -28,6 +28,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     check_device(device)
     wanted = None if dtype is None else dtypes.asked(dtype)
     if isinstance(obj, Value):
+        check_real("asarray", obj.dtype, wanted or obj.dtype)
         if copy is False and wanted not in (None, obj.dtype):
             raise ValueError(f"asarray: an array of {obj.dtype} cannot be one of {wanted} without a copy")
         if copy and hasattr(obj, "copy_of"):
@@ -84,6 +85,7 @@ def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
         least, most = dtypes.limits(wanted)
         if not least <= array.min() <= array.max() <= most:
             raise OverflowError(f"asarray: {obj!r} is out of the range of {wanted}")
+    check_real("asarray", array.dtype, wanted)
     with np.errstate(all="ignore"):
         return array.astype(wanted)
 

@@ -20,13 +20,23 @@ from stagec.pjrt import clients
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    """Return the elements as ones of another dtype. copy: whether not to return x itself where it has the dtype."""
+    """Return the elements as ones of another dtype. copy: whether not to return x itself where it has the dtype.
+
+    Raises TypeError for complex numbers as real ones.
+    """
     check_device(device)
     x = array_of(x, "astype")
     wanted = dtypes.asked(dtype)
+    check_real("astype", x.dtype, wanted)
     if wanted == x.dtype and not getattr(x, "weak_type", False):
         return x.copy_of() if copy and hasattr(x, "copy_of") else x
     return convert(x, wanted)
+
+
+def check_real(name: str, dtype: DType, wanted: DType) -> None:
+    """Raise TypeError where complex numbers would lose their imaginary parts."""
+    if KINDS.get(dtype) == COMPLEX and KINDS[wanted] not in (COMPLEX, BOOL):
+        raise TypeError(f"{name}: {dtype} would lose its imaginary part as {wanted}; write real(x) or imag(x)")
 
 
 def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:

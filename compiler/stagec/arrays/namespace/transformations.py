@@ -236,7 +236,10 @@ class custom_vjp:  # noqa: N801 - JAX's name
             return [array_of(one) for one in found]
 
         def derive(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            _, needed = fwd(*_inserted(structure.unflatten(map(_array, operands)), fixed))
+            pair = fwd(*_inserted(structure.unflatten(map(_array, operands)), fixed))
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise TypeError(f"{getattr(fwd, '__name__', 'fwd')} gives a pair: the result, and what bwd needs")
+            _, needed = pair
             found = bwd(*fixed.values(), needed, known[0].unflatten(map(_array, cotangents)))
             return _of_user(found, structure, operands, getattr(bwd, "__name__", "bwd"))
 

@@ -30,6 +30,10 @@ _I32 = ShapedArray((), dtypes.int32)
 # One of several branches.
 
 
+class BranchError(TypeError):
+    """Branches that give other arrays, or other trees."""
+
+
 def case(index: Any, branches: Sequence[Function], operands: Sequence[Any]) -> list[Any]:
     """Return what one of several functions gives for operands; a number out of range is moved inside.
 
@@ -60,7 +64,8 @@ def _case_infer(index: ShapedArray, *avals: ShapedArray, branches: Sequence[Prog
     for number, other in enumerate(branches[1:], 1):
         if [one[:2] for one in other.out_avals] != [one[:2] for one in first]:
             texts = [", ".join(map(str, one.out_avals)) for one in (branches[0], other)]
-            raise TypeError(f"branches give arrays of other avals: branch 0 ({texts[0]}), branch {number} ({texts[1]})")
+            both = f"branch 0 ({texts[0]}), branch {number} ({texts[1]})"
+            raise BranchError(f"branches give arrays of other avals: {both}")
     weak = [all(one.out_avals[i].weak_type for one in branches) for i in range(len(first))]
     return [ShapedArray(one.shape, one.dtype, both) for one, both in zip(first, weak, strict=True)]
 
