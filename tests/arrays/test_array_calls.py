@@ -99,6 +99,18 @@ def test_a_size_is_a_number_of_a_program() -> None:
         np.testing.assert_allclose(found, one, 1e-6)
 
 
+def test_numbers_from_a_size_down() -> None:
+    struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("n"), "float32")
+
+    def function(x: Any) -> list[Any]:
+        return [xp.arange(x.shape[0], 0, step) for step in (-1, -2)] + [xp.arange(1, x.shape[0], 3)]
+
+    for size in (4, 5, 7):
+        found = jit(function).trace(struct).export().call(np.ones(size, np.float32))
+        wanted = [np.arange(size, 0, -1), np.arange(size, 0, -2), np.arange(1, size, 3)]
+        assert [one.tolist() for one in found] == [one.tolist() for one in wanted]
+
+
 def test_loops_without_turns() -> None:
     def function(lax: Any, n: Any, x: Any) -> Any:
         return [

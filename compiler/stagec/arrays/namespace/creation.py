@@ -174,7 +174,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
                 return binding.constant(values.astype(wanted))
     else:
         room = stop - start
-        count = room if step == 1 else (room + (step - 1)) // step
+        count = room if step == 1 else (room + step - (1 if step > 0 else -1)) // step
     found = iota(wanted, (count,), 0)
     found = found if step == 1 else p.multiply(found, step)
     return found if not isinstance(start, dims.Dim) and start == 0 else p.add(found, like(start, wanted))
