@@ -31,12 +31,11 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("arrays")
     (root / "arrays.toml").write_text(manifest())
     bundle = build("arrays.toml", root, root, (ROOT,))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(COMPILER), str(ROOT)]), "JAX_PLATFORMS": "cpu"}
-    flags = {"XLA_FLAGS": f"{cpu.environment(TARGET)['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
+    paths = os.pathsep.join([str(COMPILER), str(ROOT), *sys.path])  # where packages are differs: a venv, Bazel's
+    devices = f"{cpu.environment(TARGET)['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", **cpu.environment(TARGET), "XLA_FLAGS": devices, "PYTHONPATH": paths}
     command = [sys.executable, "-m", "tests.conformance.array_programs", str(bundle)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**env, **cpu.environment(TARGET), **flags}, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
