@@ -14,7 +14,7 @@ import numpy as np
 from stagec.arrays import binding, execution, tracing
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import INTEGRAL, KINDS
-from stagec.arrays.namespace import elementwise, indexing, linear, manipulation
+from stagec.arrays.namespace import assignment, elementwise, indexing, linear, manipulation
 from stagec.arrays.namespace.datatypes import check_device, device_of
 from stagec.arrays.namespace.promotion import is_jaxs, is_scalar
 from stagec.arrays.primitives.structural import transpose
@@ -186,7 +186,7 @@ def _install(kind: type[Value]) -> None:
     found |= _NUMBERS
     found |= {
         "__getitem__": indexing.getitem,
-        "__setitem__": indexing.setitem,
+        "__setitem__": assignment.setitem,
         "__format__": _format,
         "__len__": _len,
         "__iter__": _iter,
@@ -201,7 +201,7 @@ def _install(kind: type[Value]) -> None:
         "T": property(_transposed),
         "mT": property(linear.matrix_transpose),
         "device": property(device_of),
-        "at": property(indexing.At),
+        "at": property(assignment.At),
         "real": property(elementwise.real),
         "imag": property(elementwise.imag),
     }

@@ -1,0 +1,158 @@
+"""What the key of an index says: of `x[key]`, which slices are taken first, and then which elements along each axis.
+
+https://data-apis.org/array-api/2024.12/API_specification/indexing.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from stagec.arrays import binding, dtypes, tracing
+from stagec.arrays.dims import Dim
+from stagec.arrays.dtypes import BOOL, INTEGRAL, KINDS, UNSIGNED
+from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives.structural import convert
+from stagec.arrays.tracing import Tracer
+from stagec.arrays.values import Value, shown
+
+MASK = "write where(mask, x, other), which keeps the shape, or where(mask, value, x) to change elements"
+"""What messages say to write in place of a mask."""
+
+
+def plain(key: Any) -> Any:
+    """Return a key as NumPy takes it. Raises IndexError for what is no key."""
+    if isinstance(key, tuple):
+        return tuple(map(plain, key))
+    if isinstance(key, Value | np.ndarray | list):
+        known = np.asarray(key)
+        if dtypes.KINDS.get(known.dtype) not in dtypes.INTEGRAL | {BOOL} and known.size:
+            raise IndexError(f"an array of integers or bools is an index, not one of {known.dtype}")
+        return known if known.dtype.kind in "biu" else known.astype(np.int64)
+    if isinstance(key, float | str):
+        raise IndexError(f"{key!r} is no index; write integers, slices, ..., None, or arrays of these")
+    return key
+
+
+def expanded(x: Any, entries: tuple[Any, ...]) -> list[Any]:
+    """Return a key with `...` written out, and masks as the integers that they stand for.
+
+    Raises IndexError, and TracerError for a mask that is traced.
+    """
+    found: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, bool | np.bool_) or (hasattr(entry, "dtype") and KINDS.get(entry.dtype) == BOOL):
+            mask = binding.known(entry)
+            if mask is None:
+                raise tracing.refuse(entry, "a mask as an index", MASK)
+            if mask.ndim == 0:
+                raise IndexError(f"a single bool is no index in a trace; {MASK}")
+            found += np.nonzero(mask)
+        else:
+            found.append(entry)
+    taken = sum(entry is not None and entry is not Ellipsis for entry in found)
+    rank = len(x.shape)
+    dots = [i for i, entry in enumerate(found) if entry is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index has one ..., not several")
+    if taken > rank:
+        raise IndexError(f"{taken} indices are given for an array of {rank} dimensions, of shape {shown(x.shape)}")
+    at = dots[0] if dots else len(found)
+    return [*found[:at], *[slice(None)] * (rank - taken), *found[at + 1 :]]
+
+
+def split(x: Any, entries: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return what is done first, a slice for each axis, and then: for each axis of that an array, None or "new".
+
+    A slice is its start, end and step. Raises IndexError.
+    """
+    slices: list[Any] = []
+    arrays: list[Any] = []
+    axis = 0
+    for entry in entries:
+        if entry is None:
+            arrays.append("new")
+            continue
+        size = x.shape[axis]
+        if isinstance(entry, slice):
+            slices.append(_bounds(entry, size))
+            arrays.append(None)
+        elif isinstance(entry, Value | np.ndarray | list):
+            index = np.asarray(entry) if isinstance(entry, list) else entry
+            if KINDS[index.dtype] not in INTEGRAL:
+                raise IndexError(f"an array of integers is an index, not one of {index.dtype}")
+            slices.append((0, size, 1))
+            arrays.append(wrapped(index, size))
+        else:
+            slices.append((0, size, 1))
+            arrays.append(_number(entry, axis, size))
+        axis += 1
+    return slices, arrays
+
+
+def _number(entry: Any, axis: int, size: Any) -> Any:
+    """Return an integer index, counted from the front. Raises IndexError."""
+    if isinstance(entry, Dim):
+        return entry
+    if isinstance(entry, float | str | EllipsisType) or not hasattr(entry, "__index__"):
+        raise IndexError(f"{entry!r} is no index; write integers, slices, ..., None, or arrays of these")
+    number = int(entry.__index__())
+    if type(size) is int and not -size <= number < size:
+        raise IndexError(f"index {number} is out of range for axis {axis} of size {size}")
+    return number + size if number < 0 else number
+
+
+def _bounds(entry: slice, size: Any) -> tuple[Any, Any, int]:
+    """Return start, end and step of a slice, as `slice.indices` does, for sizes that may be symbolic."""
+    for part in (entry.start, entry.stop, entry.step):
+        if isinstance(part, Tracer):
+            raise tracing.refuse(part, "a slice", "write stagec.lax.dynamic_slice(x, starts, sizes)")
+    if type(size) is int and not any(isinstance(one, Dim) for one in (entry.start, entry.stop)):
+        return entry.indices(size)
+    step = 1 if entry.step is None else int(entry.step)
+    if step < 0 and (entry.start is not None or entry.stop is not None):
+        raise IndexError("a slice with a negative step of a symbolic size has no bounds: write x[::-1], then a slice")
+    if step < 0:
+        return size - 1, -1, step
+    start = 0 if entry.start is None else _from_front(entry.start, size)
+    stop = size if entry.stop is None else _from_front(entry.stop, size)
+    return start, stop, step
+
+
+def _from_front(bound: Any, size: Any) -> Any:
+    if isinstance(bound, Dim) or bound >= 0:
+        if bound > size:
+            return size
+        return bound
+    return max(size + bound, 0)
+
+
+def wrapped(index: Any, size: Any) -> Any:
+    """Return indices with negative ones counted from the back."""
+    if KINDS[index.dtype] == UNSIGNED and isinstance(index, Tracer):
+        return index
+    known = binding.known(index)
+    if known is None:
+        wide = dtypes.int64 if index.dtype == dtypes.int64 else dtypes.int32
+        index = convert(index, wide)
+        return p.select(p.less(index, 0), p.add(index, _size(size, wide)), index)
+    known = known.astype(np.int64)
+    if type(size) is not int:
+        return _wrapped_symbolic(known, size)
+    if known.size and not (-size <= known.min() and known.max() < size):
+        raise IndexError(f"indices from {known.min()} to {known.max()} are out of range for a size of {size}")
+    found: Any = np.where(known < 0, known + size, known).astype(np.int32 if size < 2**31 else np.int64)
+    return found
+
+
+def _wrapped_symbolic(known: np.ndarray[Any, Any], size: Any) -> Any:
+    index = convert(binding.constant(known.astype(np.int32)), dtypes.int32)
+    return p.select(p.less(index, 0), p.add(index, _size(size, dtypes.int32)), index)
+
+
+def _size(size: Any, dtype: dtypes.DType) -> Any:
+    return convert(array_of(size), dtype) if isinstance(size, Dim) else np.asarray(size, dtype)
