@@ -361,6 +361,19 @@ def test_an_input_that_changes_is_told(exporting: Worker, root: Path) -> None:
     assert not (root / "bazel-out" / "told").exists()
 
 
+def test_the_file_of_the_arguments_may_be_written_again(exporting: Worker, root: Path) -> None:
+    """As Bazel 4 does for the sandbox, where that runs the same action in dynamic execution."""
+    (root / "models" / "changing.py").write_text("import time\ndef f(x):\n    time.sleep(2)\n    return x\n")
+    parameters = root / "bazel-out" / "m.changing.exported-0.params"
+    parameters.write_text("--spec")
+    inputs = ["models/changing.py", "bazel-out/m.changing.spec", f"bazel-out/{parameters.name}"]
+    exporting.send(export("m.changing"), inputs)
+    time.sleep(0.5)
+    parameters.unlink()
+    parameters.write_text("--spec")
+    assert exporting.receive()[1] == 0
+
+
 def test_what_is_printed_is_shown_up_to_a_limit(exporting: Worker, root: Path) -> None:
     source = "import sys\nfor _ in range(40):\n    print('x' * (1 << 20))\nprint('last')\ndef f(x):\n    return x\n"
     status, output = ask(exporting, root, source)

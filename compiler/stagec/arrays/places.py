@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import sys
-import typing
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import jaxlib
 import numpy as np
@@ -51,16 +51,16 @@ def here() -> str:
 
 
 @functools.lru_cache(4096)
-def _frames(traceback: typing.Any) -> tuple[typing.Any, ...]:
+def _frames(traceback: Any) -> tuple[Any, ...]:
     return tuple(traceback.frames)
 
 
-def frames_of_user(traceback: typing.Any) -> list[typing.Any]:
+def frames_of_user(traceback: Any) -> list[Any]:
     """Return the frames of a call stack, as jaxlib's `Traceback` has them, that are not stagec's, innermost first."""
     return [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
 
 
-def place_of(traceback: typing.Any) -> str:
+def place_of(traceback: Any) -> str:
     """Return FILE:LINE in the user's sources of a call stack; "" where nobody knows, and for None."""
     frames = frames_of_user(traceback) if traceback is not None else []
     return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""

@@ -68,9 +68,13 @@ class _Worker:
     def answer(self, request: Request, requests: Requests) -> Response:
         """Have an action done, and hand over what it made."""
         started, here = time.monotonic(), os.getcwd()
-        # The compiler is seen where it is: to show its sources as inputs as well takes long, and nobody reads them.
-        inputs = [path for path in request.inputs if not f"{here}/{path}".startswith(f"{_COMPILER}/")]
         declared = _declared(request.arguments)
+        # The request has the arguments. The file that has them too may change: in dynamic execution, Bazel 4 writes it
+        # for the sandbox again. The compiler is seen where it is: to show its sources as inputs as well takes long.
+        unread = {f"{path}-0.params" for path in declared}
+        inputs = [
+            path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(f"{_COMPILER}/")
+        ]
         with contextlib.nullcontext() if self._in_place else isolation.new_files() as files:
             try:
                 outputs.check(declared, request.inputs)
