@@ -24,18 +24,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what one run is enough for, where STAGEC_OTHER_VERSIONS says that this is another one."""
+    """Leave out what one run is enough for, where STAGEC_OTHER_VERSIONS says that this is another one.
+
+    That is what the mark "pinned" says, and of a test with more than eight cases all but each fourth.
+    """
     if "STAGEC_OTHER_VERSIONS" not in os.environ:
         return
+    cases = Counter(item.nodeid.partition("[")[0] for item in items)
     seen: Counter[str] = Counter()
     kept, left_out = [], []
     for item in items:
-        if mark := item.get_closest_marker("pinned"):
-            test, but = item.nodeid.partition("[")[0], mark.kwargs.get("but")
-            (left_out if but is None or seen[test] % but else kept).append(item)
-            seen[test] += 1
-        else:
-            kept.append(item)
+        test, mark = item.nodeid.partition("[")[0], item.get_closest_marker("pinned")
+        each = mark.kwargs.get("but", 0) if mark else 4 if cases[test] > 8 else 1
+        (left_out if not each or seen[test] % each else kept).append(item)
+        seen[test] += 1
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

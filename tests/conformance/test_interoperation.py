@@ -29,7 +29,7 @@ from tests.conformance.views import Bits, bits, fields, portable, words
 from tests.zoo import nodes, zoo
 
 KEYS = (*keys(), *crossed())
-pytestmark = [pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name), pytest.mark.pinned(but=3)]
+pytestmark = pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 
 
 @pytest.fixture(autouse=True)
