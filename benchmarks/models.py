@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,16 @@ def {name}(w, x):
     return layers.{layer}(w, x, {depth}) * {factor}
 '''
 
+_OF_EITHER = '''"""One function."""
+
+import {namespace} as n
+from models import array_functions
+
+
+def {name}(w, x):
+    return array_functions.small(n, {depth}, w, x)
+'''
+
 _TRAINING = _FUNCTION.replace(" * {factor}", "")
 
 _KINDS = ("mlp", "recurrent", "normalized", "transformer", "training_step")
@@ -71,16 +82,21 @@ class Function:
 
     name: of the function, and of its module in `models`. layer, depth: a shared layer, and how many of it.
     width: of the weights and of x, which no two functions have alike.
+    frontend: "jax" or "arrays"; None: JAX's, of the shared layers.
     """
 
     name: str
     layer: str
     depth: int
     width: int
+    frontend: str | None = None
 
     @property
     def source(self) -> str:
         """The text of its module."""
+        if self.frontend:
+            namespace = {"jax": "jax.numpy", "arrays": "stagec.numpy"}[self.frontend]
+            return _OF_EITHER.format(name=self.name, namespace=namespace, depth=self.depth)
         text = _TRAINING if self.layer == "training_step" else _FUNCTION
         return text.format(name=self.name, layer=self.layer, depth=self.depth, factor=1.0 + self.width / 1024)
 
@@ -109,6 +125,11 @@ def small(count: int) -> list[Function]:
     return [Function(f"f{number:04}", "mlp", 1, 16 + number) for number in range(count)]
 
 
+def of_frontend(count: int, frontend: str) -> list[Function]:
+    """Return the small functions of array_functions.py, of JAX's ("jax") or of stagec's own frontend ("arrays")."""
+    return [Function(f"f{number:03}", "small", number, 8 + number, frontend) for number in range(count)]
+
+
 def write(functions: list[Function], targets: Mapping[str, str], root: Path) -> None:
     """Write the package `models` of a Bazel workspace: functions, manifest, BUILD; and avals.json for a plain script.
 
@@ -117,6 +138,7 @@ def write(functions: list[Function], targets: Mapping[str, str], root: Path) -> 
     package = root / "models"
     package.mkdir(parents=True)
     (package / "layers.py").write_text(_LAYERS)
+    shutil.copy(Path(__file__).with_name("array_functions.py"), package)
     manifest = ["[manifest]", 'name = "models"', 'version = "1.0.0"']
     for target, isa in targets.items():
         manifest += [f"[targets.{target}]", 'platform = "cpu"', f'isa = "{isa}"']
@@ -126,10 +148,12 @@ def write(functions: list[Function], targets: Mapping[str, str], root: Path) -> 
         args = "{ " + ", ".join(f'{name} = "{aval}"' for name, aval in weights.items()) + f' }}, "{x}"'
         manifest += [f"[functions.{function.name}]", f'entry = "models.{function.name}:{function.name}"']
         manifest += [f"args = [{args}]", f"targets = {json.dumps([*targets])}"]
+        manifest += [f'frontend = "{function.frontend}"'] if function.frontend else []
     (package / "models.toml").write_text("\n".join(manifest) + "\n")
     own = "".join(f'        "{function.name}": ["{function.name}.py"],\n' for function in functions)
     (package / "BUILD").write_text(
         'load("@models_manifest//:defs.bzl", "aot_manifest")\n\n'
-        f'aot_manifest(\n    name = "models",\n    deps = ["layers.py"],\n    function_deps = {{\n{own}    }},\n)\n'
+        'aot_manifest(\n    name = "models",\n    deps = ["array_functions.py", "layers.py"],\n'
+        f"    function_deps = {{\n{own}    }},\n)\n"
     )
     (root / "avals.json").write_text(json.dumps({function.name: function.args for function in functions}))

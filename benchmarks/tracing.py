@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.measuring import Options, Row, ratio
+from benchmarks import models
+from benchmarks.measuring import Options, Row, interleaved, ratio
+from benchmarks.workspace import Workspace, workspace
 
+_TARGET = {"small": "SSE4_2"}
 PROGRAM = Path(__file__).with_name("array_functions.py")
 
 
@@ -34,7 +37,26 @@ def measure(options: Options) -> list[Row]:
         row("transformer", "trace, lower and export 24 layers of a transformer", 0.3),
         row("functions", "trace, lower and export 100 functions of eight layers", 0.3),
         row("operation", "one operation outside of a trace", 1.5),
+        _exports(options),
         Row(
             "import stagec.numpy, after numpy and jaxlib", "", imports, 0.15, {"arrays": found["import"]["arrays"]}, "s"
         ),
     ]
+
+
+def _exports(options: Options) -> Row:
+    """Return the seconds of all export actions of a clean build, as their profiles have them."""
+    count = options.sizes[0]
+    with (
+        workspace(options.folder / "arrays", models.of_frontend(count, "arrays"), _TARGET) as arrays,
+        workspace(options.folder / "jax", models.of_frontend(count, "jax"), _TARGET) as jax,
+    ):
+        seconds = interleaved(options.rounds, {"arrays": lambda: _exporting(arrays), "jax": lambda: _exporting(jax)})
+    what = f"export actions of a clean build of {count} functions"
+    return Row(what, "the same with jax.numpy", ratio(seconds, "arrays", "jax"), None, seconds)
+
+
+def _exporting(built: Workspace) -> float:
+    built.clean_build("--output_groups=+profile")
+    profiles = [json.loads(file.read_text()) for file in (built.root / "bazel-bin" / "models").glob("*.profile.json")]
+    return sum(float(profile["seconds"]) for profile in profiles if profile["command"] == "export")
