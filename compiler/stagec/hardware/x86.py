@@ -6,6 +6,7 @@ volume 1, section 13.3 (XCR0); llvm/lib/TargetParser/Host.cpp, which turns the a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,12 +27,12 @@ class Isa:
     model: int
     requires: tuple[str, ...]
 
-    @property
+    @functools.cached_property
     def features(self) -> frozenset[str]:
         """LLVM's names of the features that code for this level may use."""
         return BASELINE | llvm_names(self.requires)
 
-    @property
+    @functools.cached_property  # asked for at each place where LLVM asks the CPU
     def answers(self) -> Answers:
         """What cpuid says on a CPU that has this level and nothing else; all zeros for a leaf that is not here."""
         signature = 6 << 8 | (self.model & 15) << 4 | (self.model >> 4) << 16
