@@ -156,6 +156,7 @@ def attacked(request: pytest.FixtureRequest) -> Iterator[Workspace]:
 ONE_WORKER = ("--worker_max_instances=1", "--jobs=1")
 
 
+@pytest.mark.pinned(but=2)
 def test_nothing_comes_of_it(attacked: Workspace) -> None:
     said = attacked.build("--strategy=StagecExport=sandboxed", "--strategy=StagecBundle=sandboxed")
     assert not re.search(r"\d worker", said)

@@ -191,6 +191,7 @@ def test_a_function_of_the_manifest_is_rebuilt_alone(built: Workspace) -> None:
     ]
 
 
+@pytest.mark.pinned
 def test_a_function_with_its_own_file_is_rebuilt_alone(built: Workspace) -> None:
     built.replace("models/attention.py", "axis=-1) @ value", "axis=-1) @ value + 1")
     assert built.build() == [
@@ -226,6 +227,7 @@ def test_a_comment_is_exported_again_and_no_more(built: Workspace) -> None:
     assert built.build() == LAYERS
 
 
+@pytest.mark.pinned
 def test_formatting_is_exported_again_and_no_more(built: Workspace) -> None:
     new = """def affine(
     weights,
@@ -240,6 +242,7 @@ def test_formatting_is_exported_again_and_no_more(built: Workspace) -> None:
     assert built.build() == LAYERS
 
 
+@pytest.mark.pinned
 def test_another_order_of_functions_is_exported_again_and_no_more(built: Workspace) -> None:
     file = built.root / "models" / "layers.py"
     head, *functions = re.split(r"\n\n\n(?=def )", file.read_text().strip())
@@ -466,6 +469,7 @@ def test_provenance_names_what_a_build_takes_and_nothing_of_the_machine(built: W
     assert {"jax", "jaxlib", "flax", "pydantic"} <= {name.split("-")[0] for name in found}
 
 
+@pytest.mark.pinned
 def test_an_operation_has_its_place(built: Workspace) -> None:
     assert built.run("build", "//models:models.gelu", "--output_groups=debug").returncode == 0
     done = command("locate", "bazel-bin/models/models.gelu.debug.mlir", "jit(gelu)/tanh", cwd=built.root)
@@ -473,6 +477,7 @@ def test_an_operation_has_its_place(built: Workspace) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"  models/layers.py:{line} in gelu")
 
 
+@pytest.mark.pinned
 def test_programs_as_text(built: Workspace) -> None:
     groups = {
         "jaxpr": ("models.gelu.jaxpr.txt", "{ lambda ; a:f32[32]. let"),
@@ -488,6 +493,7 @@ def test_programs_as_text(built: Workspace) -> None:
         assert built.output(file).read_text().startswith(start)
 
 
+@pytest.mark.pinned
 def test_a_baseline_is_written_beside_the_manifest_and_tested(built: Workspace) -> None:
     path, test = built.root / "models" / "models.baseline.json", "//models:models.baseline_test"
     old = 'args = ["f32[32]"]\ntargets = ["cpu"]'
@@ -509,6 +515,7 @@ def test_a_baseline_is_written_beside_the_manifest_and_tested(built: Workspace) 
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.pinned
 def test_an_executable_over_its_limit_is_named_and_fails_alone(built: Workspace) -> None:
     old = 'args = ["f32[32]"]\ntargets = ["cpu"]'
     new = 'args = ["f32[32]"]\ntargets = ["cpu", "cpu-avx512"]\nlimits = { cpu = { executable_size = 1 } }'
@@ -524,6 +531,7 @@ def test_an_executable_over_its_limit_is_named_and_fails_alone(built: Workspace)
     assert said.count("is over the limit") == 1
 
 
+@pytest.mark.pinned(but=3)
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
@@ -602,6 +610,7 @@ def test_a_wrong_hash_in_a_lock(built: Workspace) -> None:
     assert built.run("build", "@tools//:environment").returncode == 0
 
 
+@pytest.mark.pinned
 def test_the_lock_is_written_again(built: Workspace) -> None:
     lock = built.root / "requirements.lock"
     before = lock.read_text()
@@ -679,6 +688,7 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
 
 
 # Signing fetches what signs: it comes after the test that nothing else does.
+@pytest.mark.pinned
 def test_a_bundle_is_signed_and_verified(built: Workspace) -> None:
     private, public = write_keys(built.root, "release")
     done = built.run("run", "//models:models.sign", "--", "--key", private.name)

@@ -1,13 +1,10 @@
 """Caches that several clones share, with nginx as the cache: what is hit, what is downloaded, and what damage does."""
 
 import hashlib
-import importlib.metadata
 import os
 import re
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import COMPILER
 from tests.caches import GrpcCache, HttpCache, block, free_port, grpc_cache, http_cache, install_buildgrid
 from tests.nested import NestedBazel, environment, spawns, workspace_files
-from tests.users import User, as_user, link_tree
+from tests.users import User, as_user
 
 BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
 load("@stagec//rules:defs.bzl", "python_program")
@@ -89,7 +85,6 @@ class Clone(NestedBazel):
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, user.number, user.number)
         packages = environment(folder / "environment", user)
-        _only_the_toolchains(packages / "site-packages")
         if user.number is not None:
             os.chown(packages, user.number, user.number)
         self.options = self.with_packages(packages)
@@ -114,24 +109,6 @@ class Clone(NestedBazel):
         """What was built and is on this machine."""
         folder, kinds = self.root / "bazel-bin" / "models", (".aot", ".exported", ".mlirbc", ".xla")
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in kinds}
-
-
-def _only_the_toolchains(folder: Path) -> None:
-    """Leave of the tests' packages those of the toolchain: Bazel looks at each file."""
-    source = next(Path(entry) for entry in sys.path if entry.endswith("site-packages"))
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder)
-    folder.mkdir()
-    lock = (COMPILER / "requirements.lock").read_text("utf-8")
-    for package in re.findall(r"^([\w-]+)==", lock, re.MULTILINE):
-        files = importlib.metadata.files(package) or []
-        for name in sorted({file.parts[0] for file in files} - {"..", "__pycache__"}):
-            if (source / name).is_dir():
-                link_tree(source / name, folder / name)
-            else:
-                (folder / name).hardlink_to(source / name)
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +209,7 @@ def test_minimal_downloads(clone: Clone, cache: HttpCache) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.pinned
 def test_evicted_contents_are_built_again(clone: Clone, cache: HttpCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
@@ -257,6 +235,7 @@ def test_contents_that_are_evicted_after_a_minimal_build(clone: Clone, cache: Ht
         clone.build(HERE, MINIMAL)
 
 
+@pytest.mark.pinned
 def test_damaged_contents_are_built_again(clone: Clone, cache: HttpCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
@@ -288,6 +267,7 @@ def test_damaged_results_of_actions(clone: Clone, cache: HttpCache) -> None:
     assert clone.artifacts() == wanted
 
 
+@pytest.mark.pinned
 def test_a_result_that_names_other_contents_is_not_bundled(clone: Clone, cache: HttpCache) -> None:
     """Bazel cannot see it: the contents are what the result of the action says."""
     clone.build(HERE)
@@ -368,16 +348,16 @@ def test_engines_that_keep_processes_learn_what_a_tool_is(clone: Clone, grpc: Gr
         pytest.skip("this Bazel has no --experimental_remote_mark_tool_inputs")
     log, known = scratch / "log.json", set[bytes]()
     scratch.chmod(0o777)
-    options = [*TOLD_OF_TOOLS, f"--remote_cache={grpc.url}", f"--execution_log_json_file={log}"]
+    options = [*TOLD_OF_TOOLS, f"--remote_cache={grpc.url}"]
 
-    def new_keys() -> set[bytes]:
-        clone.clean_build(*options)
+    def new_keys(*more: str) -> set[bytes]:
+        clone.clean_build(*options, *more)
         keys = {key for blob in grpc.blobs() for key in re.findall(rb"persistentWorkerKey\x12@([0-9a-f]{64})", blob)}
         new = keys - known
         known.update(keys)
         return new
 
-    assert new_keys()
+    assert new_keys(f"--execution_log_json_file={log}")
     for spawn in spawns(log, ["StagecExport", "StagecCompile"]):
         marked = {one["path"] for one in spawn["inputs"] if one.get("isTool")}
         assert any(path.endswith("/stagec/__main__.py") for path in marked), spawn["inputs"][:3]

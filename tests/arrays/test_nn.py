@@ -43,6 +43,7 @@ def leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(one) for one in jax.tree.leaves(tree)]
 
 
+@pytest.mark.pinned(but=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_and_derivatives_are_jaxs(dtype: str) -> None:
     """Values in one program, bit for bit; derivatives in another, of f32."""
