@@ -47,7 +47,7 @@ STEPS: dict[str, Step] = {
     st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 def test_drawn_programs_agree(steps: list[tuple[str, int, int]], seed: int) -> None:
     def program(n: Any, lax: Any, nn: Any, x: Any, y: Any) -> Any:
         values = [x, y]

@@ -182,7 +182,7 @@ def test_what_was_changed_is_refused_or_is_what_it_says(
     wanted = len(done) + CHUNK
     with readers.in_a_process(reader) as read:
         # A fifth more: some examples change nothing, or what another one changed.
-        @settings(max_examples=CHUNK * 6 // 5, deadline=None, phases=(Phase.generate, Phase.shrink))
+        @settings(max_examples=CHUNK * 6 // 5, phases=(Phase.generate, Phase.shrink))
         @given(mutations.of_files(files, SUBJECTS[reader]))
         def mutate(mutation: tuple[str, Change]) -> None:
             name, change = mutation

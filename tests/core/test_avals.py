@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stagec.core.avals import DTYPES, Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
@@ -134,7 +134,6 @@ def test_the_canonical_spelling_keeps_the_value(text: str, sizes: dict[str, int]
         assert canonical_dimension(canonical) == canonical
 
 
-@settings(deadline=None)  # the first example pays for the import of jax
 @given(_expressions(), st.fixed_dictionaries({name: st.integers(1, 50) for name in ("batch", "seq", "n")}))
 def test_jax_and_stagec_read_each_other(text: str, sizes: dict[str, int]) -> None:
     export, errors = pytest.importorskip("jax.export"), pytest.importorskip("jax.errors")

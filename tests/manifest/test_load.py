@@ -6,7 +6,7 @@ from textwrap import dedent
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.core.errors import StagecError, nearest, show
@@ -814,7 +814,6 @@ _VALUES = st.recursive(
 _TABLE = st.dictionaries(st.sampled_from(_KEYS), _VALUES)
 
 
-@settings(deadline=None)
 @given(function=_TABLE, target=_TABLE)
 def test_any_toml_is_explained(tmp_path_factory: pytest.TempPathFactory, function: object, target: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"

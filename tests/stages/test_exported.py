@@ -57,7 +57,7 @@ def test_exported_bytes_hold_no_paths(zoo: Path) -> None:
         assert b"site-packages" not in data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_bytes_never_raise_anything_else(zoo: Path, data: st.DataObject) -> None:
     original = (zoo.parent / "zoo.update.exported").read_bytes()

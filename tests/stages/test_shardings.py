@@ -37,7 +37,7 @@ def shardings(draw: st.DrawFn) -> tuple[Mesh, tuple[tuple[str, ...], ...]]:
     return mesh, tuple(map(tuple, dims))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(shardings())
 def test_xlas_form_is_jaxs(case: tuple[Mesh, tuple[tuple[str, ...], ...]]) -> None:
     mesh, dims = case
