@@ -168,7 +168,7 @@ def environment(folder: Path, user: User) -> Path:
             if (source / name).is_dir():
                 link_tree(source / name, packages / name)
             else:
-                (packages / name).hardlink_to(source / name)
+                shutil.copy2(source / name, packages / name)
     return folder
 
 
