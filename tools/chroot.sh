@@ -4,6 +4,7 @@
 
 tool="${BASH_SOURCE[1]##*/}"
 source_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+unset PYTHONHOME PYTHONPATH # of a test that runs the tool
 export DEBIAN_FRONTEND=noninteractive
 
 give_up() { # says why, and ends
@@ -31,8 +32,11 @@ in_a_mount_namespace() { # starts the tool again with these arguments, where no 
 }
 
 debian() { # debian SUITE FOLDER PACKAGE...: installs that Debian, and mounts what programs expect
-  local suite="$1" root="$2"
+  local suite="$1" root="$2" waiting
   shift 2
+  mkdir -p "${root%/*}"
+  exec {waiting}>"$root.lock" # tools share a folder
+  flock "$waiting"
   if [[ ! -e "$root/ready" ]]; then
     echo "tools/$tool: installing Debian $suite with $* into $root" >&2
     if ! command -v debootstrap >/dev/null; then
@@ -55,6 +59,7 @@ debian() { # debian SUITE FOLDER PACKAGE...: installs that Debian, and mounts wh
   fi
   mkdir -p "$root/etc/ssl/certs"
   cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+  exec {waiting}>&-
 }
 
 within() { # within FOLDER COMMAND...: runs it where the folder is all there is
