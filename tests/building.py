@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,14 @@ def write_specs(manifest: str, root: Path, out: Path) -> dict[str, Any]:
     for artifact in [*plan["exports"], *plan["executables"]]:
         (out / f"{artifact['name']}.spec").write_text(json.dumps(artifact["spec"]))
     return plan
+
+
+def build_zoo(folder: Path) -> Path:
+    """Build tests/zoo/zoo.toml into `out` in a folder, from a copy of the sources; return the bundle's path."""
+    root, out = folder / "source", folder / "out"
+    shutil.copytree(ROOT / "tests" / "zoo", root / "tests" / "zoo")
+    out.mkdir()
+    return build("tests/zoo/zoo.toml", out, root)
 
 
 def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Path] = ()) -> Path:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.building import INSTALLER, ROOT, build
+from tests.building import INSTALLER, ROOT, build_zoo
 
 # The same examples on every machine, however long one takes there: a build must not fail by chance.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -66,17 +67,21 @@ def scratch() -> Iterator[Path]:
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of tests/zoo/zoo.toml; its other artifacts lie beside it.
 
-    In Bazel it is built once for all tests (STAGEC_ZOO names the bundle), elsewhere once a session.
+    In Bazel it is built once for all tests (STAGEC_ZOO names the bundle, or what zoo_archive.py wrote), elsewhere once
+    a session.
     """
-    root, out = tmp_path_factory.mktemp("zoo_source"), tmp_path_factory.mktemp("zoo")
+    folder = tmp_path_factory.mktemp("zoo")
     if "STAGEC_ZOO" not in os.environ:
-        shutil.copytree(ROOT / "tests" / "zoo", root / "tests" / "zoo")
-        return build("tests/zoo/zoo.toml", out, root)
+        return build_zoo(folder)
     built = Path(os.environ["STAGEC_ZOO"])
+    if built.suffix == ".tar":
+        with tarfile.open(built) as archive:
+            archive.extractall(folder, filter="data")
+        return folder / "zoo.aot"
     for file in built.parent.glob("zoo.*"):
         if file.is_file():
-            shutil.copy(file, out / file.name.replace(".spec.json", ".spec"))
-    return out / built.name
+            shutil.copy(file, folder / file.name.replace(".spec.json", ".spec"))
+    return folder / built.name
 
 
 @pytest.fixture(scope="session")

@@ -164,6 +164,7 @@ def test_an_image_without_the_interpreter_is_refused(workspace: Workspace, strat
     ) in said
 
 
+@pytest.mark.pinned
 def test_packages_of_an_image_are_no_inputs(workspace: Workspace) -> None:
     workspace.declare(HERE, sys.executable)
     workspace.build()

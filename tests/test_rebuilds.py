@@ -175,6 +175,7 @@ def test_files_that_are_added_and_deleted_are_seen(built: Workspace) -> None:
     assert {name: built.output(name) for name in names} == before
 
 
+@pytest.mark.pinned
 def test_a_sandbox_says_the_same(built: Workspace) -> None:
     assert b"models/parts/other.txt" in built.output("f2", "exported.unread").split()
     for name in ("f2", "f11"):
@@ -186,6 +187,7 @@ def test_a_sandbox_says_the_same(built: Workspace) -> None:
     assert built.build("--strategy=StagecExport=sandboxed") == ["f12"]
 
 
+@pytest.mark.pinned
 def test_caches_that_machines_share_have_all_inputs_in_their_keys(built: Workspace, tmp_path: Path) -> None:
     functions = ("f13", "f14")
 

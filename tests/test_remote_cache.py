@@ -63,6 +63,7 @@ ACTIONS = 6
 HERE = "--extra_toolchains=@stagec//compiler:toolchain_here"
 ALL = "--remote_download_outputs=all"
 TOLD_OF_TOOLS = block("build:remote --experimental_remote_mark_tool_inputs").split()[1:]
+ONE_RETRY = "--remote_retries=1"  # Bazel 7 would try for a minute
 MINIMAL, TOPLEVEL = "--remote_download_minimal", "--remote_download_toplevel"
 
 
@@ -292,10 +293,11 @@ def test_an_unreachable_cache(clone: Clone) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
     closed = f"--remote_cache=http://127.0.0.1:{free_port()}"
-    clone.clean_build(HERE, closed)
+    clone.clean_build(HERE, closed, ONE_RETRY)
     assert clone.artifacts() == wanted
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
-        clone.clean_build(HERE, f"--remote_cache=http://127.0.0.1:{silent.getsockname()[1]}", "--remote_timeout=1")
+    with socket.create_server(("127.0.0.1", 0)) as one:  # it accepts, and never answers
+        silent = f"--remote_cache=http://127.0.0.1:{one.getsockname()[1]}"
+        clone.clean_build(HERE, silent, "--remote_timeout=1", ONE_RETRY)
     assert clone.artifacts() == wanted
 
 
@@ -323,9 +325,9 @@ def test_a_cache_that_speaks_grpc(clone: Clone, grpc: GrpcCache) -> None:
     clone.clean_build(HERE, option, MINIMAL)
     assert clone.artifacts() == {}
     closed = f"--remote_cache=grpc://127.0.0.1:{free_port()}"
-    done = clone.call("build", HERE, closed, "//models")
+    done = clone.call("build", HERE, closed, ONE_RETRY, "//models")
     assert done.returncode == 0 or "Failed to query remote execution capabilities" in done.stderr
-    clone.clean_build(HERE, closed, "--remote_local_fallback")
+    clone.clean_build(HERE, closed, ONE_RETRY, "--remote_local_fallback")
     assert clone.artifacts() == wanted
 
 
