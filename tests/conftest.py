@@ -43,6 +43,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove what the tests wrote, where Bazel gave them a folder and all passed.
+
+    Bazel removes it before its next build, a test's after the other: of nested Bazels that took it half a minute.
+    """
+    if exitstatus == 0 and session.config.option.basetemp:
+        shutil.rmtree(session.config.option.basetemp, ignore_errors=True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def without_libtpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Name the module that loads libtpu into pytest's process: whatever compiles for TPUs has a process of its own."""
