@@ -48,6 +48,11 @@ class Cluster:
         """Return the ports and Pythons of the cluster."""
         return dict(line.split("=", 1) for line in (self.folder / "settings").read_text().splitlines())
 
+    def upload(self, folder: Path) -> None:
+        """Let it have the files of a folder before an action needs them."""
+        url = f"--remote=http://127.0.0.1:{self.settings()['PORT_GRID']}"
+        subprocess.run([self.folder / "bin" / "casupload", url, folder], check=True, stdout=subprocess.DEVNULL)
+
     def options(self, **properties: str) -> list[str]:
         """Return Bazel's options to build on it. properties: of the workers, where no platform has them."""
         lines = (self.folder / "bazelrc").read_text().splitlines()

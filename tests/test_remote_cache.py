@@ -352,18 +352,23 @@ def test_engines_that_keep_processes_learn_what_a_tool_is(clone: Clone, grpc: Gr
     scratch.chmod(0o777)
     options = [*TOLD_OF_TOOLS, f"--remote_cache={grpc.url}"]
 
-    def new_keys(*more: str) -> set[bytes]:
-        clone.clean_build(*options, *more)
+    def new_keys() -> set[bytes]:
+        clone.clean_build(HERE, *options)
         keys = {key for blob in grpc.blobs() for key in re.findall(rb"persistentWorkerKey\x12@([0-9a-f]{64})", blob)}
         new = keys - known
         known.update(keys)
         return new
 
-    assert new_keys(f"--execution_log_json_file={log}")
-    for spawn in spawns(log, ["StagecExport", "StagecCompile"]):
+    clone.run("clean")
+    done = clone.call("build", *options, f"--execution_log_json_file={log}", "//models:models.scale.cpu-avx2")
+    assert done.returncode == 0, done.stderr
+    found = spawns(log, ["StagecExport", "StagecCompile"])
+    assert len(found) == 2
+    for spawn in found:
         marked = {one["path"] for one in spawn["inputs"] if one.get("isTool")}
         assert any(path.endswith("/stagec/__main__.py") for path in marked), spawn["inputs"][:3]
         assert [path for path in marked if not re.search(r"/compiler/stagec/|/fingerprint\.txt$", path)] == []
+    assert new_keys()
     model = clone.models / "scale.py"
     compiler = clone.root.parent / "stagec" / "compiler" / "stagec" / "core" / "version.py"
     model.write_text(model.read_text() + "\n\ndef g(x):\n    return x\n")
