@@ -49,7 +49,7 @@ class Cluster:
         return dict(line.split("=", 1) for line in (self.folder / "settings").read_text().splitlines())
 
     def upload(self, folder: Path) -> None:
-        """Let it have the files of a folder before an action needs them."""
+        """Upload the files of a folder, before an action needs them."""
         url = f"--remote=http://127.0.0.1:{self.settings()['PORT_GRID']}"
         subprocess.run([self.folder / "bin" / "casupload", url, folder], check=True, stdout=subprocess.DEVNULL)
 

@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Remove what the tests wrote, where Bazel gave them a folder and all passed.
 
-    Bazel removes it before its next build, a test's after the other: of nested Bazels that took it half a minute.
+    Otherwise Bazel removes these folders before its next build, one by one. Tests of nested Bazels left so much that
+    this took half a minute.
     """
     if exitstatus == 0 and session.config.option.basetemp:
         shutil.rmtree(session.config.option.basetemp, ignore_errors=True)

@@ -303,7 +303,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         workspace.run("clean")
         built = Built(workspace, local, cluster)
         workspace.declare_environment("image", packages=str(built.image))
-        # Bazel 4 uploads a file by a call, and actions that start at once upload what they have in common once each.
+        # Bazel 4 would upload each file by a call of its own, for each action that starts at the same time.
         (packages,) = built.output_base.glob("external/*stagec_python/site-packages")
         cluster.upload(packages)
         yield built

@@ -4,7 +4,7 @@
 
 tool="${BASH_SOURCE[1]##*/}"
 source_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-unset PYTHONHOME PYTHONPATH # of a test that runs the tool
+unset PYTHONHOME PYTHONPATH # a test that runs the tool has set them
 export DEBIAN_FRONTEND=noninteractive
 
 give_up() { # says why, and ends
