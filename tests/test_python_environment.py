@@ -215,6 +215,7 @@ def test_uv_installs_what_pip_installs(tmp_path: Path, uv: Uv) -> None:
     assert {oct(mode & 0o777) for mode, _ in trees[0].values()} == {"0o644", "0o755"}
 
 
+@pytest.mark.pinned(but=3)
 @pytest.mark.parametrize("other", ["a virtual environment", "a link and another umask", "another day"])
 def test_an_environment_is_the_same_wherever_it_is_installed(scratch: Path, other: str, words: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_wheel(scratch)}\n"
