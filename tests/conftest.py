@@ -27,18 +27,24 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what one run is enough for, where STAGEC_OTHER_VERSIONS says that this is another one.
 
-    That is what the mark "pinned" says, and of a test with more than eight cases all but each fourth.
+    That is what the mark "pinned" says, and of a test with more than eight cases all but each fourth. STAGEC_EACH_TEST
+    keeps each so many-th test alone.
     """
     if "STAGEC_OTHER_VERSIONS" not in os.environ:
         return
-    cases = Counter(item.nodeid.partition("[")[0] for item in items)
-    seen: Counter[str] = Counter()
+    tests = [item.nodeid.partition("[")[0] for item in items]
+    cases = Counter(tests)
+    chosen = {*list(cases)[:: int(os.environ.get("STAGEC_EACH_TEST", "1"))]}
+    seen: dict[str, dict[object, int]] = {test: {} for test in cases}
     kept, left_out = [], []
-    for item in items:
-        test, mark = item.nodeid.partition("[")[0], item.get_closest_marker("pinned")
+    for test, item in zip(tests, items, strict=True):
+        mark = item.get_closest_marker("pinned")
         each = mark.kwargs.get("but", 0) if mark else 4 if cases[test] > 8 else 1
-        (left_out if not each or seen[test] % each else kept).append(item)
-        seen[test] += 1
+        case: object = item.nodeid
+        if mark and "by" in mark.kwargs and isinstance(item, pytest.Function):
+            case = item.callspec.params[mark.kwargs["by"]]
+        number = seen[test].setdefault(case, len(seen[test]))
+        (left_out if test not in chosen or not each or number % each else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

@@ -26,6 +26,7 @@ def staged() -> Callable[[str, Program], Pair]:
     return stage
 
 
+@pytest.mark.pinned(but=4, by="name")  # what takes time is to stage the programs
 @pytest.mark.parametrize(("row", "name"), MEMBERS, ids=[f"{row.name}-{name}" for row, name in MEMBERS])
 def test_a_member_is_as_in_jax(
     staged: Callable[[str, Program], Pair], row: Row, name: str, record_property: Callable[[str, object], None]
