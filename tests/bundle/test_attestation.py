@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import stagec
-from stagec.loader import bundle as loader
+from stagec.loader import serving
 from tests.building import checked
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
@@ -29,10 +29,10 @@ def test_a_signed_bundle_is_loaded(folder: Path) -> None:
 
 
 def test_nothing_is_read_of_a_bundle_that_was_not_signed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
+    def never(*_: object, **__: object) -> None:
         raise AssertionError("a bundle was made")
 
-    monkeypatch.setattr(loader, "Bundle", never)
+    monkeypatch.setattr(serving, "Bundle", never)
     with pytest.raises(stagec.LoadError, match=r"0 of 1 keys signed it, 1 must") as refusal:
         stagec.load(folder / "zoo.aot", keys=[folder / "eve.pub.pem"])
     assert refusal.value.code == "signature"
