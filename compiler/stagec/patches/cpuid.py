@@ -45,7 +45,7 @@ def patches(code: Code, isa: Isa) -> tuple[Patch, ...]:
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
     """Return the addresses of the instructions with which LLVM detects the host; none where it does not."""
-    # The first is the only one in all builds that are known: a search to the end takes three times as long.
+    # The first is the only one in all builds that are known: a search to the end takes four times as long.
     host = next((at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS)), None)
     if host is None:
         return ()
