@@ -27,8 +27,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what one run is enough for, where STAGEC_OTHER_VERSIONS says that this is another one.
 
-    That is what the mark "pinned" says, and of a test with more than eight cases all but each fourth. STAGEC_EACH_TEST
-    keeps each so many-th test alone.
+    That is what the mark "pinned" says (pyproject.toml), and of a test with more than eight cases all but each fourth.
+    STAGEC_EACH_TEST=4 also leaves out three tests of four.
     """
     if "STAGEC_OTHER_VERSIONS" not in os.environ:
         return

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,19 @@ def test_a_library_whose_messages_are_others(
         known_builds.examined(path)
     assert str(caught.value).startswith("libjax_common.so is not as those that are known: ")
     assert str(caught.value).endswith(refused)
+
+
+def test_a_library_that_detects_the_host_in_two_places(tmp_path: Path) -> None:
+    """As one with two LLVMs would: it is not known which of them compiles."""
+    path = Path(shutil.copy(probe.library("cpu"), tmp_path))
+    with elf.opened(path) as file:
+        end = file.code.offset + file.code.size
+    questions = b"".join(b"\xb8" + leaf.to_bytes(4, "little") for leaf in (0x80000021, 0x14, 0x19))
+    with path.open("r+b") as library:
+        library.seek(end - len(questions))
+        library.write(questions)
+    with pytest.raises(machine_code.PatchError, match=r": LLVM detects the host in 2 places, not in one$"):
+        known_builds.examined(path)
 
 
 def test_a_library_that_stagec_does_not_change(tmp_path: Path) -> None:

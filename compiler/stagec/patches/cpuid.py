@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from collections.abc import Iterator
 
 from stagec.hardware.x86 import Isa
 from stagec.patches.machine_code import Code, Patch, room_near
@@ -45,8 +46,7 @@ def patches(code: Code, isa: Isa) -> tuple[Patch, ...]:
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
     """Return the addresses of the instructions with which LLVM detects the host; none where it does not."""
-    # The first is the only one in all builds that are known: a search to the end takes four times as long.
-    host = next((at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS)), None)
+    host = next(hosts(code), None)  # `known_builds.examined` searches to the end, which takes four times as long
     if host is None:
         return ()
     found = []
@@ -56,6 +56,11 @@ def sites(code: Code) -> tuple[int, ...]:
         if before == after and before[0] in (0x48, 0x49, 0x4C) and before[1] == 0x87:
             found.append(at - _XCHG_SIZE)
     return (*found, *code.find(_XGETBV, host, _NEAR))
+
+
+def hosts(code: Code) -> Iterator[int]:
+    """Yield an address in each place where LLVM detects the host; a build that is known has one."""
+    return (at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS))
 
 
 def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:

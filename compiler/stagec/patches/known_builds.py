@@ -196,9 +196,12 @@ def examined(path: Path) -> Build:
     library = LIBRARIES[path.name]
     with mapped(path) as code:
         sites = {change: len(find(code)) for change, find in library.sites.items()}
+        hosts = len(list(cpuid.hosts(code))) if "cpuid" in sites else 0
     with elf.opened(path) as file:
         build_id, messages = file.build_id, descriptors.read(file) if library.messages else {}
     lacks, others = [], [f"no site of {change}" for change, number in sites.items() if not number]
+    if hosts > 1:
+        others.append(f"LLVM detects the host in {hosts} places, not in one")
     for root, paths in library.messages.items():
         for names, numbers in paths.items():
             found = _numbers(messages, root, names.split("."))
