@@ -6,11 +6,12 @@ The same text is used in manifests, in the specs of actions and in the descripti
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stagec.core.dimensions import DimensionError, canonical_dimension, evaluate, names_in
+from stagec.core.sizes import DimensionError, canonical_dimension, evaluate, names_in
 
 
 class DType(NamedTuple):
@@ -66,6 +67,22 @@ FILES = ("safetensors:", "msgpack:", "orbax:")
 """What a leaf of a tree of avals starts with that stands for the arrays of a file. The file's path follows, and then
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
 
+_SPECIAL_FLOAT = re.compile(r"f(\d+)_(\w+)")
+
+
+def mlir_name(dtype: str) -> str:
+    """Return the element type that MLIR writes for a dtype, given by its short or its numpy name: "f8E4M3FN".
+
+    Of PRNG keys and float0 there is none, and MLIR's "i1" are booleans.
+    """
+    short = _LONG_NAMES.get(dtype, dtype)
+    if short in ("c64", "c128"):
+        return f"complex<f{DTYPES[short].bits // 2}>"
+    if special := _SPECIAL_FLOAT.fullmatch(short):
+        return f"f{special[1]}{special[2].upper()}"
+    return "i1" if short == "bool" else f"ui{short[1:]}" if short[0] == "u" else short
+
+
 _LONG_NAMES = {dtype.numpy_name: short for short, dtype in DTYPES.items() if not short.startswith("key<")}
 _LONGEST = 10_000
 """Characters of an aval: far beyond any that a model has, and read at once."""
@@ -103,6 +120,17 @@ class Aval:
     def __str__(self) -> str:
         """The canonical spelling; `parse_aval` gives back an equal Aval."""
         return f"{'~' * self.weak_type}{self.dtype}[{','.join(str(dim) for dim in self.shape)}]"
+
+
+def arrow(inputs: Iterable[object], outputs: Iterable[object], most: int = 4) -> str:
+    """Return what a function takes and gives, `most` of each: "(f32[2,3], i32[]) -> (f32[])"."""
+
+    def side(avals: Iterable[object]) -> str:
+        texts = list(map(str, avals))
+        more = [f"... {len(texts) - most} more"] if len(texts) > most else []
+        return f"({', '.join([*texts[:most], *more])})"
+
+    return f"{side(inputs)} -> {side(outputs)}"
 
 
 @functools.lru_cache(4096)

@@ -65,8 +65,9 @@ class Call:
         return tuple(self._arguments())
 
     def may_be_left_out(self, argument: Argument) -> bool:
-        """Return whether the bundle has something for it."""
-        return argument.name in self.filled or any(leaf in self.bound for leaf in argument.leaves)
+        """Return whether the bundle has something for it, or it is passed by keyword and holds no array."""
+        empty = argument.by_keyword and not argument.leaves
+        return empty or argument.name in self.filled or any(leaf in self.bound for leaf in argument.leaves)
 
     @property
     def signature(self) -> str:

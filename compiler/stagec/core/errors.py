@@ -64,19 +64,29 @@ class StagecError(Exception):
         return "\n".join(str(problem) for problem in self.problems)
 
 
-_EXTRAS = {"cryptography": "signing", "jax": "compiler", "pydantic": "compiler"}
-"""Package -> the extra of stagec's wheel that brings it."""
+_EXTRA = ("cryptography", "flatbuffers", "jax", "pydantic")
+"""The packages that stagec can do without, for a part of what it does."""
 
 
 def missing_package(error: ImportError, user: str) -> str | None:
-    """Return the sentence for a package that only an extra of stagec's wheel brings; None for any other import.
+    """Return the sentence for a package that stagec's wheel or an extra of it brings; None for any other import.
 
     user: who needs it, such as "stagec plan".
     """
     package = (error.name or "").partition(".")[0]
-    if package not in _EXTRAS:
+    if package not in _EXTRA:
         return None
-    return f"{user} needs the package {package}, which is not installed: pip install stagec[{_EXTRAS[package]}]"
+    return f"{user} needs the package {package}, which is not installed: {install(package)}"
+
+
+def install(package: str) -> str:
+    """Return the command that installs a package that stagec can do without; jax goes with the jaxlib that is there."""
+    from importlib import metadata  # it takes longer than the rest, and is for errors
+
+    try:
+        return f"pip install {package}" + (f"=={metadata.version('jaxlib')}" if package == "jax" else "")
+    except metadata.PackageNotFoundError:
+        return f"pip install {package}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from stagec.core import statics
+from stagec.core.nodes import Fields
 
 LONGEST = 2**12
 """Bytes of the description of a class's other fields that an artifact has whole."""
@@ -186,7 +187,7 @@ class Keyed(NamedTuple):
 
     def difference(self, auxdata: bytes) -> str:
         """Say how the static data of another node of this type differs, for a reader."""
-        other = Keyed.from_bytes(auxdata)
+        other = Keyed.from_bytes(auxdata) or _of_fields(Fields.from_bytes(auxdata))
         if other is None or other.entries != self.entries:
             there, here = (", ".join(keyed.steps if keyed else ()) or "none" for keyed in (self, other))
             return f"its children are {here}, they were {there} when the function was built"
@@ -198,6 +199,14 @@ class Keyed(NamedTuple):
                 found = statics.difference(was, now)
             return f"{found} when the function was built"
         return "its static part is another one than it was when the function was built"
+
+
+def _of_fields(fields: Fields | None) -> Keyed | None:
+    """Return what is known of named fields whose values JSON has, as of those whose values it has not."""
+    if fields is None:
+        return None
+    described = {name: statics.describe(value, name) for name, value in fields.static.items()}
+    return Keyed(fields.names, {"fields": described})
 
 
 def with_keys(keys: tuple[Key, ...]) -> Keyed:

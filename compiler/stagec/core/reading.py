@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 import weakref
@@ -25,10 +26,14 @@ class RegularFile:
     size: bytes, when it was opened. descriptor: of the open file. Threads may read at the same time.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the file. Raises OSError, NotRegularError among them."""
+    def __init__(self, path: str | os.PathLike[str], below: int | None = None) -> None:
+        """Open the file. below: the folder that has it, in which a link is not followed; None: by its path.
+
+        Raises OSError, NotRegularError among them.
+        """
+        follow = 0 if below is None else os.O_NOFOLLOW
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | follow, dir_fd=below)
         except ValueError as error:  # a null byte in the path
             raise OSError(errno.EINVAL, str(error)) from None
         weakref.finalize(self, os.close, self.descriptor)
@@ -52,6 +57,31 @@ class RegularFile:
             pieces.append(piece)
             left -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def copy(self, start: int, size: int) -> memoryview:
+        """Return a part in memory that starts at a page, which devices use as it is. Raises what `read` raises."""
+        found = memory(size)
+        at = 0
+        while at < size:
+            count = os.preadv(self.descriptor, [found[at:]], start + at)
+            if not count:
+                raise ChangedError(errno.EIO, "it was cut off while it was open")
+            at += count
+        return found.toreadonly()
+
+    def map(self) -> memoryview:
+        """Return the whole file, mapped. Raises OSError."""
+        if not self.size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, mmap.PROT_READ))
+
+
+def memory(size: int) -> memoryview:
+    """Return so many bytes of memory, all zero, that start at a page. Raises OSError where there are not as many."""
+    try:
+        return memoryview(mmap.mmap(-1, size)) if size else memoryview(bytearray())
+    except (OSError, OverflowError, ValueError):
+        raise OSError(errno.ENOMEM, f"{size:,} bytes of it are more than there is memory for") from None
 
 
 def start(path: str | os.PathLike[str], size: int) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from stagec.core.nodes import STATIC, Fields
+from stagec.core.same import same
 
 if TYPE_CHECKING:
     from stagec.core.keyed import Key, Keyed
@@ -221,7 +222,7 @@ class Tree(NamedTuple):
             case "dict":
                 if not isinstance(value, dict):
                     raise TreeMismatch(path, f"a dict is wanted here, not {_kind_of(value)}")
-                values: Sequence[object] = _items(value, self.keys, path)
+                values: Sequence[object] = _items(value, self.keys, self.children, path)
             case "list" | "tuple":
                 wanted: type = list if self.kind == "list" else tuple
                 if not isinstance(value, wanted):
@@ -254,9 +255,9 @@ class Tree(NamedTuple):
             if not isinstance(value, tuple):
                 what = f"a {self.name}, or a tuple of its children, is wanted here, not {_kind_of(value)}"
                 raise TreeMismatch(path, what)
-            return value
+            return self._in_places(value, range(len(self.children)))
         given = dict(value) if isinstance(value, Mapping) else _attributes(value, (*fields.names, *fields.static))
-        optional = {name for name, child in zip(fields.names, self.children, strict=True) if child.name == STATIC}
+        optional = {name for name, child in zip(fields.names, self.children, strict=True) if not child._has_leaf()}
         missing = [name for name in fields.names if name not in given and name not in optional]
         if missing:
             wanted = f"{self.name}, or a dict of its fields, is wanted here"
@@ -266,25 +267,31 @@ class Tree(NamedTuple):
         ):
             raise TreeMismatch(path, ", ".join(f"key {key!r} is not wanted" for key in extra))
         for name, wanted in fields.static.items():
-            if name in given and given[name] != wanted:
+            if name in given and not same(given[name], wanted):
                 raise TreeMismatch(path, f"{name} is {given[name]!r}, it was {wanted!r} when the function was built")
         return [given.get(name, _LEFT_OUT) for name in fields.names]
 
     def _children_by_entries(self, keyed: Keyed, value: object, path: str) -> Sequence[object]:
-        """Return the children that plain containers have for this node; static ones may be left out."""
+        """Return the children that plain containers have for this node; those without arrays may be left out."""
         places, kind = self.stand_in(keyed)
-        if not places and (value is None or (isinstance(value, tuple | list | dict) and not value)):
+        if not self._has_leaf() and (value is None or (isinstance(value, tuple | list | dict) and not value)):
             return [_LEFT_OUT] * len(self.children)
         if isinstance(value, Mapping) and keyed.keys is not None:
-            places = [i for i, key in enumerate(keyed.keys) if i in places or _live(key) in value]
-            items = _items(dict(value), [keyed.keys[i] for i in places], path)
-        elif isinstance(value, tuple | list) and kind is not dict:
-            items = list(value)
-        else:
-            instead = f"a {kind.__name__} of its children" if places else "{}"
-            raise TreeMismatch(path, f"a {self.name}, or {instead}, is wanted here, not {_kind_of(value)}")
+            return _items(dict(value), keyed.keys, self.children, path)
+        if isinstance(value, tuple | list) and kind is not dict:
+            items = self._in_places(value, places)
+            if len(items) != len(self.children):
+                raise TreeMismatch(path, f"{len(places)} elements are wanted here, not {len(items)}")
+            return items
+        instead = f"a {kind.__name__} of its children" if places else "{}"
+        raise TreeMismatch(path, f"a {self.name}, or {instead}, is wanted here, not {_kind_of(value)}")
+
+    def _in_places(self, items: Sequence[object], places: Sequence[int]) -> Sequence[object]:
+        """Return all children where `items` are those of these places, or all that hold arrays; else the items."""
         if len(items) != len(places):
-            raise TreeMismatch(path, f"{len(places)} elements are wanted here, not {len(items)}")
+            places = [i for i, child in enumerate(self.children) if child._has_leaf()]
+        if len(items) != len(places):
+            return items
         given = dict(zip(places, items, strict=True))
         return [given.get(i, _LEFT_OUT) for i in range(len(self.children))]
 
@@ -334,7 +341,6 @@ _KEYED = b'{"entries":'
 _read_fields = functools.lru_cache(1024)(Fields.from_bytes)
 
 
-@functools.lru_cache(4096)
 def of_structure(structure: Any, describe: Callable[[Any], tuple[str, bytes]], key: Callable[[Any], Key]) -> Tree:
     """Return jaxlib's PyTreeDef as a Tree.
 
@@ -369,15 +375,17 @@ def _shown(key: Key) -> str:
     return key if type(key) is str else repr(key)
 
 
-def _items(given: Mapping[Any, object], keys: Sequence[Key], path: str) -> list[object]:
-    """Return the value of each key, which must be all that is given."""
+def _items(given: Mapping[Any, object], keys: Sequence[Key], children: Sequence[Tree], path: str) -> list[object]:
+    """Return the value of each key, which must be all that is given; what holds no array may be left out."""
     found, missing, left = [], [], dict(given)
-    for key in keys:
+    for key, child in zip(keys, children, strict=True):
         names = [name for name in (_live(key), getattr(key, "plain", key)) if name in left]
         if names:
             found.append(left.pop(names[0]))
-        else:
+        elif child._has_leaf():
             missing.append(key)
+        else:
+            found.append(_LEFT_OUT)
     if missing or left:
         faults = [f"key {key!r} is missing" for key in missing] + [f"key {key!r} is not wanted" for key in left]
         raise TreeMismatch(path, ", ".join(faults))

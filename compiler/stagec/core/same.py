@@ -1,0 +1,71 @@
+"""One meaning of "the same static value": type and value, in all parts.
+
+A program that is traced for a static value is of that value alone. Python's `==` says too little of that: it takes 1,
+1.0 and True for equal, members of two IntEnums, and -0.0 and 0.0; and a NaN for another than itself. Standard library
+only: numpy's scalars are known by what they have.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+_WHOLE = frozenset({bool, int, str, bytes, type(None)})
+_BY_PARTS = (tuple.__eq__, list.__eq__, dict.__eq__, set.__eq__, frozenset.__eq__, range.__eq__, slice.__eq__)
+"""Comparisons that ask for nothing beside the parts."""
+
+
+def key(value: Any) -> Hashable:
+    """Return what is equal for two values where their types and values are, in all parts.
+
+    Floats are compared by their bits; containers, slices and dataclasses by their parts, mappings and sets without
+    order; numpy's scalars by dtype and bits. Any other object is compared by its type and its own `==`. What is
+    returned has a hash where all parts have one.
+    """
+    kind = type(value)
+    if kind in _WHOLE:
+        return kind, value
+    parts = _parts(value)
+    if parts is None:
+        return kind, value
+    compares: Any = kind.__eq__
+    if kind in (float, complex) or compares in _BY_PARTS or hasattr(value, "dtype"):
+        return kind, parts
+    try:  # a user's class: its own comparison counts as well
+        hash(parts)
+    except TypeError:
+        return kind, value
+    return kind, parts, value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two static values are the same."""
+    return one is other or (type(one) is type(other) and key(one) == key(other))
+
+
+def _parts(value: Any) -> Hashable | None:
+    """Return the keys of what a value consists of; None for what is compared as a whole."""
+    if hasattr(value, "dtype"):  # np.float64 is a float too
+        scalar = hasattr(value, "tobytes") and getattr(value, "shape", None) == ()
+        return (str(value.dtype), value.tobytes()) if scalar else None
+    match value:
+        case float():
+            return struct.pack("<d", value)
+        case complex():
+            return struct.pack("<dd", value.real, value.imag)
+        case str() | bytes() | int():
+            return None
+        case Mapping():
+            return frozenset((key(name), key(part)) for name, part in value.items())
+        case AbstractSet():
+            return frozenset(map(key, value))
+        case range() | slice():
+            return key(value.start), key(value.stop), key(value.step)
+        case Sequence():
+            return tuple(map(key, value))
+    if not isinstance(value, type) and getattr(value, "__dataclass_params__", None) and value.__dataclass_params__.eq:
+        fields = value.__dataclass_fields__.items()
+        return tuple((name, key(getattr(value, name, None))) for name, field in fields if field.compare)
+    return None
