@@ -197,7 +197,10 @@ def out_of_memory(message: str) -> DoesNotFit | None:
         return None
     lines = [line.rstrip() for line in message.strip().splitlines()]
     table = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("See https://")), len(lines))]
-    used = re.search(r"Used (\S+) of (\S+) hbm", lines[0])
+    # As libtpu says it before 0.0.42, and since.
+    used = re.search(r"Used (\S+) of (\S+) hbm", lines[0]) or re.search(
+        r"total memory required for .*? \((\S+)\) exceeds available HBM \((\S+)\)", lines[0]
+    )
     what = f"needs {used[1]}, has {used[2]}" if used else lines[0].partition(": ")[2].partition(" :: ")[0]
     write = "\n".join(table).strip("\n")
     return DoesNotFit(f"the program does not fit into the device's memory: {what}", write=write)

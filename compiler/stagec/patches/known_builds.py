@@ -76,6 +76,11 @@ UNORDERED: Paths = {
     "recv_thunk.source_target_pairs": (45, 4),
 }
 """What XLA:GPU takes from a hash table, entry by entry."""
+KERNEL: Paths = {
+    "custom_kernel_thunk.custom_kernel.name": (36, 3, 1),
+    "custom_kernel_thunk.custom_kernel.kernel_spec.cubin.data": (36, 3, 2, 2, 1),
+}
+"""Where a thunk has a kernel: its name, and its machine code."""
 
 JAXLIB = Library(
     "jaxlib",
@@ -103,7 +108,7 @@ CUDA = Library(
             "thunks": (13,),
             "cpu_target_machine_options.cpu": (15, 2),
         },
-        "xla.gpu.ThunkProto": {**NESTED, **PAIRED, **UNORDERED},
+        "xla.gpu.ThunkProto": {**NESTED, **PAIRED, **UNORDERED, **KERNEL},
     },
 )
 TPU = Library("libtpu", {"hash_seeds": hash_seeds.sites}, {})  # its messages are neither read nor edited

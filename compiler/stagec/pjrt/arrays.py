@@ -13,7 +13,7 @@ from jaxlib import _jax, xla_client
 from stagec.core.avals import DTYPES, Aval
 from stagec.core.node_types import children_by_jax
 from stagec.core.refusal import CallError
-from stagec.pjrt import clients
+from stagec.pjrt import clients, compatibility, layouts
 from stagec.pjrt.shardings import Index, Sharding
 
 if TYPE_CHECKING:
@@ -23,22 +23,32 @@ if TYPE_CHECKING:
 class AbstractArray:
     """What is known of an array without its values; jaxlib reads it as it reads JAX's avals.
 
-    shape, dtype: of the whole array. sharding: how it lies on devices.
+    shape, dtype: of the whole array. sharding: how it lies on devices. layout: in which order its elements lie in the
+    memory of each, as XLA writes it ("{0,1}", `pjrt.layouts`); None: in the usual one.
     """
 
-    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("dtype", "layout", "shape", "sharding", "weak_type")
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding, layout: str | None = None
+    ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.sharding = sharding
+        self.layout = layout
         self.weak_type = False
+
+    def lies_as(self, other: AbstractArray) -> bool:
+        """Whether an array of this shape and dtype lies in the same memory, part by part and element by element."""
+        return self is other or (self.layout == other.layout and self.sharding.same(other.sharding, self.shape))
 
 
 @functools.lru_cache(maxsize=4096)
-def abstract_array(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> AbstractArray:
+def abstract_array(
+    shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding, layout: str | None = None
+) -> AbstractArray:
     """Return the one object for all such arrays: calls see by identity that an array is like the last one there."""
-    return AbstractArray(shape, dtype, sharding)
+    return AbstractArray(shape, dtype, sharding, layout)
 
 
 @dataclass(frozen=True)
@@ -104,17 +114,32 @@ class Array:
         parts = self.sharding.parts(self.shape)
         pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
         return [
-            Shard(device, part.slices, parts[:i].count(part), _to_numpy(piece, self.dtype))
+            Shard(device, part.slices, parts[:i].count(part), _to_numpy(piece, self.aval))
             for i, (device, part, piece) in enumerate(zip(self.sharding.devices, parts, pieces, strict=True))
         ]
 
     def copy(self) -> Array:
         """Return a copy on the same devices. Raises CallError ("deleted")."""
         self._check()
+        if self.aval.layout is not None:
+            # jaxlib's copy is in the usual layout, and says that it is in this one (0.10.1).
+            return Array(in_layout(self._buffer, self.aval, self.aval), self.aval)
         copied = _jax.batched_copy_array_to_devices_with_sharding(
             [self._buffer], [self.sharding.device_list], [self.sharding.xla], [_jax.ArrayCopySemantics.ALWAYS_COPY]
         )
         return Array(copied[0], self.aval)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy it and pickle it as NumPy's array: what reads it puts it on the first CPU device.
+
+        Raises TypeError for an array on several devices, CallError ("deleted").
+        """
+        return restored, (self._whole(),)
+
+    def _whole(self) -> NDArray[Any]:
+        if self.sharding.spec is not None:
+            raise TypeError("an array on several devices is not pickled; pickle array.numpy(), which is whole")
+        return self.numpy()
 
     def _check(self) -> None:
         if self._buffer.is_deleted():
@@ -135,6 +160,11 @@ class Array:
         return f"Array({self.numpy()!r})"
 
 
+def restored(values: NDArray[Any]) -> Array:
+    """Return a pickled array, on the first CPU device."""
+    return put(values, single_device(), donated=True)
+
+
 def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
     """Return the values of arrays, none of which was donated, as `Array.numpy` does; all are awaited at once."""
     return reading([array.aval for array in arrays])([array._buffer for array in arrays])
@@ -142,13 +172,13 @@ def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
 
 def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]]:
     """Return what gives the values of buffers of these avals, as `to_numpy` does."""
-    if all(aval.sharding.spec is None and aval.dtype.isbuiltin == 1 for aval in avals):
+    if all(aval.sharding.spec is None and _is_readable(aval) for aval in avals):
         return _read_memory
     return lambda buffers: _read(buffers, avals)
 
 
 def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
-    """Return the values of buffers on one device, of dtypes that the buffer protocol has."""
+    """Return the values of buffers on one device, of dtypes and in a layout that the buffer protocol has."""
     _jax.batched_block_until_ready(buffers)
     return [np.asarray(memoryview(buffer)) for buffer in buffers]
 
@@ -156,7 +186,7 @@ def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
 def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
     _jax.batched_block_until_ready(buffers)
     return [
-        _to_numpy(buffer, aval.dtype) if aval.sharding.spec is None else _assembled(buffer, aval)
+        _to_numpy(buffer, aval) if aval.sharding.spec is None else _assembled(buffer, aval)
         for buffer, aval in zip(buffers, avals, strict=True)
     ]
 
@@ -171,7 +201,7 @@ def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
     summed = parts[holders[-1]].addend > 0
     whole = np.empty(aval.shape, np.float32 if narrow and summed else aval.dtype)
     for number in holders:
-        part, piece = parts[number], _to_numpy(buffer._arrays[number], aval.dtype)
+        part, piece = parts[number], _to_numpy(buffer._arrays[number], aval)
         if part.addend:
             whole[part.slices] += piece
         else:
@@ -181,9 +211,14 @@ def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
     return whole
 
 
-def _to_numpy(buffer: _jax.ArrayImpl, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values of a buffer on one device, which is ready."""
-    if dtype.isbuiltin == 1:
+def _is_readable(aval: AbstractArray) -> bool:
+    """Return whether the buffer protocol has its dtype and layout."""
+    return aval.dtype.isbuiltin == 1 and aval.layout is None
+
+
+def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
+    """Return the values of a buffer on one device, which is ready. aval: of it, or of its array."""
+    if _is_readable(aval):
         return np.asarray(memoryview(buffer))
     # The buffer protocol lacks the dtypes of ml_dtypes. jaxlib's own way has them, but imports jax if installed.
     values, _ = buffer._single_device_array_to_np_array_did_copy()
@@ -211,14 +246,16 @@ def single_device(device: _jax.Device | None = None, memory_kind: str | None = N
     return _SINGLE.get(where) or _SINGLE.setdefault(where, Sharding(where[:1], None, memory_kind))
 
 
-def put(values: NDArray[Any], sharding: Sharding, donated: bool = False) -> Array:
+def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout: str | None = None) -> Array:
     """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`."""
-    aval = abstract_array(values.shape, values.dtype, sharding)
+    aval = abstract_array(values.shape, values.dtype, sharding, layout)
     return Array(placing(aval, donated)(sharding.pieces(values)), aval)
 
 
 def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
     """Return what makes the buffer of an array of `aval`, as `put` does, from the pieces that the devices hold."""
+    if aval.layout is not None:
+        return functools.partial(_place_in_layout, aval)
     xla, devices, place = aval.sharding.xla, aval.sharding.devices, _jax.batched_device_put
     # XLA overwrites a donated buffer: it must never be the caller's memory. An accelerator reads it later than the CPU.
     shared = not donated and devices[0].platform == "cpu"
@@ -228,6 +265,25 @@ def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[ND
     if shared or spec is None or spec.is_replicated():
         return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
     return lambda pieces: place(aval, xla, _apart(pieces), devices, True, donated, semantics, True)
+
+
+def _place_in_layout(aval: AbstractArray, pieces: Sequence[NDArray[Any]]) -> _jax.ArrayImpl:
+    usual = abstract_array(aval.shape, aval.dtype, aval.sharding)
+    buffer = in_layout(placing(usual)(pieces), usual, aval)
+    buffer.block_until_ready()  # until then it may read the caller's memory
+    return buffer
+
+
+def in_layout(buffer: _jax.ArrayImpl, before: AbstractArray, after: AbstractArray) -> _jax.ArrayImpl:
+    """Return a buffer in another layout, on the same devices: a copy, unless it has no elements."""
+    if 0 in after.shape:
+        return buffer
+    sharding = after.sharding
+    part = sharding.shard_shape(after.shape)
+    copying = layouts.copying(part, after.dtype, before.layout, after.layout, sharding.devices)
+    outputs = copying.execute_sharded([buffer])
+    (copied,) = outputs.consume_with_handlers([compatibility.result_handler(after, sharding.xla)])
+    return copied
 
 
 def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:

@@ -12,10 +12,12 @@ from jaxlib import _jax
 from stagec.core.avals import Aval, holds
 from stagec.core.node_types import NodeTypes, Seen
 from stagec.core.refusal import CallError
+from stagec.core.same import same
 from stagec.core.trees import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import Array, dtype_of, to_numpy
 from stagec.pjrt.executable import ArraySpecs, Executable
 from stagec.pjrt.prepared import Kinds, Prepared
+from stagec.pjrt.static_data import StaticData
 from stagec.pjrt.weights import Weight
 
 if TYPE_CHECKING:
@@ -84,6 +86,20 @@ _MOST_STRUCTURES = 64
 """Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
 
 
+class _Known(NamedTuple):
+    """How arguments of a structure that was seen before are taken apart.
+
+    order: which of jaxlib's leaves each leaf is; None where `_flatten` must look each time.
+    seen: the objects that gave results their static parts. static_data: of the nodes; None where it is not compared.
+    static_leaves: jaxlib's leaves that are static, by number.
+    """
+
+    order: Sequence[int] | None
+    seen: Seen | None = None
+    static_data: StaticData | None = None
+    static_leaves: tuple[tuple[int, Any], ...] = ()
+
+
 class Signature:
     """One executable with its calling convention.
 
@@ -107,7 +123,7 @@ class Signature:
         self._parameters = parameters
         self.description = description
         self._types = types or NodeTypes()
-        self._orders: dict[Any, tuple[Sequence[int] | None, Seen | None]] = {}
+        self._orders: dict[Any, _Known] = {}
         structure = _structure_of(description.out_tree)
         self.unflatten: Callable[[Sequence[Any]], Any] = self._unflatten if structure is None else structure.unflatten
         self._nodes_in, self._nodes_out = (
@@ -115,6 +131,7 @@ class Signature:
             for tree in (description.in_tree, description.out_tree)
         )
         self._registry = _REGISTERED if self._nodes_in else _CONTAINERS
+        self._compares_types = any(map(_has_static_data, self._nodes_in))
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
         self.executable: Executable | None = None
         self._dtypes = [dtype_of(aval) for aval in description.in_avals]
@@ -131,7 +148,8 @@ class Signature:
         devices: as many as it is for. memory_kinds: as of `Executable`.
         """
         parameters, results = self.parameters_and_results()
-        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds)
+        donated = [self.description.donated[i] for i in self.description.kept_var_idx]
+        self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds, donated)
 
     @property
     def usage(self) -> Call:
@@ -177,13 +195,14 @@ class Signature:
                 return self._flatten(args, kwargs)
             if self._nodes_in:
                 return self._learn(args, kwargs, leaves, structure)
-            known = self._orders[structure] = self._order(structure), None
-        order, seen = known
-        if seen is not None:
-            self._types.use(seen)
-        if type(order) is range:
-            return leaves  # type: ignore[no-any-return]
-        return self._flatten(args, kwargs) if order is None else [leaves[i] for i in order]
+            known = self._orders[structure] = _Known(self._order(structure))
+        order = known.order
+        is_checked = known.static_data is not None or known.static_leaves
+        if order is None or (is_checked and not _is_same(known, leaves, structure)):
+            return self._flatten(args, kwargs)
+        if known.seen is not None:
+            self._types.use(known.seen)
+        return leaves if type(order) is range else [leaves[i] for i in order]
 
     def _order(self, structure: Any) -> Sequence[int] | None:
         """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
@@ -202,10 +221,15 @@ class Signature:
         found = self._flatten(args, kwargs)
         places = {id(leaf): i for i, leaf in enumerate(leaves)}
         if len(places) == len(leaves):  # each is another object
-            order = [places.get(id(leaf), -1) for leaf in found]
-            same, known = order == [*range(len(order))], -1 not in order
-            kept = range(len(order)) if same else order if known else None
-            self._orders[structure] = kept, self._types.seen(self._nodes_in) or None
+            order = [places.pop(id(leaf), -1) for leaf in found]
+            ordered, known = order == [*range(len(leaves))], -1 not in order
+            self._orders[structure] = _Known(
+                range(len(order)) if ordered else order if known else None,
+                self._types.seen(self._nodes_in) or None,
+                StaticData.of(structure) if self._compares_types else None,
+                # What jaxlib takes for leaves and the function does not: fields of modules that are not arrays.
+                tuple((i, leaves[i]) for i in places.values()),
+            )
         return found
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
@@ -281,7 +305,7 @@ class Signature:
         for number, i in enumerate(self.description.kept_var_idx):
             own = leaf = leaves[i]
             if isinstance(leaf, Weight):
-                own = leaf.on(executable.parameter_shardings[number])
+                own = leaf.on(executable.parameters[number])
                 if donated[i]:  # every call uses it, and its memory may be the file's
                     own = own.copy()
             elif isinstance(leaf, Array):
@@ -310,6 +334,21 @@ def _x64_enabled() -> bool:
     """Return whether 64-bit arrays are what they are: JAX's setting; where JAX is not imported, its default."""
     config = getattr(sys.modules.get("jax"), "config", None)  # it may be in the middle of its import
     return bool(getattr(config, "jax_enable_x64", False))
+
+
+def _is_same(known: _Known, leaves: Sequence[Any], structure: Any) -> bool:
+    """Whether what is static in a call is what it was in the call that is known: jaxlib compares with `==`."""
+    if known.static_data is not None and not known.static_data.same(StaticData.of(structure)):
+        return False
+    return all(leaves[i] is value or same(leaves[i], value) for i, value in known.static_leaves)
+
+
+def _has_static_data(node: Tree) -> bool:
+    """Whether a custom node has more than children: what jaxlib compares with `==`."""
+    if fields := node.fields:
+        return bool(fields.static)
+    keyed = node.keyed
+    return keyed is None or keyed.static not in ({}, {"fields": {}}, {"aux": None})
 
 
 def _structure_of(tree: Tree) -> Any:

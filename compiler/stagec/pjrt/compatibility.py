@@ -1,6 +1,6 @@
 """What differs between the versions of jaxlib that stagec works with: its internal interface moves with every release.
 
-Tested whole: 0.10.1 (the one that the locks pin) and 0.12.0. Of each release, with each Python, one executable was made
+Tested whole: 0.10.2 (the one that the locks pin) and 0.12.0. Of each release, with each Python, one executable was made
 and run (tests/patches/probe.py); those builds alone compile for a target (patches/known_builds.py). jaxlib is
 imported when it is asked for, not with this module: a compile command sets its environment first.
 """

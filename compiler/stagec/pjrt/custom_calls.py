@@ -14,8 +14,11 @@ GUARANTEED, TOOLCHAIN, UNKNOWN = "guaranteed", "same toolchain", "unknown"
 
 _BUILTIN = frozenset({"PadToStatic", "SliceToDynamic", "TopK"})
 """Custom calls that XLA:CPU itself emits and carries."""
-_OF_COMPILERS = frozenset({"__gpu$xla.gpu.triton"})
-"""Custom calls that XLA's compiler for another platform replaces by what they say: a kernel of Triton, for example."""
+_OF_COMPILERS = frozenset({"LayoutConstraint", "__gpu$xla.gpu.triton"})
+"""Custom calls that XLA's compilers replace by what they say: an array's layout, or a kernel of Triton."""
+
+_SPARSE = "cpu_csr_sparse_"
+"""How the names of jaxlib's products with sparse matrices begin."""
 
 # The list in jax/_src/export/_export.py; tests/frontends hold the two against each other.
 _LAPACK = (
@@ -47,7 +50,7 @@ def provider(name: str) -> str:
     """Return the class of the custom call `name`: GUARANTEED, TOOLCHAIN or UNKNOWN."""
     if name in _GUARANTEED:
         return GUARANTEED
-    return TOOLCHAIN if name in _BUILTIN | _OF_COMPILERS or name in _lapack() else UNKNOWN
+    return TOOLCHAIN if name in _BUILTIN | _OF_COMPILERS or not register_custom_calls([name]) else UNKNOWN
 
 
 def register_custom_calls(names: Iterable[str]) -> list[str]:
@@ -56,7 +59,20 @@ def register_custom_calls(names: Iterable[str]) -> list[str]:
     Without its handlers a program with LAPACK calls does not compile, and crashes when it is loaded.
     """
     wanted = set(names) - _BUILTIN
+    if any(name.startswith(_SPARSE) for name in wanted):
+        wanted -= _sparse()
     return sorted(wanted - _lapack()) if wanted else []
+
+
+@functools.cache
+def _sparse() -> frozenset[str]:
+    """Register jaxlib's handlers of products with sparse matrices, once; return their names."""
+    from jaxlib import cpu_sparse, xla_client
+
+    handlers = cpu_sparse.registrations()["cpu"]
+    for name, handler, api_version in handlers:
+        xla_client.register_custom_call_target(name, handler, platform="cpu", api_version=api_version)
+    return frozenset(name for name, _, _ in handlers)
 
 
 @functools.cache

@@ -55,7 +55,8 @@ def dispatching(executable: Executable, hosted: Sequence[int], slow: Call) -> Ca
     if len(executable.devices) > 1 or clients.platform_of(device) != "cpu":
         return None
     taken = [executable.parameters[number] for number in hosted]
-    if any(aval.dtype.name in _CONVERTED or aval.sharding.memory_kind for aval in taken) or not _may_be_used():
+    special = any(aval.dtype.name in _CONVERTED or aval.sharding.memory_kind or aval.layout for aval in taken)
+    if special or not _may_be_used():
         return None
     results = executable.results
     count = len(executable.parameters)

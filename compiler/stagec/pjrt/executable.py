@@ -10,8 +10,8 @@ import numpy as np
 from jaxlib import _jax, xla_client
 
 from stagec.core.refusal import LoadError
-from stagec.pjrt import clients, compatibility, turns
-from stagec.pjrt.arrays import Array, abstract_array, placing, single_device
+from stagec.pjrt import clients, compatibility, layouts, turns
+from stagec.pjrt.arrays import AbstractArray, Array, abstract_array, in_layout, placing, single_device
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.shardings import Sharding
 
@@ -26,13 +26,25 @@ _COLLECTIVES = threading.Lock()
 such calls, each waiting until its other parts have a thread, would wait for ever (XLA ends the process after 40 s)."""
 
 
+def donation_refusal(platform: str, memory_kinds: Mapping[int, str], donated: Sequence[bool]) -> str:
+    """Return why a donated parameter cannot lie in a memory; "" where all can. The fields are those of `Executable`.
+
+    XLA:CPU gives the result that takes its buffer another memory than that of the buffer, and ends the process.
+    """
+    for number, kind in memory_kinds.items():
+        if platform == "cpu" and number < len(donated) and donated[number] and kind != "device":
+            what = f"parameter {number} is donated and lies in {kind}, and a CPU reuses the buffers of its own memory"
+            return f"{what} alone; leave out the donation, or the kind of memory"
+    return ""
+
+
 class Executable:
     """A loaded executable: device arrays in, device arrays out, flat and in the order of the executable's parameters.
 
     loaded: jaxlib's executable.
     devices: on which it runs, in the order of its partitions; arrays are split over them as the executable says.
     parameter_shardings, output_shardings: how each array lies on them.
-    parameters, results: of each array the shape, dtype and sharding.
+    parameters, results: of each array the shape, dtype, sharding and layout.
     """
 
     def __init__(
@@ -42,11 +54,16 @@ class Executable:
         results: ArraySpecs,
         devices: Sequence[_jax.Device],
         memory_kinds: Mapping[int, str] | None = None,
+        donated: Sequence[bool] = (),
     ) -> None:
-        """Raises ValueError when XLA laid an array on devices in a way in which it cannot be passed or returned.
+        """Raises ValueError where an array lies on devices in a way in which it cannot be passed or returned.
 
         memory_kinds: of the parameters, by number, that lie in another memory than the device's own.
+        donated: of each parameter, whether a call consumes its buffer.
         """
+        refusal = donation_refusal(clients.platform_of(devices[0]), memory_kinds or {}, donated)
+        if refusal:
+            raise ValueError(refusal)
         self.loaded = loaded
         self._execute = loaded.execute_sharded
         self.devices = tuple(devices)
@@ -56,8 +73,11 @@ class Executable:
         self.parameter_shardings = self._shardings(loaded.get_parameter_shardings, parameters, of_parameters)
         self.output_shardings = self._shardings(loaded.get_output_shardings, results, self._of_results(len(results)))
         self.parameters, self.results = (
-            [abstract_array(shape, dtype, sharding) for (shape, dtype), sharding in zip(specs, shardings, strict=True)]
-            for specs, shardings in ((parameters, self.parameter_shardings), (results, self.output_shardings))
+            self._arrays(specs, shardings, layouts_of)
+            for specs, shardings, layouts_of in (
+                (parameters, self.parameter_shardings, loaded.get_parameter_layouts),
+                (results, self.output_shardings, loaded.get_output_layouts),
+            )
         )
         self._handlers = [compatibility.result_handler(aval, aval.sharding.xla) for aval in self.results]
 
@@ -77,6 +97,19 @@ class Executable:
             sharding.parts(shape)
         return found
 
+    def _arrays(
+        self,
+        arrays: ArraySpecs,
+        shardings: Sequence[Sharding],
+        layouts_of: Callable[[], Sequence[_jax.PjRtLayout]],
+    ) -> list[AbstractArray]:
+        found = layouts.of_executable(layouts_of, arrays, shardings)
+        for layout, sharding in zip(found, shardings, strict=True):
+            if layout and sharding.memory_kind:
+                what = f"it wants an array in layout {layout} in {sharding.memory_kind}, and stagec makes other layouts"
+                raise ValueError(f"{what} in a device's own memory alone; leave out the layout, or the kind of memory")
+        return [abstract_array(*array, of, layout) for array, of, layout in zip(arrays, shardings, found, strict=True)]
+
     def _of_results(self, count: int) -> list[str | None]:
         """Return the kind of memory of each result; None for the device's own."""
         try:
@@ -94,11 +127,12 @@ class Executable:
         custom_calls: Sequence[str],
         devices: Sequence[_jax.Device],
         memory_kinds: Mapping[int, str] | None = None,
+        donated: Sequence[bool] = (),
     ) -> Executable:
         """Load an executable that takes arrays `parameters` and gives arrays `results`, for as many devices as given.
 
         The devices may be others than it was compiled for, of the same kind, in any order.
-        memory_kinds: as of the class.
+        memory_kinds, donated: as of the class.
         Raises LoadError ("custom-call", "executable").
         """
         # An accelerator's plugin brings its own handlers.
@@ -114,7 +148,7 @@ class Executable:
         except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
             raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
         try:
-            return Executable(loaded, parameters, results, devices, memory_kinds)
+            return Executable(loaded, parameters, results, devices, memory_kinds, donated)
         except ValueError as error:
             raise LoadError("executable", f"the executable cannot be called: {error}") from error
 
@@ -125,8 +159,10 @@ class Executable:
         """
         aval = self.parameters[number]
         if isinstance(values, Array):
-            if values.aval is aval or values.sharding.same(aval.sharding, values.shape):
+            if values.aval.lies_as(aval):
                 return values._buffer
+            if values.sharding.same(aval.sharding, values.shape):
+                return in_layout(values._buffer, values.aval, aval)
             values = values.numpy()
         return placing(aval, donated)(aval.sharding.pieces(values))
 

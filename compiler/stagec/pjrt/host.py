@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,14 +25,12 @@ class Platform(NamedTuple):
 class Host(NamedTuple):
     """What selection looks at.
 
-    jaxlib: its version. cpu_flags: of /proc/cpuinfo.
-    platforms: by name. today: the day, in UTC.
+    jaxlib: its version. cpu_flags: of /proc/cpuinfo. platforms: by name.
     """
 
     jaxlib: str
     cpu_flags: frozenset[str]
     platforms: Mapping[str, Platform]
-    today: datetime.date
 
 
 class _Platforms(dict[str, Platform]):
@@ -55,8 +52,7 @@ def describe(devices: Sequence[Any] = ()) -> Host:
     """
     from stagec.pjrt import compatibility
 
-    today = datetime.datetime.now(datetime.UTC).date()
-    return Host(compatibility.version(), cpu_flags(), _Platforms(devices), today)
+    return Host(compatibility.version(), cpu_flags(), _Platforms(devices))
 
 
 def _platform(name: str, devices: Sequence[Any]) -> Platform:
@@ -94,6 +90,14 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def missing_cpu_flags(required: tuple[str, ...]) -> list[str]:
-    """Return those of `required` that this machine does not have, sorted."""
-    return sorted(set(required) - cpu_flags())
+def cpu_refusal(required: Iterable[str], flags: frozenset[str]) -> str:
+    """Return why a CPU with these flags does not run what requires others; "" where it does."""
+    missing = sorted(set(required) - flags)
+    if not missing:
+        return ""
+    if not flags:
+        return (
+            f"it needs {', '.join(missing)}, and what this machine's CPU has cannot be read: "
+            "/proc/cpuinfo is not there or has no flags; mount /proc"
+        )
+    return f"this machine's CPU has no {', '.join(missing)}"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Kind: TypeAlias = AbstractArray | tuple[tuple[int, ...], np.dtype[Any]] | Weight | None
-"""What XLA must know of a leaf: a device array's shape, dtype and sharding, a numpy array's shape and dtype; which
-weight it is.
+"""What XLA must know of a leaf: a device array's shape, dtype, sharding and layout; a numpy array's shape and dtype;
+which weight it is.
 
 None for any other object, of which the type says neither; its calls are never remembered.
 """
@@ -91,11 +91,11 @@ class Prepared:
         for number, (i, aval) in enumerate(zip(kept, executable.parameters, strict=True)):
             match kinds[i]:
                 case AbstractArray() as kind:
-                    fits = kind is aval or kind.sharding.same(aval.sharding, aval.shape)
+                    fits = kind.lies_as(aval)
                     shape, dtype = kind.shape, kind.dtype
                 case Weight() as weight:  # one that is donated is copied each time
                     fits, shape, dtype = not donated[i], weight.shape, weight.dtype
-                    weights.append((number, weight.on(aval.sharding)._buffer))
+                    weights.append((number, weight.on(aval)._buffer))
                 case (shape, dtype):
                     fits = True
                     host.append((number, aval.sharding, placing(aval, donated[i])))

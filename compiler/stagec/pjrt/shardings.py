@@ -93,6 +93,8 @@ class Sharding:
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the part that each device holds."""
+        if self.spec is None:
+            return global_shape
         return tuple(one.stop - one.start for one in self.parts(global_shape)[0].slices)
 
     def same(self, other: Sharding, shape: tuple[int, ...]) -> bool:

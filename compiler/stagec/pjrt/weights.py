@@ -13,8 +13,7 @@ from stagec.bundle.archive import Archive
 from stagec.core.avals import num_bytes, parse_aval
 from stagec.core.refusal import CallError
 from stagec.core.trees import Tree
-from stagec.pjrt.arrays import Array, dtype_of, put
-from stagec.pjrt.shardings import Sharding
+from stagec.pjrt.arrays import AbstractArray, Array, dtype_of, put
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
@@ -40,19 +39,19 @@ class Weight:
         self._arrays: list[Array] = []
         self._lock = threading.Lock()
 
-    def on(self, sharding: Sharding) -> Array:
-        """Return the array as it lies on devices by `sharding`.
+    def on(self, aval: AbstractArray) -> Array:
+        """Return the array as it lies on devices by the sharding and layout of `aval`.
 
         Raises LoadError ("digest", "weights") when the file does not have it, CallError ("closed") after `release`.
         """
         with self._lock:
             for array in self._arrays:
-                if array.sharding is sharding or array.sharding.same(sharding, self.shape):
+                if array.aval.lies_as(aval):
                     return array
             if self._read is None:
                 raise CallError("closed", "the bundle was closed")
             values = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
-            self._arrays.append(put(values, sharding))
+            self._arrays.append(put(values, aval.sharding, layout=aval.layout))
             return self._arrays[-1]
 
     def release(self) -> None:
@@ -90,8 +89,8 @@ class Weights(dict[str, Weight]):
         files = self._files
         if files is not None and "file" in entry:
             start, size = entry["start"], num_bytes(parse_aval(entry["aval"]))
-            return lambda: files.view(entry["file"], mapped)[start : start + size]
-        return functools.partial(archive.map if mapped else archive.__getitem__, entry["member"])
+            return functools.partial(files.array, entry["file"], start, size, mapped)
+        return functools.partial(archive.map if mapped else archive.copy, entry["member"])
 
 
 class Bound:

@@ -272,9 +272,9 @@ class Compiled:
         made_with, here = description.versions["jaxlib"], compatibility.version()
         if made_with != here:
             raise LoadError("jaxlib-version", f"{name}: it was compiled with jaxlib {made_with}, here is {here}")
-        missing = host.missing_cpu_flags(description.target.requires)
-        if missing:
-            raise LoadError("cpu-feature", f"{name}: this machine's CPU cannot run it: it lacks {', '.join(missing)}")
+        refusal = host.cpu_refusal(description.target.requires, host.cpu_flags())
+        if refusal:
+            raise LoadError("cpu-feature", f"{name}: {refusal}")
         return Compiled(found[_EXECUTABLE], description, None, mesh)
 
 

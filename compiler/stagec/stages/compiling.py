@@ -14,8 +14,9 @@ from stagec.bundle.description import Target
 from stagec.core import phases
 from stagec.core.compiler_options import described
 from stagec.core.specs import CompilerOption, TargetSpec
-from stagec.pjrt import compatibility
+from stagec.pjrt import clients, compatibility
 from stagec.pjrt.custom_calls import register_custom_calls
+from stagec.pjrt.executable import donation_refusal
 from stagec.stages import mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import describe, mesh_of, settings
@@ -35,6 +36,11 @@ def compile_program(program: Program, options: Mapping[str, CompilerOption], tar
             f"{program.fun_name} is lowered for {program.platform}; "
             f"{f'target {target.name} is for' if target else 'without a target, it is compiled for'} {platform}"
         )
+    unsuitable = donation_refusal(platform, *program.memory_of_parameters())
+    if platform == "cpu":
+        unsuitable = unsuitable or clients.too_many(program.nr_devices)
+    if unsuitable:
+        raise CannotCompile(f"{program.fun_name} cannot be called: {unsuitable}")
     if target is None:
         return compile_for_host(program, options)
     if platform == "cpu":

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib import xla_client
 
-from stagec.core.avals import Aval
+from stagec.core.avals import Aval, arrow
 from stagec.core.calls import Call
-from stagec.core.dimensions import DimensionError, solve
+from stagec.core.errors import missing_package
 from stagec.core.node_types import NodeTypes
 from stagec.core.refusal import CallError
+from stagec.core.sizes import DimensionError, solve
 from stagec.core.trees import TreeMismatch, argument_path
 from stagec.stages import mlir
 from stagec.stages.artifact import Artifact, OneSharding
@@ -58,9 +59,8 @@ class Exported(Artifact):
     @staticmethod
     def deserialize(serialized: bytes | bytearray) -> Exported:
         """Read what `serialize`, here or in JAX, wrote. Raises NotExported when the bytes are something else."""
-        from stagec.stages import serialization
-
-        return serialization.read(Exported, bytes(serialized))
+        found: Exported = _serialization("deserialize").read(Exported, bytes(serialized))
+        return found
 
     def serialize(self, vjp_order: int = 0) -> bytes:
         """Return the bytes that `jax.export.deserialize` reads.
@@ -68,9 +68,13 @@ class Exported(Artifact):
         vjp_order: how many orders of the vector-Jacobian product to include.
         Raises ValueError when there are fewer, or when a dtype has no place in the format.
         """
-        from stagec.stages import serialization
+        stored: bytes = _serialization("serialize").write(self, vjp_order)
+        return stored
 
-        return serialization.write(self, vjp_order)
+    def __repr__(self) -> str:
+        devices = f", {self.nr_devices} devices" if self.nr_devices > 1 else ""
+        signature = arrow(self.in_avals, self.out_avals)
+        return f"Exported({self.fun_name}{signature}, for {' and '.join(self.platforms)}{devices})"
 
     @property
     def in_shardings_hlo(self) -> tuple[xla_client.HloSharding | None, ...]:
@@ -194,6 +198,18 @@ class Exported(Artifact):
             return solve(equations, places)
         except DimensionError as error:
             raise CallError("shape", f"{self.fun_name}: {error}") from None
+
+
+def _serialization(method: str) -> Any:
+    """Return the module that reads and writes bytes. Raises ModuleNotFoundError, which says what to install."""
+    try:
+        from stagec.stages import serialization
+    except ModuleNotFoundError as error:
+        sentence = missing_package(error, f"Exported.{method}")
+        if sentence is None:
+            raise
+        raise ModuleNotFoundError(sentence, name=error.name) from None
+    return serialization
 
 
 def _hlo(shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[xla_client.HloSharding | None, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
+from stagec.core.avals import arrow
 from stagec.core.specs import CompilerOption, TargetSpec
 from stagec.pjrt import clients, compatibility
 from stagec.stages import mlir
@@ -44,6 +45,10 @@ class Lowered(Program):
         "pinned_host"; None is the device's own.
     compiler_options: those that the function asks for.
     """
+
+    def __repr__(self) -> str:
+        devices = f", {self.nr_devices} devices" if self.nr_devices > 1 else ""
+        return f"Lowered({self.fun_name}{arrow(self.flat_in_avals, self.flat_out_avals)}, for {self.platform}{devices})"
 
     @property
     def args_info(self) -> Any:
@@ -101,15 +106,26 @@ class Lowered(Program):
         return dict(_jax.hlo_module_cost_analysis(clients.cpu_client(1), module))
 
     def compile(
-        self, compiler_options: Mapping[str, CompilerOption] | None = None, target: TargetSpec | None = None
+        self,
+        compiler_options: Mapping[str, CompilerOption] | None = None,
+        target: TargetSpec | None = None,
+        *,
+        device_assignment: Any = None,
     ) -> Compiled:
         """Compile, and return what can be called.
 
         compiler_options: as of `jit`; they go before those of the function.
         target: None is the CPU of this machine. A named target needs a process that was prepared for it
             (`prepare_process` of its backend, as the compile command does).
-        Raises CannotCompile when XLA refuses the module or an option, or an option cannot have its value.
+        device_assignment: JAX's name of devices; an executable has none before it is loaded.
+        Raises CannotCompile when XLA refuses the module or an option, or an option cannot have its value, and TypeError
+        for `device_assignment`.
         """
+        if device_assignment is not None:
+            raise TypeError(
+                "compile() does not take device_assignment: an executable is for a number of devices, and loading says "
+                "which: write stagec.load(PATH, devices=...)"
+            )
         from stagec.stages.compiling import compile_program
 
         return compile_program(self, {**self.compiler_options, **(compiler_options or {})}, target)

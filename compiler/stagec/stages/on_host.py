@@ -80,8 +80,7 @@ def load(program: Program, options: Mapping[str, CompilerOption], devices: Seque
         [(tuple(map(int, aval.shape)), arrays.dtype_of(aval)) for aval in avals]
         for avals in ([program.flat_in_avals[i] for i in program.kept_var_idx], program.flat_out_avals)
     )
-    kinds = {number: kind for number, kind in enumerate(program.in_memory_kinds) if kind}
     try:
-        return Executable(loaded, parameters, results, devices, kinds)
+        return Executable(loaded, parameters, results, devices, *program.memory_of_parameters())
     except ValueError as error:
         raise CannotCompile(f"{program.fun_name} cannot be called: {error}") from error

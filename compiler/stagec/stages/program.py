@@ -32,3 +32,8 @@ class Program:
     in_memory_kinds: tuple[str | None, ...] = ()
     out_memory_kinds: tuple[str | None, ...] = ()
     _parameters: tuple[str, ...] = field(default=(), repr=False)
+
+    def memory_of_parameters(self) -> tuple[dict[int, str], list[bool]]:
+        """Return the memory of each that is not in the device's own, by number; and whether each is donated."""
+        kinds = {number: kind for number, kind in enumerate(self.in_memory_kinds) if kind}
+        return kinds, [self.donated[i] for i in self.kept_var_idx]

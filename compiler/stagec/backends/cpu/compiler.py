@@ -99,10 +99,12 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     """
     from jaxlib import _jax, xla_client
 
-    unsuitable = compatibility.refusal()
+    from stagec.pjrt import clients
+
+    isa, num_devices = ISA[target.isa], math.prod(mesh)
+    unsuitable = compatibility.refusal() or clients.too_many(num_devices)
     if unsuitable:
         raise CannotCompile(unsuitable)
-    isa, num_devices = ISA[target.isa], math.prod(mesh)
     options = compile_options(range(num_devices), target.compiler_options)
     try:
         with presented(target):

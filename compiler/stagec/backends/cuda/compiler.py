@@ -24,7 +24,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,9 +70,10 @@ _NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
 """... other thunks: paths of fields ..."""
 _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDERED.values()}
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
+_KERNEL_NAME, _KERNEL_CODE = known_builds.KERNEL.values()
 _AUTOTUNING = "autotuning.textproto"
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
-_KERNELS: Mapping[str, int] = {"0.10.1": 41}
+_KERNELS: Mapping[str, int] = {"0.10.1": 41, "0.10.2": 45}
 """For a version of jaxlib, XLA's number for how it makes kernels: it passes over results with another one."""
 _kept: list[str] = []
 """The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
@@ -182,7 +183,8 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
 
 def _not_timed(error: CannotCompile) -> CannotCompile | None:
     """Return what XLA says of a kernel without a result as an error of the target; None for any other error."""
-    found = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", str(error))
+    # Of several kernels XLA names one, below the line that an error of ours keeps.
+    found = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", f"{error}\n{error.__cause__}")
     if found is None:
         return None
     write = f"{autotuning.REFRESH}\nor let XLA choose without timing: compiler_options = {{ {_COMPLETE} = false }}"
@@ -312,9 +314,21 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
     module = next(wire.find(rest, _FIELDS["hlo_module_with_config.hlo_module"]), b"")
     yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
     yield "PTX", ptx, ptx.decode("utf-8", "replace")
-    yield "binary", binary, f"{hashlib.sha256(binary).hexdigest()} {len(binary):,} bytes\n"
+    # jaxlib 0.10.1 has one binary for all kernels. Since 0.10.2 each kernel has its own, and PTX is not kept.
+    kernels = [("", binary)] if binary else list(_kernels(wire.find(rest, _FIELDS["thunks"])))
+    lines = [f"{hashlib.sha256(code).hexdigest()} {len(code):,} bytes {name}".rstrip() for name, code in kernels]
+    yield "binary", b"".join(code for _, code in kernels), "".join(f"{line}\n" for line in lines)
     yield "thunks and constants", b"".join([*others, rest]), ""
     yield "container", serialized, ""
+
+
+def _kernels(thunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the machine code of each kernel in thunks, and in those that they have."""
+    for thunk in thunks:
+        name = next(wire.find(thunk, _KERNEL_NAME), b"").decode("utf-8", "replace")
+        yield from ((name, code) for code in wire.find(thunk, _KERNEL_CODE))
+        for kind, path in _NESTED:
+            yield from _kernels(wire.find(thunk, (kind, *path)))
 
 
 def stored_cpu_name(serialized: bytes) -> str:

@@ -1,0 +1,77 @@
+"""Layouts: in which order the elements of an array lie in the memory of a device.
+
+A layout is written as XLA writes it: "{0,1}" has the dimensions from the fastest to the slowest, so it is a matrix by
+columns (https://openxla.org/xla/shapes). None is the usual layout of the platform. Arrays come to a device in that one;
+if a program wants another, XLA makes a copy, as in JAX.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib import _jax
+
+from stagec.core.avals import mlir_name
+from stagec.pjrt import clients, turns
+from stagec.pjrt.shardings import Sharding
+
+
+def of_executable(
+    ask: Callable[[], Sequence[_jax.PjRtLayout]],
+    arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
+    shardings: Sequence[Sharding],
+) -> list[str | None]:
+    """Return the layouts of the parameters or results of an executable.
+
+    ask: its method. arrays: shape and dtype of each, whole. shardings: how they lie on devices.
+    """
+    try:
+        wanted = ask()
+    except _jax.JaxRuntimeError:  # a plugin that does not say has none but the usual ones, as in JAX
+        return [None] * len(arrays)
+    return [
+        None
+        if str(layout) == _by_rows(len(array[0])) and of.devices[0].platform == "cpu"
+        else _found(layout, *array, of)
+        for layout, array, of in zip(wanted, arrays, shardings, strict=True)
+    ]
+
+
+def _found(layout: _jax.PjRtLayout, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> str | None:
+    device = sharding.devices[0]
+    found, usual = (
+        one._xla_layout()
+        for one in (layout, device.client.get_default_layout(dtype, sharding.shard_shape(shape), device))
+    )
+    # XLA writes how many bits an element has where that is less than a byte; the usual layout does not say it.
+    alike = not found.tiling() and found.minor_to_major() == usual.minor_to_major()
+    return None if alike or str(found) == str(usual) else str(layout)
+
+
+@functools.cache
+def _by_rows(rank: int) -> str:
+    return f"{{{','.join(map(str, reversed(range(rank))))}}}"
+
+
+@functools.lru_cache(maxsize=256)
+def copying(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    before: str | None,
+    after: str | None,
+    devices: tuple[_jax.Device, ...],
+) -> _jax.LoadedExecutable:
+    """Return a program that copies a part of an array on each of `devices` from one layout to another.
+
+    shape: of the part.
+    """
+    kind = f"tensor<{'x'.join([*map(str, shape), mlir_name(dtype.name)])}>"
+
+    takes, gives = (f'{kind} {{mhlo.layout_mode = "{layout or "default"}"}}' for layout in (before, after))
+    module = f"func.func public @main(%x: {takes}) -> ({gives}) {{ return %x : {kind} }}"
+    options = clients.compile_options([device.id for device in devices], replicated=True)
+    with turns.for_this_machine():
+        return devices[0].client.compile_and_load(module, _jax.DeviceList(devices), options)
