@@ -9,7 +9,7 @@ OpenSSF's Model Signing (`bundle/model_signing.py`).
 from __future__ import annotations
 
 import hashlib
-import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -85,11 +85,11 @@ class Statement(NamedTuple):
         parameters = data["predicate"]["buildDefinition"]["externalParameters"]
         return Statement(parameters["name"], parameters["version"], subjects)
 
-    def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path) -> None:
+    def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path, bundle: str | Path) -> None:
         """Check that the bytes of a bundle's index are what was signed, before anything parses them.
 
-        whole: returns the SHA-256 (hex) of the bundle's file. path: what to call the envelope. Raises LoadError
-        ("signature").
+        whole: returns the SHA-256 (hex) of the bundle's file. path: what to call the envelope. bundle: path of the
+        bundle's file, which may have been renamed. Raises LoadError ("signature").
         """
         wanted = self.subjects.get(f"{self.name}.aot/{INDEX}")
         if hashlib.sha256(index).hexdigest() != wanted:
@@ -115,22 +115,31 @@ class Statement(NamedTuple):
 class Vouching:
     """What vouches for a bundle: envelopes that enough of the trusted keys signed.
 
-    Builders who made the same bundle have a statement each, and so an envelope. keys: by keyid. threshold: how many
-    must have signed. signed: keyids of those that did, once it was asked. paths: of the envelopes.
+    Builders who made the same bundle have a statement each, and so an envelope. An envelope that is about another
+    bundle, or is not one, counts for nothing, and takes nothing from those beside it: anybody may have put it there.
+    keys: by keyid. threshold: how many must have signed. signed: keyids of those that signed an envelope, once it was
+    asked. paths: of the envelopes.
     """
 
     signed: tuple[str, ...] = ()
 
-    def __init__(self, keys: Iterable[Key], threshold: int, paths: Sequence[str | Path]) -> None:
-        """keys: the public keys that are trusted. threshold: how many different ones of them must have signed.
+    def __init__(
+        self, bundle: str | Path, keys: Iterable[Key], threshold: int, paths: Sequence[str | Path] = ()
+    ) -> None:
+        """bundle: path of its file. keys: the public keys that are trusted. threshold: how many must have signed.
 
-        paths: of the envelopes, one or more. Raises LoadError: "key", "cryptography".
+        paths: of the envelopes; none: those of `envelopes_of`. Raises LoadError: "key", "cryptography".
         """
+        if isinstance(keys, str | bytes | os.PathLike):
+            raise LoadError("key", "keys is one key; write a list of them: keys=[...]")
         self.keys = read_keys(keys)
+        if not self.keys:
+            raise LoadError("key", "no key is given, and nothing would be checked; say which ones you trust")
         if not 1 <= threshold <= len(self.keys):
             raise LoadError("key", f"{threshold} signatures cannot come from {len(self.keys)} different keys")
-        self.threshold, self.paths = threshold, tuple(paths)
-        self._statements: dict[str | Path, Statement | SignedModel] = {}
+        self.threshold, self.paths, self._bundle = threshold, tuple(envelopes_of(bundle, paths)), bundle
+        self._counted: dict[str | Path, tuple[Statement | SignedModel, list[str]]] = {}
+        self._refused: list[LoadError] = []
 
     def __call__(self, index: bytes, whole: Callable[[], str]) -> None:
         """Check that the bytes of a bundle's index were signed; `whole` returns the digest of its file.
@@ -138,36 +147,57 @@ class Vouching:
         What none of the keys signed is not looked at. Raises LoadError ("signature").
         """
         found: set[str] = set()
-        payloads = {}
         for path in self.paths:
-            envelope = Envelope.read(path)
-            signed = signed_by(envelope, self.keys)
-            if signed:
-                payloads[path] = envelope.payload
+            try:
+                envelope = Envelope.read(path)
+                signed = signed_by(envelope, self.keys)
+                if not signed:
+                    continue
                 found |= {*signed}
-        if len(found) < self.threshold:
-            what = f"{len(found)} of {len(self.keys)} keys signed it, {self.threshold} must"
-            raise LoadError("signature", f"{', '.join(map(str, self.paths))}: {what}")
-        self.signed = tuple(name for name in self.keys if name in found)
-        for path, payload in payloads.items():
-            statement = self._statements[path] = Statement.read(payload, path)
-            statement.check_index(index, whole, path)
+                statement = Statement.read(envelope.payload, path)
+                statement.check_index(index, whole, path, self._bundle)
+            except LoadError as error:
+                self._refused.append(error)
+            else:
+                self._counted[path] = statement, signed
+        if len(found) >= self.threshold:
+            self.signed = tuple(name for name in self.keys if name in found)
+        self._count()
 
     def check(self, archive: Archive, digest: str | None = None) -> None:
         """Check that exactly this bundle was signed, as `Statement.check` does."""
-        for path, statement in self._statements.items():
-            statement.check(archive, path, digest)
+        for path, (statement, _) in [*self._counted.items()]:
+            try:
+                statement.check(archive, path, digest)
+            except LoadError as error:
+                self._refused.append(error)
+                del self._counted[path]
+        self._count()
+
+    def _count(self) -> None:
+        """Check that enough keys signed what is about this bundle."""
+        right = {name for _, signed in self._counted.values() for name in signed}
+        if len(right) >= self.threshold:
+            self.signed = tuple(name for name in self.keys if name in right)
+            return
+        if len(self.paths) == len(self._refused) == 1:
+            raise self._refused[0]
+        what = f"{len(right)} of {len(self.keys)} keys signed it, {self.threshold} must"
+        whys = "".join(f"; {error}" for error in self._refused)
+        raise LoadError("signature", f"{', '.join(map(str, self.paths))}: {what}{whys}")
 
 
 def envelopes_of(bundle: str | Path, given: Sequence[str | Path] = ()) -> list[str | Path]:
     """Return the paths of a bundle's envelopes: those `given`, or those that lie beside it.
 
-    They are `<bundle>.dsse.json`, and `<bundle>.2.dsse.json` and so on for statements of other builders.
+    They are `<bundle>.dsse.json`, and `<bundle>.2.dsse.json` and so on for statements of other builders. A number may
+    be missing: somebody removed that one.
     """
     if given:
         return list(given)
-    numbered = (f"{bundle}.{number}{SUFFIX}" for number in range(2, MOST_ENVELOPES + 1))
-    return [f"{bundle}{SUFFIX}", *itertools.takewhile(lambda path: Path(path).exists(), numbered)]
+    numbered = [f"{bundle}.{number}{SUFFIX}" for number in range(2, MOST_ENVELOPES + 1)]
+    first = f"{bundle}{SUFFIX}"
+    return [path for path in (first, *numbered) if os.path.lexists(path)] or [first]
 
 
 def open_signed(
@@ -185,7 +215,7 @@ def open_signed(
     cannot be read; "cryptography" when that package is not installed; and what `Archive` raises.
     """
     given = (signature,) if isinstance(signature, str | Path) else signature or ()
-    vouching = Vouching(keys, threshold, envelopes_of(path, given))
+    vouching = Vouching(path, keys, threshold, given)
     archive = Archive(path, vouch=vouching)
     vouching.check(archive)
     return archive

@@ -1,7 +1,8 @@
-"""Until when an exported artifact is readable: JAX promises it for six months after the release that exported it.
+"""Which releases read an exported artifact: JAX promises it of those of the six months after the one that exported it.
 
 https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees: a JAX that is released within six months
 reads it. One that is released later may refuse it, as jax 0.11.1 and newer do; the JAX that wrote it always reads it.
+So what counts is the day of the release that reads. The day on which it reads changes nothing.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ RELEASED: Mapping[str, str] = {
     "0.12.0": "2026-10-16",
     "0.12.0.1": "2026-10-20",
 }
-"""The day of each release of jax that stagec works with: that of the files in its wheel on PyPI.
+"""The day of each release of jax and jaxlib that stagec works with: that of the files in the wheels on PyPI.
 
-    pip download --no-deps jax==0.10.1 && unzip -l jax-0.10.1-py3-none-any.whl
+`tools/known_builds.py add` writes the row of a new release.
 """
 _MONTHS = 6
 
 
+def released(version: str) -> datetime.date | None:
+    """Return the day on which a version of jax and jaxlib was released; None for one that is not in `RELEASED`."""
+    return datetime.date.fromisoformat(RELEASED[version]) if version in RELEASED else None
+
+
 def readable_until(jax: str | None) -> str:
-    """Return the day (YYYY-MM-DD) until which a released JAX reads what the version `jax` exported.
+    """Return the last day (YYYY-MM-DD) of the releases of JAX that read what the version `jax` exported.
 
     UNKNOWN for a version that is not in `RELEASED`, and for None: an artifact that was not made by JAX.
     """
-    released = RELEASED.get(jax or "")
-    if released is None:
+    start = released(jax or "")
+    if start is None:
         return UNKNOWN
-    year, month, day = map(int, released.split("-"))
-    year, month = year + (month + _MONTHS - 1) // 12, (month + _MONTHS - 1) % 12 + 1
+    year, month, day = start.year + (start.month + _MONTHS - 1) // 12, (start.month + _MONTHS - 1) % 12 + 1, start.day
     while True:
         try:
             return datetime.date(year, month, day).isoformat()

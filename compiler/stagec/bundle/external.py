@@ -7,21 +7,24 @@ from what `describe` made of each file once. Standard library only.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from stagec.bundle import index
-from stagec.bundle.sources import sha256_of
-from stagec.core import json_shapes, strict_json
-from stagec.core.avals import Aval, parse_aval
+from stagec.bundle.sources import in_pieces, sha256_of
+from stagec.core import json_shapes, reading, strict_json
+from stagec.core.avals import Aval, num_bytes, parse_aval
 from stagec.core.reading import RegularFile
 from stagec.core.refusal import LoadError
 
 Check: TypeAlias = Literal["load", "use", "never"]
 """When the digest of a file is compared: before anything else, before its first array is used, or not at all."""
+ALIGNMENT = 64
+"""A CPU uses an array where it is, if its place in memory is a multiple of so many bytes."""
+_COPIED_IN_SILENCE = 64 << 20
+"""Bytes of a file that may be copied without a word."""
 _LARGEST = 2**28
 """Bytes of a description (256 MiB): more than the largest header of a safetensors file takes."""
 _DESCRIPTION = json_shapes.record(
@@ -87,9 +90,16 @@ class Files:
         self._listed: Mapping[str, Mapping[str, Any]] = found.get("weights_files", {})
         self._archive_path, self._check = archive_path, check
         self._folder = Path(archive_path).parent if folder is None else Path(folder)
+        self._arrays: dict[str, set[tuple[int, int]]] = {}
+        for entry in found["weights"].values():
+            if "file" in entry:
+                place = entry["start"], num_bytes(parse_aval(entry["aval"]))
+                self._arrays.setdefault(entry["file"], set()).add(place)
         self._opened: dict[str, RegularFile] = {}
         self._checked: set[str] = set()
-        self._views: dict[str, memoryview] = {}
+        self._told: set[str] = set()
+        self._mapped: dict[str, memoryview] = {}
+        self._copied: dict[str, Mapping[tuple[int, int], memoryview]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -123,40 +133,89 @@ class Files:
                 else:
                     self._checked.add(name)
 
-    def view(self, name: str, mapped: bool) -> memoryview:
-        """Return the bytes of a file, checked as this object was asked to.
+    def array(self, name: str, start: int, size: int, mapped: bool) -> memoryview:
+        """Return the bytes of an array of a file, checked as this object was asked to.
 
-        mapped: whether they are mapped, and not read into memory. Raises LoadError ("weights").
+        mapped: whether they are mapped, and not read into memory. An array at a place that no CPU can use is read: a
+        CPU would copy it, and the mapping stay beside the copy.
+        Raises LoadError ("weights").
         """
         with self._lock:
-            if name not in self._views:
-                self._views[name] = self._view(name, mapped)
-            return self._views[name]
+            try:
+                return self._array(name, start, size, mapped)
+            except OSError as error:
+                raise self._refusal([self._other(name, f"it cannot be read: {error.strerror}")]) from error
 
     def release(self) -> None:
         """Let go of the files; what uses their arrays keeps them until it ends."""
         with self._lock:
-            self._views.clear()
+            self._mapped.clear()
+            self._copied.clear()
             self._opened.clear()
 
-    def _view(self, name: str, mapped: bool) -> memoryview:
+    def _array(self, name: str, start: int, size: int, mapped: bool) -> memoryview:
         fault = self._fault(name)
         if fault:
             raise self._refusal([fault])
         file = self._opened[name]
-        if not mapped:  # what was checked is what is used: it is read and checked now, whatever was checked before
-            data = file.read(0, file.size)
-            if self._check != "never" and hashlib.sha256(data).hexdigest() != self._listed[name]["sha256"]:
-                raise self._refusal([self._other(name, "it changed since, or its sha256 is another")])
-            return memoryview(data)
-        if self._check != "never" and name not in self._checked:
+        if not mapped and self._check != "never":
+            # What was checked is what is used: all is read and checked now, whatever was checked before.
+            if name not in self._copied:
+                self._copied[name] = self._copies(name, file)
+            return self._copied[name][start, size]
+        if mapped and self._check != "never" and name not in self._checked:
             fault = self._difference(name)
             if fault:
                 raise self._refusal([fault])
             self._checked.add(name)
-        if not file.size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.descriptor, file.size, mmap.MAP_PRIVATE, mmap.PROT_READ))
+        if mapped and start % ALIGNMENT:
+            self._tell_of_copies(name)
+        if not mapped or start % ALIGNMENT:
+            return file.copy(start, size)
+        if name not in self._mapped:
+            self._mapped[name] = file.map()
+        return self._mapped[name][start : start + size]
+
+    def _tell_of_copies(self, name: str) -> None:
+        """Warn once of a file of which much is copied: each process has a copy of its own then."""
+        sizes = [size for start, size in self._arrays[name] if start % ALIGNMENT]
+        if name in self._told or sum(sizes) <= _COPIED_IN_SILENCE:
+            return
+        import warnings
+
+        self._told.add(name)
+        what = f"{len(sizes)} of {len(self._arrays[name])} arrays, {sum(sizes) >> 20:,} MiB, do not start at a multiple"
+        write = (
+            "save the file again, with each array at such a place; `stagec describe-weights` counts those that are not"
+        )
+        warnings.warn(
+            f"{self.path(name)}: {what} of {ALIGNMENT} bytes: they are copied into this process's memory; {write}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _copies(self, name: str, file: RegularFile) -> Mapping[tuple[int, int], memoryview]:
+        """Read a file once, piece by piece, and keep its arrays alone; each where a CPU can use it."""
+        places, at = {}, 0
+        for start, size in sorted(self._arrays[name]):
+            places[start, size] = at
+            at += -(-size // ALIGNMENT) * ALIGNMENT
+        memory = reading.memory(at)
+        found = {(start, size): memory[at : at + size] for (start, size), at in places.items()}
+        state, read, left, begun = hashlib.sha256(), 0, list(found), []
+        for piece in in_pieces(file, 0, file.size):
+            state.update(piece)
+            end = read + len(piece)
+            while left and left[0][0] < end:
+                begun.append(left.pop(0))
+            for start, size in begun:
+                first, last = max(start, read), min(start + size, end)
+                found[start, size][first - start : last - start] = piece[first - read : last - read]
+            begun = [(start, size) for start, size in begun if start + size > end]
+            read = end
+        if state.hexdigest() != self._listed[name]["sha256"]:
+            raise self._refusal([self._other(name, "it changed since, or its sha256 is another")])
+        return {place: view.toreadonly() for place, view in found.items()}
 
     def _fault(self, name: str) -> str:
         """Open a file, unless it is, and compare its size; return what is wrong."""

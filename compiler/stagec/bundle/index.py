@@ -14,7 +14,7 @@ from typing import Any
 from stagec.bundle.description import TARGET, Description
 from stagec.core import json_shapes
 from stagec.core.avals import dimension_variables, num_bytes, parse_aval
-from stagec.core.dimensions import evaluator
+from stagec.core.sizes import parse
 from stagec.core.strict_json import shown
 from stagec.core.trees import Tree
 from stagec.core.version import VERSION
@@ -170,7 +170,7 @@ def check(found: Any) -> None:
         names = {*dimension_variables(dims)}
         if sum(map(len, dims)) * len(function["executables"]) > MOST_SIZES:
             raise ValueError(f"{where}.executables: more than are checked of a function with so many dimensions")
-        expressions = {dim: evaluator(dim) for dim in dims - names}
+        expressions = {dim: parse(dim).compute for dim in dims - names}
         for i, executable in enumerate(function["executables"]):
             at = f"{where}.executables[{i}]"
             _check_named(f"{at}.target", executable["target"], found["targets"], "target")

@@ -7,12 +7,12 @@ ECDSA hashes with SHA-256, SHA-384 and SHA-512, as the curve is long (FIPS 186-5
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stagec.core import reading
-from stagec.core.errors import Problem, StagecError
+from stagec.core.errors import Problem, StagecError, install
 from stagec.core.refusal import LoadError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     PublicKey: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey
     PrivateKey: TypeAlias = Ed25519PrivateKey | EllipticCurvePrivateKey
 
-Key: TypeAlias = str | Path | bytes
+Key: TypeAlias = str | os.PathLike[str] | bytes
 """A public key in PEM, as `openssl pkey -pubout` writes it (SubjectPublicKeyInfo): the file's path, or its bytes."""
 LARGEST = 1 << 16
 """Bytes of a key's file."""
@@ -89,7 +89,7 @@ def private_key(path: str, pem: bytes, passphrase: Callable[[], bytes]) -> Priva
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ModuleNotFoundError as error:
         what = "signing takes the package cryptography, which is not installed"
-        raise StagecError(Problem("", "", what, "pip install stagec[signing]")) from error
+        raise StagecError(Problem("", "", what, install("cryptography"))) from error
 
     if pem.count(_PEM) > 1:
         raise StagecError(Problem(path, "", f"it has {pem.count(_PEM)} keys", "give one key a file"))
@@ -115,7 +115,7 @@ def _public_key(key: Key) -> PublicKey:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     except ModuleNotFoundError as error:
         what = "signatures are checked with the package cryptography, which is not installed"
-        raise LoadError("cryptography", f"{what}: pip install stagec[signing]") from error
+        raise LoadError("cryptography", f"{what}: {install('cryptography')}") from error
 
     named = "the key" if isinstance(key, bytes) else str(key)
     try:

@@ -13,23 +13,26 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from stagec.bundle import referrers as naming
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import SUFFIX, bundle_name
+from stagec.bundle.referrers import SBOM_SUFFIX, STATEMENT_SUFFIX
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MODEL = "application/vnd.cncf.model.manifest.v1+json"
 """What kind of artifact the image is."""
 _CONFIG = "application/vnd.cncf.model.config.v1+json"
-_CODE, _WEIGHTS = "application/vnd.cncf.model.code.v1.raw", "application/vnd.cncf.model.weight.v1.raw"
+CODE, _WEIGHTS = "application/vnd.cncf.model.code.v1.raw", "application/vnd.cncf.model.weight.v1.raw"
 _EMPTY = "application/vnd.oci.empty.v1+json"
 TITLE, _FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 """Annotations of a layer with the path of its file: that of ORAS and CRI-O, and that of ModelPack."""
+VERSION = b'{"imageLayoutVersion":"1.0.0"}'
+"""Content of a layout's file `oci-layout`."""
 REF_NAME = "org.opencontainers.image.ref.name"
 """Annotation of an image in a layout: the tag."""
 IMAGE = "image"
 """Name of the image in its layout; its tag in a registry is chosen when it is pushed."""
-STATEMENT_SUFFIX, SBOM_SUFFIX = ".intoto.json", ".sbom.json"
 REFERRERS: Mapping[str, str] = {
     STATEMENT_SUFFIX: "application/vnd.in-toto+json",
     SBOM_SUFFIX: "application/vnd.cyclonedx+json",
@@ -64,7 +67,7 @@ class Layout(NamedTuple):
         tagged = [{**self.image, "annotations": {REF_NAME: IMAGE}}]
         tagged += [{**one, "annotations": {REF_NAME: title}} for title, one in self.referrers.items()]
         files: dict[str, bytes | FileOf] = {f"blobs/sha256/{name}": blob for name, blob in self.blobs.items()}
-        files |= {"index.json": index_of(tagged), "oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
+        files |= {"index.json": index_of(tagged), "oci-layout": VERSION}
         return dict(sorted(files.items()))
 
 
@@ -83,7 +86,7 @@ def of_bundle(
         raise ValueError(f"the weights {', '.join(missing)} are not given")
     blobs: dict[str, bytes | FileOf] = {}
     name = bundle_name(archive)
-    layers = [_file(blobs, _CODE, name, bundle)]
+    layers = [_file(blobs, CODE, name, bundle)]
     for path, file in sorted(listed.items()):
         layers.append(_file(blobs, _WEIGHTS, path, FileOf(weights[path], file["sha256"], file["bytes"])))
     config = {
@@ -93,12 +96,10 @@ def of_bundle(
     }
     annotations = {TITLE: index["name"], "org.opencontainers.image.version": index["version"]}
     image = _manifest(blobs, MODEL, add(blobs, _CONFIG, _json(config)), layers, annotations=annotations)
-    stem = name.removesuffix(".aot")
     subject = {key: image[key] for key in ("mediaType", "digest", "size")}
     referrers = {}
     for suffix, kind in REFERRERS.items():
-        for number, content in enumerate(about.get(suffix, ()), 1):
-            title = f"{name if suffix == SUFFIX else stem}{f'.{number}' if number > 1 else ''}{suffix}"
+        for title, content in zip(naming.names(name, suffix), about.get(suffix, ()), strict=False):
             layer = {**add(blobs, kind, content), "annotations": {TITLE: title}}
             referrers[title] = _manifest(blobs, kind, add(blobs, _EMPTY, b"{}"), [layer], subject=subject)
     return Layout(image, referrers, blobs)
@@ -110,6 +111,14 @@ def referrers_tag(digest: str) -> str:
     https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#referrers-tag-schema
     """
     return digest.replace(":", "-")
+
+
+def referrer_tag(image: str, referrer: str) -> str:
+    """Return the tag of one referrer, by the digests of the image and of itself.
+
+    A list under one tag loses what two write at once. So each has a tag of its own too, and nobody else writes that.
+    """
+    return f"{referrers_tag(image)}.{referrer.removeprefix('sha256:')[:32]}"
 
 
 def index_of(manifests: Sequence[Descriptor]) -> bytes:

@@ -18,6 +18,7 @@ from stagec.bundle import keys
 from stagec.bundle.dsse import PAYLOAD_TYPE, pae
 from stagec.core import json_shapes
 from stagec.core.refusal import LoadError
+from stagec.core.strict_json import shown
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Archive
@@ -28,7 +29,11 @@ SUFFIX = ".sig"
 """A signature lies beside its bundle: `models.aot.sig`."""
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _BESIDE = (".dsse.json", ".intoto.json", ".sbom.json", SUFFIX)
-_RESOURCE = json_shapes.record({"name": json_shapes.text, "algorithm": json_shapes.text, "digest": json_shapes.text})
+_WHOLE = "."
+"""The name of a model that is one file, which then may have any."""
+_RESOURCE = json_shapes.record(
+    {"name": json_shapes.text, "algorithm": json_shapes.constant("sha256"), "digest": json_shapes.sha256}
+)
 _STATEMENT = json_shapes.record(
     {
         "_type": json_shapes.constant("https://in-toto.io/Statement/v1"),
@@ -58,22 +63,38 @@ class SignedModel(NamedTuple):
     def of(statement: Mapping[str, Any]) -> SignedModel:
         """Read a statement. Raises ValueError, naming the key at fault."""
         _STATEMENT(dict(statement))
-        return SignedModel({one["name"]: one["digest"] for one in statement["predicate"]["resources"]})
+        resources = statement["predicate"]["resources"]
+        files = {one["name"]: one["digest"] for one in resources}
+        if len(files) != len(resources):
+            raise ValueError("predicate.resources: a file is there twice")
+        return SignedModel(files)
 
-    def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path) -> None:
-        """Check that the file of a bundle is one of those that were signed; it is read for that.
+    def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path, bundle: str | Path) -> None:
+        """Check that the file of a bundle is the one that was signed under its name; it is read for that.
 
         Parameters and errors as for `Statement.check_index`.
         """
         digest = whole()
-        if digest not in self.files.values():
+        names = sorted(name for name, one in self.files.items() if one == digest)
+        if not names:
             raise LoadError("signature", f"{path}: another model was signed: no file of it has the sha256 {digest}")
+        if not any(_is_called(bundle, name) for name in names):
+            what = f"{bundle} was signed as {shown(names[0])}; give it that name"
+            raise LoadError("signature", f"{path}: another name was signed: {what}")
 
     def check(self, archive: Archive, path: str | Path, digest: str | None = None) -> None:
         """Check that weights beside the bundle that were signed are those that it wants. Raises LoadError."""
+        folders = {one.rpartition("/")[0] for one in self.files if _is_called(archive.path, one)}
         for name, file in archive.index.get("weights_files", {}).items():
-            if self.files.get(name, file["sha256"]) != file["sha256"]:
+            signed = {self.files.get(f"{folder}/{name}".lstrip("/"), file["sha256"]) for folder in folders}
+            if signed - {file["sha256"]}:
                 raise LoadError("signature", f"{path}: other weights were signed: {name} differs")
+
+
+def _is_called(bundle: str | Path, name: str) -> bool:
+    """Whether the path of a bundle ends in a name of the model's folder, wherever that folder is."""
+    parts = tuple(name.split("/"))
+    return name == _WHOLE or Path(bundle).absolute().parts[-len(parts) :] == parts
 
 
 def sign(bundle: str, archive: Archive, digest: str, key: PrivateKey) -> bytes:

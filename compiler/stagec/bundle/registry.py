@@ -2,53 +2,71 @@
 
 skopeo checks every digest on its way, passes over blobs that are there already, and knows credentials as docker and
 podman have them. So what broke is asked for again, and goes on with the first blob that is missing. skopeo reads and
-writes image layouts, so nothing here speaks the protocol of registries.
+writes image layouts, so nothing here speaks the protocol of registries. A registry may be anybody's: what it says has a
+shape, and how long it takes and how much it sends have limits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from stagec.bundle import layout
+from stagec.bundle import layout, placing, referrers
+from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import Descriptor, FileOf, Layout
-from stagec.bundle.sources import sha256_of
-from stagec.core import json_shapes, reading, strict_json
+from stagec.bundle.placing import Folder
+from stagec.core import json_shapes, strict_json
 from stagec.core.errors import Problem, StagecError
+from stagec.core.refusal import LoadError
 
 _REFERENCE = re.compile(
     r"(?P<repository>[^/@:]+(?::[0-9]+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)+)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}/)*[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 """Paths of files in an image: by the same rule as those of weights in a manifest, below the folder."""
+_LONGEST_PATH, _DEEPEST_PATH = 1000, 32
 _LARGEST = 2**22
 """Bytes of a manifest or index (4 MiB): what registries must take."""
 _MOST_REFERRERS = 100
 _ATTEMPTS = 4
+_ROUNDS = 20
+"""How often a list is written again that others write at the same time."""
+_SLOWEST = 2**16
+"""Bytes that move, or a registry has stopped answering: in the seconds of `timeout`."""
+_BESIDE = 2**26
+"""Bytes that skopeo may read beside the blobs of an image (64 MiB): tokens, manifests, certificates."""
 _BROKEN = re.compile("EOF|connection reset|closed network connection|broken pipe|timeout|50[0-9] ", re.IGNORECASE)
 """What skopeo says of connections that broke. What a registry refuses, it refuses again."""
+_ABSENT = "manifest unknown", "name unknown", "not found", "404"
+"""What registries say of what they do not have."""
 _FATAL = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
+_LONGEST_REASON = 1000
+_SHA256 = json_shapes.matching("sha256:[0-9a-f]{64}", "a digest, sha256:...")
 _DESCRIPTOR = json_shapes.record(
-    {"mediaType": json_shapes.text, "digest": json_shapes.text, "size": json_shapes.count},
+    {"mediaType": json_shapes.text, "digest": _SHA256, "size": json_shapes.count},
     {"annotations": json_shapes.table(json_shapes.text)},
     rest=json_shapes.anything,
 )
 _INDEX = json_shapes.record({"manifests": json_shapes.array(_DESCRIPTOR)}, rest=json_shapes.anything)
 _MANIFEST = json_shapes.record(
-    {"mediaType": json_shapes.text, "layers": json_shapes.array(_DESCRIPTOR)},
+    {
+        "mediaType": json_shapes.constant(layout.MANIFEST_TYPE),
+        "config": _DESCRIPTOR,
+        "layers": json_shapes.array(_DESCRIPTOR),
+    },
     {"artifactType": json_shapes.text, "subject": _DESCRIPTOR},
     rest=json_shapes.anything,
 )
+_TAGS = json_shapes.record({"Tags": json_shapes.array(json_shapes.text)}, rest=json_shapes.anything)
 
 
 class Reference(NamedTuple):
@@ -71,89 +89,223 @@ class Reference(NamedTuple):
         return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
 
 
-class Registry:
-    """What moves images. plain_http: whether the registry has no TLS, as one on this machine."""
+class Pulled(NamedTuple):
+    """What a pull did.
 
-    def __init__(self, plain_http: bool = False) -> None:
+    files: digest (hex) of each file by its path. left_out: why something that is said about the image was not taken, by
+    the digest (hex) of its file, or of its manifest where it has none. removed: paths of files about another bundle.
+    """
+
+    files: dict[str, str]
+    left_out: dict[str, str]
+    removed: list[str]
+
+
+class _Image(NamedTuple):
+    """What a manifest says. files: digest (hex) by path; bundle: path of the bundle; size: bytes of all blobs."""
+
+    files: dict[str, str]
+    bundle: str
+    size: int
+
+
+class Registry:
+    """What moves images. plain_http: whether the registry has no TLS, as one on this machine.
+
+    timeout: seconds in which a command must end, or a registry must have sent or taken another 64 KiB.
+    """
+
+    def __init__(self, plain_http: bool = False, timeout: float = 60) -> None:
         """Raises StagecError where skopeo is not installed."""
         program = shutil.which("skopeo")
         if program is None:
             write = "apt-get install skopeo, dnf install skopeo or brew install skopeo"
             raise StagecError(Problem("", "", "skopeo, which moves images, is not installed", write))
-        self._program, self._verify = program, str(not plain_http).lower()
+        self._program, self._verify, self._timeout = program, str(not plain_http).lower(), timeout
 
     def push(self, image: Layout, target: Reference) -> None:
         """Copy an image and what is said about it to a registry, which keeps what it has.
 
-        What others say about the same image stays. Raises StagecError.
+        What others say about the same image stays, also what they push at the same time. Raises StagecError.
         """
         with tempfile.TemporaryDirectory(prefix="stagec-push-") as folder:
             write_links(Path(folder), image)
             self._copy(f"oci:{folder}:{layout.IMAGE}", f"docker://{target}", "--preserve-digests")
-            if not image.referrers:
-                return
+            subject = image.image["digest"]
             for title, manifest in image.referrers.items():
-                there = target._replace(tag="", digest=manifest["digest"])
+                there = target._replace(tag=layout.referrer_tag(subject, manifest["digest"]), digest="")
                 self._copy(f"oci:{folder}:{title}", f"docker://{there}", "--preserve-digests")
-            # For registries without an API for referrers. skopeo before 1.14 writes a list anew, without artifactType.
-            tag = target._replace(tag=layout.referrers_tag(image.image["digest"]), digest="")
-            known = {one["digest"]: one for one in self._listed(tag)}
-            known |= {one["digest"]: one for one in image.referrers.values()}
-            _write_list(Path(folder), layout.index_of(list(known.values())))
-            self._copy(f"oci:{folder}:list", f"docker://{tag}", "--multi-arch=index-only")
+            if image.referrers:
+                own = {one["digest"]: one for one in image.referrers.values()}
+                self._list(target._replace(tag="", digest=subject), own)
 
-    def pull(self, source: Reference, folder: Path) -> dict[str, str]:
-        """Copy the files of an image to a folder; return the digest (hex) of each by its path.
+    def remove(self, source: Reference, wanted: str) -> list[str]:
+        """Take out what is said about an image; return what the registry keeps all the same, as sentences.
+
+        source: the image. wanted: how the SHA-256 (hex) of the file begins. Raises StagecError.
+        """
+        source = source._replace(tag="", digest=_digest(self._raw(source)))
+        kept, gone = [], set()
+        for digest in self._known(source):
+            there = source._replace(digest=digest)
+            try:
+                layers = _parse(self._raw(there), _MANIFEST, str(there))["layers"]
+            except StagecError:
+                continue
+            if any(layer["digest"].removeprefix("sha256:").startswith(wanted) for layer in layers):
+                gone.add(digest)
+        if not gone:
+            raise StagecError(Problem("", "", f"{source}: nothing is said about it in a file of sha256 {wanted}..."))
+        tags = self._tags(source)
+        for digest in gone:
+            tag = layout.referrer_tag(source.digest, digest)
+            if tag in tags:
+                self._write(source._replace(tag=tag, digest=""), [])
+        self._list(source, {}, gone)
+        for digest in gone:
+            there = source._replace(digest=digest)
+            try:
+                self._run(["delete", f"--tls-verify={self._verify}", f"docker://{there}"], str(there))
+            except StagecError as error:
+                kept.append(f"no list names it, but the registry did not delete it: {error}")
+        return kept
+
+    def pull(self, source: Reference, folder: Path) -> Pulled:
+        """Copy the files of an image to a folder.
 
         A blob that the folder has already, from this image or from what was left of a pull that broke, is not moved
-        again. A file appears whole, under its name, when all of the image are there. Raises StagecError.
+        again, once its digest has been compared. Files appear whole, under their names, when all of the image are
+        there; another pull to the same folder waits. Raises StagecError.
         """
         raw = self._raw(source)
         source = source._replace(tag="", digest=_digest(raw))  # a tag may move
-        work = folder / ".stagec-pull"
-        manifest = _parse(raw, _MANIFEST, str(source))
-        if manifest.get("artifactType") != layout.MODEL:
-            what = f"{source} is no bundle: its artifactType is {manifest.get('artifactType')!r}"
-            raise StagecError(Problem("", "", what, f"pull what `push` wrote, of type {layout.MODEL}"))
-        files = {_path_of(layer, source): layer["digest"].removeprefix("sha256:") for layer in manifest["layers"]}
-        _make(work / "blobs" / "sha256")
-        for path, digest in files.items():
-            _keep(folder / path, digest, work)
-        self._copy(f"docker://{source}", f"oci:{work}:{layout.IMAGE}", "--preserve-digests")
-        files |= self._pull_referrers(source, work)
-        for path, digest in files.items():
-            target = folder / path
-            _make(target.parent)
-            blob = work / "blobs" / "sha256" / digest
-            blob.chmod(0o644)
-            blob.replace(target)
-        shutil.rmtree(work)
-        return files
+        image = _image(raw, source)
+        with placing.locked(folder) as place:
+            place.keep(image.files)
+            self._copy(
+                f"docker://{source}", f"oci:{place.layout}:{layout.IMAGE}", "--preserve-digests", size=image.size
+            )
+            about, left_out = self._pull_referrers(source, image, place)
+            files = image.files | about
+            removed = place.place(files, image.bundle)
+        return Pulled(files, left_out, removed)
 
-    def _pull_referrers(self, source: Reference, work: Path) -> dict[str, str]:
-        """Copy what is said about an image to the layout at `work`; return digests by paths."""
-        found: dict[str, str] = {}
-        tag = source._replace(tag=layout.referrers_tag(source.digest), digest="")
-        for number, one in enumerate(self._listed(tag)[:_MOST_REFERRERS]):
-            there = source._replace(tag="", digest=one["digest"])
-            manifest = _parse(self._raw(there), _MANIFEST, str(there))
-            kind, subject = manifest.get("artifactType"), manifest.get("subject", {}).get("digest")
-            if kind not in layout.REFERRERS.values() or subject != source.digest or len(manifest["layers"]) != 1:
-                continue  # somebody else's: a signature of cosign's, for example
-            self._copy(f"docker://{there}", f"oci:{work}:referrer-{number}", "--preserve-digests")
-            (layer,) = manifest["layers"]
-            found[_free(_path_of(layer, there), found)] = layer["digest"].removeprefix("sha256:")
-        return found
+    def _pull_referrers(self, source: Reference, image: _Image, place: Folder) -> tuple[dict[str, str], dict[str, str]]:
+        """Copy what is said about an image; return digests by paths, and why something is left out by its digest.
 
-    def _listed(self, tag: Reference) -> list[Descriptor]:
-        """Return the descriptors of a list of referrers; none where the registry has no such tag."""
+        Anybody who may push can say something: it names no file itself, and is taken if it is about the bundle.
+        """
+        taken: dict[str, str] = {}
+        left_out: dict[str, str] = {}
+        bundle = image.files[image.bundle]
+        suffixes = {kind: suffix for suffix, kind in layout.REFERRERS.items()}
+        for number, one in enumerate(self._known(source)):
+            digest = one.removeprefix("sha256:")
+            if number >= _MOST_REFERRERS:
+                left_out[digest] = f"more than {_MOST_REFERRERS} are said about the image"
+                break
+            there = source._replace(digest=one)
+            try:
+                manifest = _parse(self._raw(there), _MANIFEST, str(there))
+                suffix = suffixes.get(manifest.get("artifactType", ""))
+                if suffix is None or manifest.get("subject", {}).get("digest") != source.digest:
+                    continue  # somebody else's: a signature of cosign's, for example
+                layers = manifest["layers"]
+                if len(layers) != 1 or layers[0]["size"] > LARGEST or _foreign(manifest):
+                    raise ValueError(f"it is not one file of {LARGEST:,} bytes at most in this registry")
+                digest = layers[0]["digest"].removeprefix("sha256:")
+                size = layers[0]["size"] + manifest["config"]["size"]
+                self._copy(f"docker://{there}", f"oci:{place.layout}:x", "--preserve-digests", size=size)
+                if not referrers.is_about(suffix, place.read(digest), "this file", bundle):
+                    raise ValueError("it is about another bundle")
+            except StagecError as error:
+                if not _is_absent(error):
+                    raise
+                left_out[digest] = "the registry does not have it, or has something else there"
+                continue
+            except (OSError, ValueError, LoadError) as error:
+                left_out[digest] = str(error)
+                continue
+            name = place.name_of(image.bundle, suffix, digest, bundle, {**image.files, **taken})
+            if name is None:
+                left_out[digest] = "there are too many of its kind"
+            elif digest not in taken.values():
+                taken[name] = digest
+                place.keep_too(name, digest)
+        return taken, left_out
+
+    def _known(self, image: Reference) -> dict[str, Descriptor]:
+        """Return descriptors of what is said about an image, by digest: what is in the list, and what has a tag."""
+        listed = self._listed(image._replace(tag=_list_tag(image), digest=""))
+        return {**listed, **self._tagged(image, listed)}
+
+    def _tagged(self, image: Reference, listed: Iterable[str]) -> dict[str, Descriptor]:
+        """Return what is said about an image and is not `listed`, by the tag that each has of its own.
+
+        Two who write the list at once have different lists. But each wrote a tag before, so who writes the list last
+        has seen both.
+        """
+        short = {one.removeprefix("sha256:")[:32] for one in listed}
+        tagged: dict[str, Descriptor] = {}
+        unlisted = [tag for tag in self._tags(image) if tag.rpartition(".")[2] not in short]
+        for tag in unlisted[:_MOST_REFERRERS]:
+            there = image._replace(tag=tag, digest="")
+            try:
+                raw = self._raw(there)
+                manifest = _parse(raw, _MANIFEST, str(there))
+            except StagecError as error:
+                if not _is_absent(error):
+                    raise
+                continue  # it was taken out
+            if tag == layout.referrer_tag(image.digest, _digest(raw)):
+                known: Descriptor = {key: manifest[key] for key in ("mediaType", "artifactType") if key in manifest}
+                tagged[_digest(raw)] = {**known, "digest": _digest(raw), "size": len(raw)}
+        return tagged
+
+    def _tags(self, image: Reference) -> list[str]:
+        """Return the tags of what is said about an image; none of a registry that lists no tags."""
+        words = ["list-tags", f"--tls-verify={self._verify}", f"docker://{image.repository}"]
+        try:
+            raw = self._run(words, image.repository)
+        except StagecError as error:
+            if _is_absent(error):
+                return []
+            raise
+        found = _parse(raw, _TAGS, image.repository, _BESIDE)["Tags"]
+        return [tag for tag in found if tag.startswith(f"{_list_tag(image)}.")]
+
+    def _list(self, image: Reference, own: Mapping[str, Descriptor], gone: Collection[str] = ()) -> None:
+        """Write the list of what is said about an image until it has all but what is `gone`. Raises StagecError.
+
+        It is for registries without an API for referrers, and for other clients. skopeo before 1.14 writes a list anew,
+        without artifactType.
+        """
+        tag = image._replace(tag=_list_tag(image), digest="")
+        for _ in range(_ROUNDS):
+            listed = self._listed(tag)
+            known = {**listed, **own}
+            known |= self._tagged(image, known)
+            wanted = [one for digest, one in known.items() if digest not in gone]
+            if len(wanted) == len(listed) == len(known):
+                return
+            self._write(tag, wanted)
+        raise StagecError(Problem("", "", f"{tag}: others write this list all the time", "push again"))
+
+    def _write(self, tag: Reference, listed: Sequence[Descriptor]) -> None:
+        """Write a list under a tag."""
+        with tempfile.TemporaryDirectory(prefix="stagec-push-") as folder:
+            _write_list(Path(folder), layout.index_of(listed))
+            self._copy(f"oci:{folder}:list", f"docker://{tag}", "--multi-arch=index-only")
+
+    def _listed(self, tag: Reference) -> dict[str, Descriptor]:
+        """Return the descriptors of a list of referrers by digest; none where the registry has no such tag."""
         try:
             raw = self._raw(tag)
         except StagecError as error:
-            if "manifest unknown" in str(error) or "not found" in str(error).lower():
-                return []
+            if _is_absent(error):
+                return {}
             raise
-        return list(_parse(raw, _INDEX, str(tag))["manifests"])
+        return {one["digest"]: one for one in _parse(raw, _INDEX, str(tag))["manifests"]}
 
     def _raw(self, source: Reference) -> bytes:
         words = ["inspect", "--raw", f"--tls-verify={self._verify}", f"docker://{source}"]
@@ -162,29 +314,67 @@ class Registry:
             raise StagecError(Problem("", "", f"{source}: the registry has something else there, {_digest(raw)}"))
         return raw
 
-    def _copy(self, source: str, target: str, *options: str) -> None:
+    def _copy(self, source: str, target: str, *options: str, size: int | None = None) -> None:
+        """Copy an image. size: bytes of its blobs, of one that comes from a registry."""
         sides = {"--src-tls-verify": source, "--dest-tls-verify": target}
         verify = [f"{name}={self._verify}" for name, side in sides.items() if side.startswith("docker:")]
         named = next(side for side in sides.values() if side.startswith("docker:")).removeprefix("docker://")
-        self._run(["copy", "--quiet", *verify, *options, source, target], named)
+        words = ["copy", "--quiet", *verify, *options, source, target]
+        self._run(words, named, None if source.startswith("oci:") else size or 0)
 
-    def _run(self, words: Sequence[str], named: str) -> bytes:
+    def _run(self, words: Sequence[str], named: str, size: int | None = 0) -> bytes:
+        """Run skopeo; return what it prints. size: bytes that it reads at most; None: as many as it likes."""
         # Who may sign images of containers is another question: stagec's signatures are of bundles.
         command = [self._program, "--insecure-policy", *words]
         for attempt in range(_ATTEMPTS):
-            done = subprocess.run(command, check=False, capture_output=True)
-            if done.returncode == 0:
-                return done.stdout
-            reason = _reason(done.stderr.decode(errors="replace"))
+            with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
+                ended = self._wait(command, output, log, named, size)
+                for file in (output, log):
+                    file.seek(0)
+                if ended == 0:
+                    return output.read(_BESIDE)
+                reason = _reason(log.read(_BESIDE).decode(errors="replace"))
             if not _BROKEN.search(reason):
                 break
             time.sleep(0.25 * 2**attempt)
         raise StagecError(Problem("", "", f"{named}: {reason}"))
 
+    def _wait(self, command: Sequence[str], output: BinaryIO, log: BinaryIO, named: str, size: int | None) -> int:
+        """Run a command; return its exit status. Raises StagecError where nothing moves any more, or too much."""
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=log)
+        try:
+            mark, since = 0, time.monotonic()
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(min(0.2, self._timeout))
+                read, moved = _moved(process.pid)
+                if size is not None and read > size + size // 8 + _BESIDE:
+                    what = f"{named}: the registry sends more than the {size:,} bytes that it says"
+                    raise StagecError(Problem("", "", what))
+                if moved - mark > _SLOWEST:
+                    mark, since = moved, time.monotonic()
+                if time.monotonic() - since > self._timeout:
+                    what = f"{named}: the registry has sent and taken less than 64 KiB in {self._timeout:g} seconds"
+                    raise StagecError(Problem("", "", what, "give it longer: --timeout SECONDS"))
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _moved(pid: int) -> tuple[int, int]:
+    """Return how many bytes a process has read so far, and has read and written: files and sockets alike."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text("ascii").splitlines()
+    except (OSError, ProcessLookupError):
+        return 0, 0
+    counts = dict(line.split(": ") for line in lines)
+    read = int(counts.get("rchar", 0))
+    return read, read + int(counts.get("wchar", 0))
+
 
 def write_links(folder: Path, image: Layout) -> None:
     """Write a layout in which files are links to where they are: for a program that reads it soon."""
-    _make(folder / "blobs" / "sha256")
+    (folder / "blobs" / "sha256").mkdir(parents=True)
     for path, content in image.files().items():
         if isinstance(content, FileOf):
             (folder / path).symlink_to(Path(content.path).resolve())
@@ -193,44 +383,74 @@ def write_links(folder: Path, image: Layout) -> None:
 
 
 def _write_list(folder: Path, listed: bytes) -> None:
-    """Put a list into a layout, as `list`."""
+    """Write a layout with a list, as `list`."""
     blobs: dict[str, bytes | FileOf] = {}
     entry = layout.add(blobs, layout.INDEX_TYPE, listed)
-    for digest, content in blobs.items():
-        (folder / "blobs" / "sha256" / digest).write_bytes(content if isinstance(content, bytes) else b"")
+    (folder / "blobs" / "sha256").mkdir(parents=True)
+    (folder / "blobs" / "sha256" / entry["digest"].removeprefix("sha256:")).write_bytes(listed)
     tagged = {**entry, "annotations": {layout.REF_NAME: "list"}}
     (folder / "index.json").write_bytes(layout.index_of([tagged]))
+    (folder / "oci-layout").write_bytes(layout.VERSION)
 
 
-def _keep(file: Path, digest: str, work: Path) -> None:
-    """Give a layout the blob that is in the folder already, as a file of another pull."""
-    blob = work / "blobs" / "sha256" / digest
-    with contextlib.suppress(OSError):
-        if not blob.exists() and sha256_of(reading.RegularFile(file)) == digest:
-            blob.hardlink_to(file)
+def _image(raw: bytes, source: Reference) -> _Image:
+    """Return what the manifest of an image says. Raises StagecError where it is not that of a bundle."""
+    manifest = _parse(raw, _MANIFEST, str(source))
+    layers = manifest["layers"]
+    if manifest.get("artifactType") != layout.MODEL:
+        raise _no_bundle(source, f"its artifactType is {strict_json.shown(repr(manifest.get('artifactType')))}")
+    if _foreign(manifest):
+        raise _no_bundle(source, "it has `urls`, and what is there would come from elsewhere")
+    files: dict[str, str] = {}
+    for layer in layers:
+        path = _path_of(layer, source)
+        if path in files:
+            raise _no_bundle(source, f"two layers are named {strict_json.shown(path)}")
+        files[path] = layer["digest"].removeprefix("sha256:")
+    for path in files:
+        above = path
+        while above := above.rpartition("/")[0]:
+            if above in files:
+                raise _no_bundle(source, f"{strict_json.shown(above)} is a file, and a folder with files")
+    if not layers or layers[0]["mediaType"] != layout.CODE:
+        raise _no_bundle(source, f"its first layer is not of type {layout.CODE}")
+    size = sum(one["size"] for one in [*layers, manifest["config"]])
+    return _Image(files, next(iter(files)), size)
+
+
+def _no_bundle(source: Reference, why: str) -> StagecError:
+    write = f"pull what `push` wrote, of type {layout.MODEL}"
+    return StagecError(Problem("", "", f"{source} is no bundle: {why}", write))
+
+
+def _foreign(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest has blobs that are fetched from other places than the registry."""
+    return any("urls" in one for one in [*manifest["layers"], manifest["config"]])
+
+
+def _list_tag(image: Reference) -> str:
+    return layout.referrers_tag(image.digest)
+
+
+def _is_absent(error: StagecError) -> bool:
+    """Whether a registry has no such thing, as it says, or has something there that is not a manifest."""
+    text = str(error).lower()
+    return isinstance(error.__cause__, ValueError) or any(one in text for one in _ABSENT)
 
 
 def _path_of(layer: Mapping[str, Any], source: Reference) -> str:
     """Return the path of a layer's file. Raises StagecError where it has none below the folder."""
     path = layer.get("annotations", {}).get(layout.TITLE, "")
-    digest = re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"])
-    if not _PATH.fullmatch(path) or not digest:
+    if len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH or not _PATH.fullmatch(path):
         raise StagecError(
             Problem("", "", f"{source}: a layer names no file below the folder: {strict_json.shown(path)}")
         )
     return str(path)
 
 
-def _free(path: str, taken: Mapping[str, str]) -> str:
-    """Return a name that is not taken: `models.aot.dsse.json`, then `models.aot.2.dsse.json`."""
-    suffix = next((suffix for suffix in layout.REFERRERS if path.endswith(suffix)), "")
-    names = (f"{path.removesuffix(suffix)}.{number}{suffix}" for number in range(2, _MOST_REFERRERS + 2))
-    return path if path not in taken else next(name for name in names if name not in taken)
-
-
-def _parse(data: bytes, shape: json_shapes.Shape, named: str) -> dict[str, Any]:
+def _parse(data: bytes, shape: json_shapes.Shape, named: str, most: int = _LARGEST) -> dict[str, Any]:
     try:
-        found = strict_json.parse(data, _LARGEST)
+        found = strict_json.parse(data, most)
         shape(found)
     except ValueError as error:
         raise StagecError(
@@ -243,15 +463,12 @@ def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StagecError(Problem(str(folder), "", f"cannot be written: {error.strerror}")) from error
-
-
 def _reason(text: str) -> str:
-    """Return what skopeo says is wrong, which is the last line of its log."""
+    """Return what skopeo says is wrong, which is the last line of its log, as one line.
+
+    A registry's own words are in it: control characters there are escapes, and stay escapes.
+    """
     found = _FATAL.findall(text)
-    last = str(json.loads(f'"{found[-1]}"')) if found else text.strip().rpartition("\n")[2]
-    return re.sub(r'^Error parsing image name "[^"]*": ', "", last)
+    last = re.sub(r'\\(["\\])', r"\1", found[-1]) if found else text.strip().rpartition("\n")[2]
+    last = re.sub(r'^Error parsing image name "[^"]*": ', "", last)
+    return last if len(last) <= _LONGEST_REASON else f"{last[:_LONGEST_REASON]}..."

@@ -27,6 +27,10 @@ class Source(Protocol):
         """Return a copy of `size` bytes from `start`. Raises LoadError when they are not there any more."""
         ...
 
+    def copy(self, start: int, size: int) -> memoryview:
+        """Return the same at a page of memory, which devices use as it is."""
+        ...
+
     def map(self, start: int, size: int) -> memoryview:
         """Return the same without a copy."""
         ...
@@ -42,6 +46,12 @@ class Memory:
     def read(self, start: int, size: int) -> bytes:
         """Return a part."""
         return self._data[start : start + size]
+
+    def copy(self, start: int, size: int) -> memoryview:
+        """Return a part."""
+        found = reading.memory(size)
+        found[:] = self._data[start : start + size]
+        return found.toreadonly()
 
     def map(self, start: int, size: int) -> memoryview:
         """Return a part."""
@@ -72,14 +82,24 @@ class File:
         except OSError as error:
             raise self._refusal(error) from error
 
+    def copy(self, start: int, size: int) -> memoryview:
+        """Return a part at a page of memory. Raises LoadError as `read` does."""
+        try:
+            return self._file.copy(start, size)
+        except OSError as error:
+            raise self._refusal(error) from error
+
     def map(self, start: int, size: int) -> memoryview:
-        """Return a part, which starts at a page; it is mapped. Raises LoadError ("digest") as `read` does."""
+        """Return a part, which starts at a page; it is mapped. Raises LoadError as `read` does."""
         descriptor = self._file.descriptor
         if os.fstat(descriptor).st_size < start + size:
             raise LoadError("digest", f"{self._path}: it was cut off while it was open")
         if not size:
             return memoryview(b"")
-        return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
+        try:
+            return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
+        except OSError as error:  # no memory, or as many mappings as a process may have
+            raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> LoadError:
         if isinstance(error, reading.ChangedError):

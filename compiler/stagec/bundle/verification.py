@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stagec.bundle import attestation
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import Vouching
 from stagec.bundle.external import Files
@@ -30,7 +29,7 @@ def verify(
 
     keys: paths of the public keys that are trusted; without any, no signature is checked, and the verdict is at best
         INTACT. threshold: how many of them must have signed. signature: paths of envelopes; none: those
-        beside the bundle (`attestation.envelopes_of`).
+        beside the bundle (`bundle/attestation.py: envelopes_of`).
     weights: the folder with the files of weights beside the bundle; None: the bundle's.
     Nothing is checked after a check that failed. Raises StagecError for a bundle or key that cannot be read.
     """
@@ -38,7 +37,7 @@ def verify(
     report = {"kind": "verification", "bundle": path, "verdict": VERIFIED if keys else INTACT, "checks": checks}
     vouching = None
     try:
-        vouching = Vouching(keys, threshold, attestation.envelopes_of(path, signature)) if keys else None
+        vouching = Vouching(path, keys, threshold, signature) if keys else None
         for check, summary in _checks(path, vouching, weights):
             checks.append({"check": check, "ok": True, "summary": summary})
     except LoadError as error:

@@ -119,6 +119,8 @@ class Bundle(Mapping[str, Function]):
         if function not in self._signatures and function in self._functions:
             variants = ", ".join(f"{function}-{name}" for name in self._functions[function].variants)
             raise CallError("static", f"{function} has variants; ask one of them: {variants}")
+        if function not in self._signatures:
+            raise self._unknown(function, self._signatures)
         asked = self._signatures[function]
         flat = None if shapes is None else asked.shapes_of(tuple(map(_arrays, shapes)), _arrays(kwargs))
         return asked.select(flat, devices)
@@ -147,7 +149,23 @@ class Bundle(Mapping[str, Function]):
         self.close()
 
     def __getitem__(self, name: str) -> Function:
-        return self._functions[name]
+        try:
+            return self._functions[name]
+        except KeyError:
+            raise self._unknown(name, self._functions) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._functions
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """What IPython completes `bundle["` with."""
+        return list(self._functions)
+
+    def _unknown(self, name: str, names: Mapping[str, Function]) -> KeyError:
+        from stagec.core.errors import nearest, show  # most processes need none
+
+        # KeyError shows the text as Python writes it: without single quotes in it, nothing is escaped.
+        return KeyError(f"the bundle {self.name} has no function {show(name)}: {nearest(str(name), names)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._functions)

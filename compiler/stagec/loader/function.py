@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from stagec.bundle.description import LARGEST, Description
 from stagec.core import naming
 from stagec.core.avals import Aval, num_bytes, parse_aval
 from stagec.core.refusal import CallError, LoadError
+from stagec.core.same import same
 from stagec.core.trees import Tree
 from stagec.loader import selection
 from stagec.loader.flat import Flat
@@ -47,7 +49,8 @@ class Function:
     several threads.
 
     Leave out the arguments that the manifest binds to weights; if you pass one, the call uses yours. Pass static
-    arguments by keyword, as in JAX; if there is only one combination of them, you may leave them out.
+    arguments by keyword, as in JAX, with the type of the manifest: 2.0 and True are not 2 and 1. If there is only one
+    combination of them, you may leave them out.
     `variants[NAME]` is the function of one combination.
 
     name: as in the manifest; for a variant, `FUNCTION-VARIANT`.
@@ -200,7 +203,7 @@ class Function:
 
     def _choose(self, given: Mapping[str, Any]) -> Function:
         signatures = list(self.variants.values()) or [self]
-        fitting = [s for s in signatures if all(s.static[name] == value for name, value in given.items())]
+        fitting = [s for s in signatures if all(same(s.static[name], value) for name, value in given.items())]
         if len(fitting) == 1:
             return fitting[0]
         listed = "; ".join(_arguments(s.static) for s in signatures)
@@ -291,7 +294,14 @@ class Function:
         assert platform is not None
         if offer.kind == "exported":
             assert loaded.compile is not None
+            if platform == "cpu" and not loaded.host.cpu_flags:
+                self._warn_of_unknown_cpu(shapes)
             devices = loaded.devices_for(platform, offer.nr_devices or 1)
+            doubt = selection.unknown_release(offer, loaded.host)
+            if doubt:
+                import warnings
+
+                warnings.warn(f"{loaded.path}: {offer.member} is compiled; {doubt}", RuntimeWarning, stacklevel=2)
             convention, executable = loaded.compile(loaded.archive[offer.member], platform, shapes, devices)
             signature = Signature(self.name, convention, loaded.types, self._usage)
             signature.executable = executable
@@ -311,6 +321,13 @@ class Function:
             self._locate(error, signature)
             raise
         return signature
+
+    def _warn_of_unknown_cpu(self, shapes: Shapes) -> None:
+        """Say that an executable may run here, and that nothing tells: compiling takes longer than anybody expects."""
+        refused = next((c for c in self.select(shapes).candidates if c.code == "cpu-feature"), None)
+        if refused is not None:
+            what = f"{self.name} is compiled here, and its executable for {refused.offer.target} left out"
+            warnings.warn(f"{self._loaded.path}: {what}: {refused.reason}", RuntimeWarning, stacklevel=2)
 
     def _describe(self, offer: Offer) -> Description:
         """Return the description of an executable, read when it is first asked for.
@@ -395,6 +412,27 @@ class _Documentation:
         return function._documentation()
 
 
+class _Signature:
+    """What `inspect.signature` and editors show of a function of a bundle. With variants it has none of its own."""
+
+    def __get__(self, function: Function | None, owner: type[Function]) -> Any:
+        if function is None or function.variants or function._loaded.archive is None:
+            raise AttributeError("__signature__")
+        import inspect  # calls do without
+
+        kinds, parameters = inspect.Parameter, []
+        for number, one in enumerate(function._usage().arguments):
+            name = one.name if one.name.isidentifier() else f"args_{number}"
+            kind = kinds.KEYWORD_ONLY if one.by_keyword else kinds.POSITIONAL_ONLY
+            default = ... if function._usage().may_be_left_out(one) else kinds.empty
+            parameters.append(kinds(name, kind, default=default))
+        static = [kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in function.static.items()]
+        return inspect.Signature(
+            [*sorted(parameters, key=lambda one: one.kind), *static], __validate_parameters__=False
+        )
+
+
+Function.__signature__ = _Signature()  # type: ignore[attr-defined]
 Function.__doc__ = _Documentation(Function.__doc__ or "")  # type: ignore[assignment]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stagec.core.avals import Aval
-from stagec.core.dimensions import DimensionError, evaluate, solve
+from stagec.core.sizes import DimensionError, evaluate, solve
 from stagec.pjrt.calling_convention import OMITTED
 
 _Slices = tuple[slice, ...]

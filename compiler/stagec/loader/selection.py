@@ -16,7 +16,7 @@ from stagec.core import naming
 from stagec.core.avals import Aval, evaluate_shape, physical
 from stagec.core.refusal import LoadError
 from stagec.pjrt.custom_calls import UNKNOWN
-from stagec.pjrt.host import Host
+from stagec.pjrt.host import Host, cpu_refusal
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """Shapes of the leaves of the arguments, flat."""
@@ -48,7 +48,7 @@ class Offer:
     platforms: one for an executable; in the order of preference.
     nr_devices: None where it is not known before the artifact is read.
     in_avals: the arguments of an executable, flat, as the module has them, with dimensions' names.
-    readable_until: the last day for which JAX promises to read the artifact; None where none is known.
+    readable_until: the last day of the releases that JAX promises to read the artifact; None where none is known.
     """
 
     kind: Literal["executable", "exported"]
@@ -145,6 +145,10 @@ class Selection(NamedTuple):
         """The candidate that runs; None where none fits."""
         return next((candidate for candidate in self.candidates if candidate.code == CHOSEN), None)
 
+    def __repr__(self) -> str:
+        what = self.chosen.offer.member if self.chosen else "nothing fits"
+        return f"Selection({self.function}: {what}, of {len(self.candidates)} candidates)"
+
     def refusal(self, path: str) -> LoadError:
         """Return why nothing in the bundle at `path` fits, with the code of the nearest miss."""
         if not self.candidates:
@@ -238,6 +242,7 @@ def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) ->
         elif code == FITS:
             code, taken = CHOSEN, offer
             reason = "runs as it is" if offer.kind == "executable" else "is compiled at the first call"
+            reason = "; ".join(filter(None, (reason, unknown_release(offer, host))))
         candidates.append(Candidate(offer, code, reason))
     if asked.shapes is None and taken is not None and taken.kind == "executable":
         # Buckets beside the chosen one run as well, each for its own shapes.
@@ -252,6 +257,29 @@ def usable_platform(offer: Offer, host: Host, asked: Asked) -> str | None:
     """Return the first platform of an offer that is asked for and that this process has; None where it has none."""
     wanted = [name for name in offer.platforms if asked.platform in (None, name)]
     return next((name for name in wanted if not host.platforms[name].refusal), None)
+
+
+def unknown_release(offer: Offer, host: Host) -> str:
+    """Return what to say before an exported artifact is compiled with a jaxlib of unknown age; "" for any other."""
+    until, here = _promised(offer, host)
+    if until is None or here is not None:
+        return ""
+    return (
+        f"JAX promises that releases until {until} read it, and this stagec does not know of which day "
+        f"jaxlib {host.jaxlib} is"
+    )
+
+
+def _promised(offer: Offer, host: Host) -> tuple[datetime.date | None, datetime.date | None]:
+    """Return the last day of the releases that read an artifact, and the day of the jaxlib that is here.
+
+    The first is None where any release may, as the one that made it; the second where stagec does not know it.
+    """
+    if offer.readable_until is None or offer.versions.get("jaxlib") == host.jaxlib:
+        return None, None
+    from stagec.bundle import expiry  # most bundles are read with the jaxlib that made them
+
+    return offer.readable_until, expiry.released(host.jaxlib)
 
 
 def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iterator[tuple[str, str]]:
@@ -273,9 +301,8 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
         where = "were named" if asked.num_devices is not None else "are here"
         yield "device-count", f"it runs on {offer.nr_devices} devices, {available} {where}"
     # What a CPU lacks for speed alone is no fault: `requires` has only flags without which the code must not run.
-    missing = sorted(set(offer.requires) - host.cpu_flags) if name == "cpu" else ()
-    if missing:
-        yield "cpu-feature", f"this machine's CPU has no {', '.join(missing)}"
+    if name == "cpu" and (refusal := cpu_refusal(offer.requires, host.cpu_flags)):
+        yield "cpu-feature", refusal
     if offer.kind == "executable":
         made_with = offer.versions["jaxlib"]
         if made_with != host.jaxlib:
@@ -291,10 +318,13 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
     else:
         if asked.policy == "executable_only":
             yield "policy", "compiling is not allowed (executable_only)"
-        # What made it reads it for ever.
-        elsewhere = offer.versions.get("jaxlib") != host.jaxlib
-        if elsewhere and offer.readable_until is not None and host.today > offer.readable_until:
-            yield "expired", f"JAX's promise to read it ended on {offer.readable_until}; build the bundle again"
+        until, here = _promised(offer, host)
+        if until is not None and here is not None and here > until:
+            maker = (
+                f"jaxlib {offer.versions['jaxlib']}, which made it" if "jaxlib" in offer.versions else "an older jaxlib"
+            )
+            reason = f"JAX promises that releases until {until} read it, and jaxlib {host.jaxlib} is of {here}"
+            yield "expired", f"{reason}; install {maker}, or build the bundle again with a newer jax in your lock"
         if asked.shapes is not None and shapes and asked.shapes not in shapes:
             yield "shape", "the shapes are in no bucket"
 

@@ -5,8 +5,8 @@ The loader runs what was compiled, and knows no compiler. It is handed one here,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.bundle.archive import Archive
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: str | Path,
+    path: str | os.PathLike[str],
     target: str | None = None,
     types: Types | None = None,
     *,
     policy: Policy = "allow_compile",
     devices: Sequence[Any] = (),
-    keys: Sequence[Key] = (),
+    keys: Sequence[Key] | None = None,
     threshold: int = 1,
-    signature: str | Path | Sequence[str | Path] | None = None,
+    signature: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     map_weights: bool = True,
-    weights: str | Path | None = None,
+    weights: str | os.PathLike[str] | None = None,
     check_weights: Check = "load",
 ) -> Bundle:
     """Load a bundle (`name.aot`).
@@ -48,8 +48,9 @@ def load(
         call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
     devices: of one platform, as `stagec.devices` lists them. A function for n devices runs on the first n, in this
         order. Empty: those of the platform.
-    keys: the public keys that you trust: paths of PEM files, or their bytes. If you give any, the bundle must be
-        signed, and the loader checks this before it parses anything.
+    keys: the public keys that you trust: paths of PEM files, or their bytes. If you give them, the bundle must be
+        signed, and the loader checks this before it parses anything. None: no signature is checked. An empty list is
+        refused, and so are `threshold` and `signature` without keys: they check nothing.
     threshold: how many of the keys must have signed.
     signature: path of the envelope with the signatures, or several. None: `<path>.dsse.json`, `<path>.2.dsse.json` and
         so on.
@@ -64,17 +65,21 @@ def load(
     lines of the model, if `<manifest>.<function>.debug.mlir` is beside the bundle and you gave no keys: nobody signs
     that file.
     """
-    if keys:
+    path = os.fspath(path)
+    if keys is None and (threshold != 1 or signature is not None):
+        raise LoadError("key", f"{path}: no key is given; say which ones you trust: keys=[...]")
+    if keys is not None:
         from stagec.bundle import attestation
 
-        archive = attestation.open_signed(path, keys, threshold, signature)
+        given = [signature] if isinstance(signature, str | os.PathLike) else signature or ()
+        archive = attestation.open_signed(path, keys, threshold, [os.fspath(one) for one in given])
     else:
         archive = Archive(path)
     files = None
     if "weights_files" in archive.index:
         from stagec.bundle.external import Files  # most bundles have none, and do not wait for it
 
-        files = Files(archive.path, archive.index, weights, check_weights)
+        files = Files(archive.path, archive.index, None if weights is None else os.fspath(weights), check_weights)
         files.open()
     return Bundle(
         archive,
@@ -83,18 +88,18 @@ def load(
         policy,
         devices,
         compile_exported,
-        locations=not keys,
+        locations=keys is None,
         map_weights=map_weights,
         files=files,
     )
 
 
-def explain(path: str | Path, target: str | None = None, policy: Policy = "allow_compile") -> Bundle:
+def explain(path: str | os.PathLike[str], target: str | None = None, policy: Policy = "allow_compile") -> Bundle:
     """Return a bundle as `load` does, although nothing of it may run here: for its `select` and `selections`.
 
     Raises LoadError when the file is missing, damaged or of another format.
     """
-    return Bundle(Archive(path), target, None, policy, (), compile_exported, selected_only=False)
+    return Bundle(Archive(os.fspath(path)), target, None, policy, (), compile_exported, selected_only=False)
 
 
 def compile_exported(

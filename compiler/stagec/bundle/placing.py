@@ -1,0 +1,262 @@
+"""The folder that `pull` writes to: one pull at a time, only what has its digest, all files or none, and no link.
+
+Blobs arrive in `.stagec-pull`, an image layout, and stay there when a pull breaks. What lies there is not believed by
+its name. A file gets its name when all of them are there and their digests have been compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from stagec.bundle import referrers
+from stagec.bundle.dsse import LARGEST
+from stagec.bundle.layout import REFERRERS
+from stagec.bundle.sources import in_pieces, sha256_of
+from stagec.core import writing
+from stagec.core.errors import Problem, StagecError
+from stagec.core.reading import RegularFile
+from stagec.core.refusal import LoadError
+
+WORK = ".stagec-pull"
+_LOCK = "lock"
+
+
+class Folder:
+    """A folder that one pull has alone.
+
+    path: of the folder. there: paths of files that have their digest already, and are left as they are.
+    """
+
+    def __init__(self, path: Path, top: int, work: int) -> None:
+        """top, work: descriptors of the folder and of its folder of work."""
+        self.path, self.there = path, set[str]()
+        self._top, self._work = top, work
+
+    @property
+    def layout(self) -> Path:
+        """The image layout that blobs arrive in."""
+        return self.path / WORK
+
+    def keep(self, files: Mapping[str, str]) -> None:
+        """Remove what is left of other pulls, but the blobs of `files` (path -> digest) that are what their name says.
+
+        A file that is in the folder already is linked into the layout: nobody moves it again.
+        """
+        for name in os.listdir(self._work):  # noqa: PTH208
+            if name != _LOCK and not (name == "blobs" and stat.S_ISDIR(_mode(name, self._work) or 0)):
+                _remove(name, self._work)
+        with writing.made(self._work, "blobs/any") as below:
+            if not stat.S_ISDIR(_mode("sha256", below) or stat.S_IFDIR):
+                _remove("sha256", below)
+        with self._blobs() as blobs:
+            for name in os.listdir(blobs):  # noqa: PTH208
+                if name not in files.values() or not _is(name, blobs, name) or _links(name, blobs) != 1:
+                    _remove(name, blobs)
+            for path, digest in files.items():
+                with contextlib.suppress(OSError), writing.made(self._top, path, make=False) as parent:
+                    if _is(_leaf(path), parent, digest):
+                        self.there.add(path)
+                        os.link(_leaf(path), digest, src_dir_fd=parent, dst_dir_fd=blobs, follow_symlinks=False)
+
+    def keep_too(self, path: str, digest: str) -> None:
+        """Leave one more file as it is, if it has its digest already."""
+        with contextlib.suppress(OSError), writing.made(self._top, path, make=False) as parent:
+            if _is(_leaf(path), parent, digest):
+                self.there.add(path)
+
+    def read(self, digest: str) -> bytes:
+        """Return a small blob. Raises OSError, and ValueError where it is not what its name says."""
+        with self._blobs() as blobs:
+            file = RegularFile(digest, blobs)
+            if file.size > LARGEST or sha256_of(file) != digest:
+                raise ValueError("its sha256 is another")
+            return file.read(0, file.size)
+
+    def name_of(self, bundle: str, suffix: str, digest: str, about: str, taken: Collection[str]) -> str | None:
+        """Return the name of a file about the bundle at the path `bundle`; None where all are taken.
+
+        What somebody else said about the same bundle, and is in the folder, keeps its name. digest: of the file. about:
+        of the bundle. taken: names that others have.
+        """
+        free = [name for name in referrers.names(bundle, suffix) if name not in taken]
+        for name in free:
+            with contextlib.suppress(OSError), writing.made(self._top, name, make=False) as parent:
+                if _is(_leaf(name), parent, digest):
+                    return name
+        return next((name for name in free if self._about(name, suffix, about) in (None, False)), None)
+
+    def place(self, files: Mapping[str, str], bundle: str) -> list[str]:
+        """Give blobs their names, all of them or none; return paths that were removed: what was said of another bundle.
+
+        files: digest by path. bundle: path of the bundle. Raises StagecError.
+        """
+        # The bundle comes last: whoever reads it then has what is beside it.
+        new = {path: files[path] for path in sorted(files, key=bundle.__eq__) if path not in self.there}
+        uses, at = [*new.values()], bundle
+        stale = [
+            name
+            for suffix in REFERRERS
+            for name in referrers.names(bundle, suffix)
+            if name not in files and self._about(name, suffix, files[bundle]) is False
+        ]
+        try:
+            with self._blobs() as blobs, writing.made(self._work, "moves/any") as moves, contextlib.ExitStack() as undo:
+                for at, digest in new.items():
+                    if not _is(digest, blobs, digest):
+                        raise OSError(errno.EBADMSG, f"what arrived has not the sha256 {digest}")
+                    with writing.made(self._top, at) as parent:
+                        if stat.S_ISDIR(_mode(_leaf(at), parent) or 0):
+                            raise OSError(errno.EISDIR, "it is a folder")
+                for number, (at, digest) in enumerate(new.items()):
+                    self._stage(at, digest, uses.count(digest) == 1, blobs, moves, f"new{number}")
+                for number, at in enumerate([*new, *stale]):
+                    self._swap(at, f"new{number}" if at in new else None, moves, f"old{number}", undo)
+                undo.pop_all()  # all are in their places
+        except OSError as error:
+            what = f"cannot be written: {writing.reason(error, self.path)}"
+            raise StagecError(Problem(f"{self.path}/{at}", "", what)) from error
+        return stale
+
+    def _stage(self, path: str, digest: str, once: bool, blobs: int, moves: int, name: str) -> None:
+        """Put a blob among the moves, with the permissions of its file. once: whether no other file has it."""
+        if once and _links(digest, blobs) == 1:
+            os.rename(digest, name, src_dir_fd=blobs, dst_dir_fd=moves)
+        else:
+            blob = RegularFile(digest, blobs)
+            writing.file(moves, name, in_pieces(blob, 0, blob.size))
+        with writing.made(self._top, path) as parent:
+            mode = _mode(_leaf(path), parent) or 0
+        opened = RegularFile(name, moves)  # closed when nobody has it any more
+        os.fchmod(opened.descriptor, mode & 0o777 if stat.S_ISREG(mode) else 0o644)
+
+    def _swap(self, path: str, new: str | None, moves: int, old: str, undo: contextlib.ExitStack) -> None:
+        """Rename a file to its place, or remove what is there; `undo` puts back what was there."""
+        with writing.made(self._top, path) as parent:
+            leaf = _leaf(path)
+            there = _mode(leaf, parent) is not None
+            if there:
+                os.link(leaf, old, src_dir_fd=parent, dst_dir_fd=moves, follow_symlinks=False)
+            undo.callback(self._put_back, path, old if there else None, moves)
+            if new is None:
+                os.unlink(leaf, dir_fd=parent)
+            else:
+                os.replace(new, leaf, src_dir_fd=moves, dst_dir_fd=parent)
+
+    def _put_back(self, path: str, old: str | None, moves: int) -> None:
+        with contextlib.suppress(OSError), writing.made(self._top, path, make=False) as parent:
+            if old is None:
+                os.unlink(_leaf(path), dir_fd=parent)
+            else:
+                os.replace(old, _leaf(path), src_dir_fd=moves, dst_dir_fd=parent)
+
+    def _about(self, name: str, suffix: str, digest: str) -> bool | None:
+        """Whether a file is about the bundle with this digest, or is not for us to judge; None: it is not there."""
+        try:
+            with writing.made(self._top, name, make=False) as parent:
+                file = RegularFile(_leaf(name), parent)
+                return file.size > LARGEST or referrers.is_about(suffix, file.read(0, file.size), name, digest)
+        except FileNotFoundError:
+            return None
+        except (OSError, LoadError):
+            return True
+
+    @contextlib.contextmanager
+    def _blobs(self) -> Iterator[int]:
+        with writing.made(self._work, "blobs/sha256/any") as below:
+            descriptor = _listing(".", below)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[Folder]:
+    """Make a folder, and have it alone: another pull waits. What it works with is removed when all went well.
+
+    Raises StagecError, naming what cannot be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            top = stack.enter_context(writing.folder(path))
+            work = _lock(path, top, stack)
+            yield Folder(path, top, work)
+            # Renamed first: whoever comes now makes one of their own.
+            gone = f"{WORK}.{os.urandom(8).hex()}"
+            os.rename(WORK, gone, src_dir_fd=top, dst_dir_fd=top)
+            shutil.rmtree(gone, dir_fd=top)
+    except OSError as error:
+        what = f"cannot be written: {writing.reason(error, path)}"
+        raise StagecError(Problem(str(path), "", what)) from error
+
+
+def _lock(path: Path, top: int, stack: contextlib.ExitStack) -> int:
+    """Return the descriptor of the folder of work, locked until `stack` ends. Raises OSError, StagecError."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(WORK, 0o700, dir_fd=top)
+        with contextlib.ExitStack() as attempt:
+            try:
+                work = _listing(WORK, top)
+            except FileNotFoundError:
+                continue  # another pull has just ended
+            except NotADirectoryError:
+                what, write = "it is not a folder, and links are not followed", "remove it"
+                raise StagecError(Problem(f"{path}/{WORK}", "", what, write)) from None
+            attempt.callback(os.close, work)
+            if os.fstat(work).st_uid != os.geteuid():
+                raise StagecError(Problem(f"{path}/{WORK}", "", "it belongs to somebody else", "remove it"))
+            os.fchmod(work, 0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=work)
+            attempt.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(WORK, dir_fd=top, follow_symlinks=False), os.fstat(work)):
+                    stack.push(attempt.pop_all())
+                    return work
+
+
+def _listing(name: str, below: int) -> int:
+    """Open a folder whose names are listed, as a descriptor. Raises OSError."""
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _is(name: str, folder: int, digest: str) -> bool:
+    """Whether a folder has a regular file with this SHA-256 (hex) under a name."""
+    try:
+        return sha256_of(RegularFile(name, folder)) == digest
+    except OSError:
+        return False
+
+
+def _links(name: str, folder: int) -> int:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_nlink
+
+
+def _mode(name: str, folder: int) -> int | None:
+    """Return type and permissions of what has a name; None where nothing has."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _remove(name: str, folder: int) -> None:
+    """Remove a file, or a folder with all that is in it; no link is followed."""
+    if stat.S_ISDIR(_mode(name, folder) or 0):
+        shutil.rmtree(name, dir_fd=folder)
+    else:
+        os.unlink(name, dir_fd=folder)

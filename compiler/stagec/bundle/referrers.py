@@ -1,0 +1,87 @@
+"""What is said about a bundle: statements, SBOMs and envelopes, files whose names begin as the bundle's.
+
+Anybody who may write to a registry can say something there. So nothing is taken that is not about the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX, Statement
+from stagec.bundle.dsse import LARGEST, Envelope
+from stagec.core import json_shapes, strict_json
+from stagec.core.refusal import LoadError
+
+if TYPE_CHECKING:
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.model_signing import SignedModel
+
+STATEMENT_SUFFIX, SBOM_SUFFIX = ".intoto.json", ".sbom.json"
+_HASH = json_shapes.record({"alg": json_shapes.text, "content": json_shapes.text})
+_COMPONENT = json_shapes.record({"hashes": json_shapes.array(_HASH)}, rest=json_shapes.anything)
+_SBOM = json_shapes.record(
+    {
+        "bomFormat": json_shapes.constant("CycloneDX"),
+        "metadata": json_shapes.record({"component": _COMPONENT}, rest=json_shapes.anything),
+    },
+    rest=json_shapes.anything,
+)
+
+
+def names(bundle: str, suffix: str) -> Iterator[str]:
+    """Yield what files about a bundle are called: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
+    stem = bundle if suffix == SUFFIX else bundle.removesuffix(".aot")
+    yield f"{stem}{suffix}"
+    yield from (f"{stem}.{number}{suffix}" for number in range(2, MOST_ENVELOPES + 1))
+
+
+def check(suffix: str, content: bytes, path: str, bundle: str, archive: Archive, digest: str) -> None:
+    """Check that the content of the file at `path` is about exactly this bundle.
+
+    suffix: how the names of such files end. bundle: path of its file. digest: SHA-256 (hex) of that. Raises LoadError.
+    """
+    said = _read(suffix, content, path)
+    if isinstance(said, set):
+        if digest not in said:
+            raise LoadError("signature", f"{path}: it is about another bundle: none of its hashes is {digest}")
+        return
+    if not isinstance(said, Statement):
+        said.check_index(b"", lambda: digest, path, bundle)
+    said.check(archive, path, digest)
+
+
+def is_about(suffix: str, content: bytes, path: str, digest: str) -> bool:
+    """Whether the content of a file is about the bundle with this SHA-256 (hex); its index is not read for that.
+
+    Raises LoadError where it is about nothing: it is not such a file.
+    """
+    said = _read(suffix, content, path)
+    if isinstance(said, set):
+        return digest in said
+    if isinstance(said, Statement):
+        return said.subjects.get(f"{said.name}.aot") == digest
+    return digest in said.files.values()
+
+
+def _read(suffix: str, content: bytes, path: str) -> Statement | SignedModel | set[str]:
+    """Return what a file says, of an SBOM the hashes of what it is about. Raises LoadError."""
+    try:
+        if suffix == SBOM_SUFFIX:
+            found = strict_json.parse(content, LARGEST)
+            _SBOM(found)
+            return {one["content"] for one in found["metadata"]["component"]["hashes"]}
+        if suffix == STATEMENT_SUFFIX:
+            said = Statement.read(content, path)
+            if not isinstance(said, Statement):
+                raise ValueError("it says nothing of how a bundle was built")
+            return said
+        envelope = Envelope.from_json(content)
+        if not envelope.signatures:
+            raise ValueError("nobody signed it")
+        return Statement.read(envelope.payload, path)
+    except ValueError as error:
+        kinds = {SBOM_SUFFIX: "an SBOM of CycloneDX", STATEMENT_SUFFIX: "a statement of a bundle"}
+        what = f"not {kinds.get(suffix, 'a DSSE envelope')}: {error}"
+        raise LoadError("signature", f"{Path(path)}: {what}") from error
