@@ -5,81 +5,190 @@ the work: it returns the exit status, None for 0, and raises StagecError for a u
 what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
 imports all that can be imported before. Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr),
 1 for anything else: `explain` or `diff` found a difference, `verify` refuses. `verify` has 3 for a bundle that is
-whole, where it was given no key to check a signature with.
+whole, where it was given no key to check a signature with. 130 after Ctrl-C, 141 when nobody reads stdout any more, as
+of programs that a signal ends.
 """
 
 import argparse
+import errno
 import importlib
+import itertools
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
-from stagec.core.errors import StagecError, missing_package, printable
+from stagec.core.errors import StagecError, missing_package, nearest, printable
+from stagec.core.version import VERSION
 
-COMMANDS = (
-    "autotune",
-    "baseline",
-    "bench",
-    "bundle",
-    "compile",
-    "describe-device",
-    "describe-weights",
-    "diff",
-    "explain",
-    "explain-load",
-    "export",
-    "extract",
-    "golden",
-    "image",
-    "init",
-    "inspect",
-    "locate",
-    "plan",
-    "profile",
-    "provenance",
-    "pull",
-    "push",
-    "rebuild",
-    "report",
-    "reproduce",
-    "run",
-    "schema",
-    "sign",
-    "size",
-    "strip",
-    "stub",
-    "targets",
-    "verify",
-)
+GROUPS: Mapping[str, Sequence[str]] = {
+    "begin": (
+        "init",
+        "schema",
+        "targets",
+        "describe-device",
+        "autotune",
+    ),
+    "look at what was built": (
+        "inspect",
+        "stub",
+        "size",
+        "report",
+        "profile",
+        "locate",
+        "baseline",
+    ),
+    "compare": (
+        "diff",
+        "explain",
+        "reproduce",
+        "rebuild",
+        "compare-jit",
+    ),
+    "run": (
+        "run",
+        "bench",
+        "explain-load",
+    ),
+    "release": (
+        "sign",
+        "verify",
+        "image",
+        "push",
+        "pull",
+        "strip",
+        "extract",
+    ),
+    "what Bazel runs": (
+        "plan",
+        "export",
+        "compile",
+        "golden",
+        "describe-weights",
+        "bundle",
+        "provenance",
+    ),
+}
+"""The commands, as people look for them."""
+COMMANDS = tuple(sorted(name for names in GROUPS.values() for name in names))
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the option that was meant. words: of the command line."""
+
+    words: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in itertools.takewhile("--".__ne__, self.words):
+            name = word.partition("=")[0]
+            if name.startswith("--") and not any(one.startswith(name) for one in options):
+                message = _no(f"option {name}", name, options, self.prog)
+                break
+        super().error(message)
+
+
+def _no(what: str, name: str, names: Iterable[str], program: str) -> str:
+    """Return the sentence for a name that is none of `names`."""
+    near = nearest(name, names)
+    return f"no {what}: {near if near.startswith('did you mean') else f'{program} --help lists what there is'}"
+
+
+def _summaries() -> str:
+    """Return the commands with what each does, by groups, as help shows them."""
+    lines = []
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name in names:
+            text = textwrap.wrap(_module(name).__doc__ or "", 96)
+            lines += [f"  {name:<18}{text[0]}", *(f"{'':20}{line}" for line in text[1:])]
+    return "\n".join(lines)
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"stagec.cli.{command.replace('-', '_')}")
+
+
+_UNWRITABLE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EPIPE
+_INTERRUPTED, _NOBODY_READS = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's) and return the exit status."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # a disk that is full shows here
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except OSError as error:
+        status = _unwritable(error)
+        if status is None:
+            raise
+        return status
+
+
+def _unwritable(error: OSError) -> int | None:
+    """Say what cannot be written, and return the exit status; None for any other error.
+
+    An error without the name of a file is of stdout or of a temporary file.
+    """
+    if error.errno not in _UNWRITABLE or not sys.stdout:
+        return None
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again at its end
+    if error.errno == errno.EPIPE:
+        return _NOBODY_READS if error.filename is None else None
+    where = error.filename or f"stdout, or a temporary file in {tempfile.gettempdir()}"
+    print(printable(f"{where}: cannot be written: {error.strerror}"), file=sys.stderr)
+    return 2
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[1:2] == ["--worker_template"]:
         from stagec.worker import template
 
-        module = importlib.import_module(f"stagec.cli.{given[0].replace('-', '_')}")
-        return template.serve(int(given[2]), module.preload, lambda words: main([given[0], *words]))
-    parser = argparse.ArgumentParser(
-        prog="stagec",
-        description="Builds JAX functions ahead of time.",
-        epilog="An argument @FILE stands for the arguments in FILE, one a line.",
-        fromfile_prefix_chars="@",
-    )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        return template.serve(int(given[2]), _module(given[0]).preload, lambda words: main([given[0], *words]))
     # The modules of the others are not imported where the command is the first word, as it is in a build's actions.
-    for name in [name for name in COMMANDS if name in given[:1]] or COMMANDS:
-        module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
-        summary = module.__doc__
-        subparser = commands.add_parser(name, help=summary, description=summary)
+    named = [name for name in COMMANDS if name in given[:1]]
+    parser = _Parser(
+        prog="stagec",
+        usage="%(prog)s COMMAND ...",
+        description="Builds JAX functions ahead of time." + ("" if named else f"\n{_summaries()}"),
+        epilog="stagec COMMAND --help has more. An argument @FILE stands for the arguments in FILE, one a line.",
+        fromfile_prefix_chars="@",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stagec {VERSION}")
+    if not given:
+        parser.print_help()
+        return 0
+    if not named and not given[0].startswith(("-", "@")):
+        parser.error(_no(f'command "{given[0]}"', given[0], COMMANDS, "stagec"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    parsers = {}
+    for name in named or COMMANDS:
+        module = _module(name)
+        subparser = parsers[name] = commands.add_parser(name, prog=f"stagec {name}", description=module.__doc__)
+        subparser.words = given
         subparser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
         module.arguments(subparser)
         if hasattr(module, "preload"):
             subparser.add_argument("--profile", help="write the seconds of each phase to this file, as JSON")
             subparser.add_argument("--declared", action="append", help="a file that Bazel expects; may be repeated")
         subparser.set_defaults(run=module.run)
-    options = parser.parse_args(given)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        parsers.get(given[0], parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return (_profiled(options, given[0]) if getattr(options, "profile", None) else options.run(options)) or 0
     except StagecError as error:

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from stagec.cli.files import print_json, print_text
+from stagec.cli.options import at_least, more_than_0
 from stagec.cli.run import bucket
 from stagec.core.errors import Problem, StagecError
 
@@ -26,14 +27,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="only this bucket (default: all)")
     parser.add_argument(
         "--threads",
-        type=_at_least_one,
+        type=at_least(1),
         nargs="+",
         default=sorted({1, cores}),
         help="from how many threads at a time (default: 1, and as many as there are cores)",
     )
-    parser.add_argument("--seconds", type=float, default=0.5, help="how long a round takes (default: 0.5)")
-    parser.add_argument("--rounds", type=_at_least_one, default=5, help="rounds of each measurement (default: 5)")
-    parser.add_argument("--starts", type=int, default=5, help="new processes that load and call once (default: 5)")
+    parser.add_argument("--seconds", type=more_than_0, default=0.5, help="how long a round takes (default: 0.5)")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds of each measurement (default: 5)")
+    parser.add_argument(
+        "--starts", type=at_least(0), default=5, help="new processes that load and call once (default: 5)"
+    )
     parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
     parser.add_argument(_ONCE, action="store_true", dest="once", help=argparse.SUPPRESS)
 
@@ -99,10 +102,3 @@ def _start(options: argparse.Namespace) -> None:
     function(*args, **kwargs)
     called = time.perf_counter()
     sys.stdout.write(json.dumps({"imported": imported - began, "loaded": loaded - imported, "called": called - ready}))
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number

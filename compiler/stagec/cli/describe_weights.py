@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from stagec.cli.files import print_json, write_whole
 from stagec.core.errors import Problem, StagecError
@@ -27,6 +28,10 @@ def run(options: argparse.Namespace) -> None:
         raise StagecError(Problem(options.weights, "", f"cannot be read: {error.strerror}")) from error
     except ValueError as error:
         raise StagecError(Problem(options.weights, "", f"not a safetensors file: {error}")) from error
+    starts = [array["start"] % external.ALIGNMENT for array in found["arrays"].values()]
+    if copied := sum(map(bool, starts)):
+        what = f"{copied} of {len(starts)} arrays do not start at a multiple of {external.ALIGNMENT} bytes"
+        print(f"{options.weights}: {what}: a CPU copies them instead of sharing the file", file=sys.stderr)
     write_whole(options.output, f"{json.dumps(found)}\n".encode())
     if options.json:
         print_json(found)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.core import reading
+from stagec.core import reading, writing
 from stagec.core.errors import Problem, StagecError, printable
 
 if TYPE_CHECKING:
@@ -27,16 +25,16 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def write_parts(path: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file under a temporary name beside it, then rename it: readers never see half a file.
+    """Write what `--output` and its like name: a file whole, anything else as it is.
 
-    parts: what is in it, one after the other; when they raise something, nothing is written.
+    parts: what is in it, one after the other; when they raise something, no file is written. Links are followed
+    (`core/writing.py`).
     Raises StagecError, naming the file, where that is not possible: a full disk, a folder that is read-only.
     """
-    target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _folder(target.parent) as folder:
-            _write(folder, target.name, parts)
+        if sys.stdout:  # the path may be a name of it
+            sys.stdout.flush()
+        writing.named(path, parts)
     except OSError as error:
         raise StagecError(Problem(path, "", f"cannot be written: {error.strerror}")) from error
 
@@ -46,49 +44,13 @@ def write_below(root: str, name: str, parts: Iterable[bytes | memoryview]) -> No
 
     Folders on the way are made, and no link below `root` is followed. Raises StagecError, naming the file.
     """
-    *parents, leaf = name.split("/")
-    here = Path(root)
+    *_, leaf = name.split("/")
     try:
-        here.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(_folder(here))
-            for parent in parents:
-                here /= parent
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(parent, dir_fd=folder)  # a Path has no descriptor
-                folder = stack.enter_context(_folder(parent, folder))
-            _write(folder, leaf, parts)
+        Path(root).mkdir(parents=True, exist_ok=True)
+        with writing.folder(root) as top, writing.made(top, name) as folder:
+            writing.file(folder, leaf, parts)
     except OSError as error:
-        link = here != Path(root) and here.is_symlink()
-        what = f"{here} is a link, which is not followed" if link else error.strerror
-        raise StagecError(Problem(f"{root}/{name}", "", f"cannot be written: {what}")) from error
-
-
-@contextlib.contextmanager
-def _folder(path: str | Path, below: int | None = None) -> Iterator[int]:
-    """Open a folder. below: the folder that has it, in which a link is not followed. Raises OSError."""
-    follow = 0 if below is None else os.O_NOFOLLOW
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=below)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _write(folder: int, name: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file in an open folder. Raises OSError, and what `parts` raise."""
-    temporary = f".stagec.{os.urandom(8).hex()}"  # the name itself may be as long as a name can be
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(parts)
-            os.fchmod(descriptor, 0o644)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
+        raise StagecError(Problem(f"{root}/{name}", "", f"cannot be written: {writing.reason(error, root)}")) from error
 
 
 def read(path: str, most: int = reading.LARGEST) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+from collections.abc import Iterator
 
 from stagec.cli.files import print_json, read, read_arrays, read_text, read_weights, write_parts
 from stagec.cli.options import add_import_roots, add_sources, telling_unread
@@ -22,6 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a safetensors file that arguments are bound to; NAME is its path in the manifest; may be repeated",
     )
     parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the spec names, if it does")
+    parser.add_argument(
+        "--on-cpu-of", metavar="SPEC", help="the spec of an executable: let JAX compile for the CPU of its target"
+    )
     add_import_roots(parser)
     add_sources(parser)
 
@@ -39,6 +44,22 @@ def run(options: argparse.Namespace) -> None:
         _golden(options)
 
 
+@contextlib.contextmanager
+def _on_cpu_of(file: str | None) -> Iterator[None]:
+    """Have JAX's client made, and its programs compiled, where XLA sees the CPU of a target; None: this machine's."""
+    if file is None:
+        yield
+        return
+    from stagec.backends.cpu import compiler
+    from stagec.core import specs
+
+    target = specs.executable_spec(read_text(file)).target
+    assert isinstance(target, specs.CpuTarget)
+    compiler.prepare_process(target)
+    with compiler.presented(target):
+        yield
+
+
 def _golden(options: argparse.Namespace) -> None:
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
@@ -52,7 +73,8 @@ def _golden(options: argparse.Namespace) -> None:
     bindings.check(only_used=False)
     weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
     given = read_arrays(options.inputs) if options.inputs else None
-    found = golden.make(spec, options.import_root, serialized, weights, given)
+    with _on_cpu_of(options.on_cpu_of):
+        found = golden.make(spec, options.import_root, serialized, weights, given)
     try:
         parts = safetensors.parts(found)
     except ValueError as error:

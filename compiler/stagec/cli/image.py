@@ -37,9 +37,10 @@ def add_content(parser: argparse.ArgumentParser) -> None:
 
 def layout_of(options: argparse.Namespace) -> Layout:
     """Return the image that the options describe. Raises StagecError."""
-    from stagec.bundle import layout
+    from stagec.bundle import layout, referrers
     from stagec.bundle.archive import Archive
-    from stagec.bundle.attestation import SUFFIX
+    from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX
+    from stagec.bundle.dsse import LARGEST
     from stagec.core.refusal import LoadError
 
     try:
@@ -56,11 +57,23 @@ def layout_of(options: argparse.Namespace) -> Layout:
             found = "there is no such file" if size is None else f"it has {size:,} bytes"
             what = f"{found}; {options.bundle} wants {listed[name]['bytes']:,} bytes, sha256 {listed[name]['sha256']}"
             raise StagecError(Problem(path, "", what, f"give the file: --weights-file {name}=FILE"))
-    about = {
-        layout.STATEMENT_SUFFIX: [read(path) for path in options.statement],
-        layout.SBOM_SUFFIX: [read(path) for path in ([options.sbom] if options.sbom else [])],
-        SUFFIX: [read(path) for path in options.signature],
+    given_about = {
+        referrers.STATEMENT_SUFFIX: options.statement,
+        referrers.SBOM_SUFFIX: [options.sbom] if options.sbom else [],
+        SUFFIX: options.signature,
     }
+    about: dict[str, list[bytes]] = {}
+    for suffix, paths in given_about.items():
+        if len(paths) > MOST_ENVELOPES:
+            raise StagecError(Problem("", "", f"{len(paths)} files *{suffix}: no more than {MOST_ENVELOPES} are read"))
+        for path in paths:
+            content = read(path, LARGEST)
+            try:
+                referrers.check(suffix, content, path, options.bundle, archive, bundle.sha256)
+            except LoadError as error:
+                # A file that is published by mistake, a key for example, is public from then on.
+                raise StagecError(Problem("", "", str(error), "nothing was published or written")) from error
+            about.setdefault(suffix, []).append(content)
     return layout.of_bundle(bundle, archive, weights, about)
 
 
@@ -81,15 +94,7 @@ def run(options: argparse.Namespace) -> None:
     from stagec.bundle.layout import FileOf
 
     image = layout_of(options)
-    folder = Path(options.output)
-    try:
-        for path, content in image.files().items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, FileOf):
-                write_below(options.output, path, _checked(content))
-            else:
-                (folder / path).write_bytes(content)
-    except OSError as error:
-        raise StagecError(Problem(options.output, "", f"cannot be written: {error.strerror}")) from error
+    for path, content in image.files().items():
+        write_below(options.output, path, _checked(content) if isinstance(content, FileOf) else [content])
     if options.json:
         print_json({"output": options.output, "digest": image.image["digest"]})

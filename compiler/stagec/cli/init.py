@@ -7,16 +7,24 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagec.cli.files import print_json, print_text
 from stagec.core.errors import Problem, StagecError
 
+if TYPE_CHECKING:
+    from stagec.manifest.inference import Function
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what to build, such as models/net.py:predict")
+    parser.add_argument(
+        "functions", nargs="+", metavar="FILE.py:FUNCTION", help="what to build, such as models/net.py:predict"
+    )
+    parser.add_argument(
+        "--name", help="what the manifest calls the function, if it has another one of its name (default: its own)"
+    )
     parser.add_argument(
         "--args", metavar="TOML", help='the positional arguments, as in a manifest: \'[{ w = "f32[3]" }, "f32[n,3]"]\''
     )
@@ -43,30 +51,65 @@ def run(options: argparse.Namespace) -> None:
     if (root / "rules" / "private" / "manifest.bzl").is_file():
         what = f"{root} is stagec's own checkout"
         raise StagecError(Problem("", "", what, "name the folder of your models: --workspace ../mine"))
-    file, name = _named(options.function)
+    for option in ("--args", "--name"):
+        if len(options.functions) > 1 and getattr(options, option[2:]):
+            what = f"it is about one function, and {len(options.functions)} are named"
+            raise StagecError(Problem(option, "", what, "run the command once for each"))
+    functions = [_function(root, here, text) for text in options.functions]
+    if options.args:
+        dimensions = inference.dimensions(_args(options.args))
+        functions = [replace(one, avals="", dimensions=dimensions) for one in functions]
+    if options.name:
+        functions = [replace(one, called=_manifests_name(options.name)) for one in functions]
+    stagec = workspace.relative(Path(options.stagec).absolute(), root) if options.stagec else _checkout(root)
+    modules = _reads_modules(root)
+    workspace.check(root, functions)
+    done: dict[str, str] = {}
+    told: dict[str, str] = {}
+    advice: list[str] = []
+    targets: list[str] = []
+    for function in functions:  # each finds the files of those before it
+        changes, target = workspace.plan(root, function, options.args or "", stagec, modules)
+        done |= {file: what for file, what in workspace.write(root, changes).items() if file not in done}
+        for file, text in changes.told.items():
+            new = [line for line in text.splitlines(keepends=True) if line not in told.get(file, "")]
+            told[file] = told.get(file, "") + "".join(new)
+        advice += changes.advice
+        targets.append(target)
+    advice = sorted(dict.fromkeys(advice), key=lambda one: not one.startswith("bazel "))
+    command = f"{_bazel(root, stagec)} build {' '.join(dict.fromkeys(targets))}"
+    if options.json:
+        print_json({"workspace": str(root), "files": done, "add": told, "first": advice, "then": command})
+        return
+    lines = [f"{what:<8}  {written}" for written, what in done.items()]
+    for file, text in told.items():
+        lines += ["", f"Add this to {file}:", *(f"  {line}" for line in text.splitlines())]
+    if advice:
+        lines += ["", "First:", *(f"  {one}" for one in advice)]
+    in_workspace = "" if Path.cwd() == root else f" in {root}"
+    print_text("\n".join([*lines, "", f"{'Then' if advice else 'Next'}{in_workspace}:", f"  {command}", ""]))
+
+
+def _function(root: Path, here: Path, text: str) -> Function:
+    """Read the function that a word of the command line names. here: what its file is relative to."""
+    from stagec.manifest import inference
+
+    file, name = _named(text)
     path = Path(os.path.normpath(here / file))
     if not path.is_relative_to(root):
         raise StagecError(
             Problem(file, "", f"it is not in the workspace {root}", "name the workspace with --workspace")
         )
-    found = inference.function(root, path.relative_to(root).as_posix(), name)
-    if options.args:
-        found = replace(found, avals="", dimensions=inference.dimensions(_args(options.args)))
-    stagec = workspace.relative(Path(options.stagec).absolute(), root) if options.stagec else _checkout(root)
-    changes, target = workspace.plan(root, found, options.args or "", stagec, _reads_modules(root))
-    done = workspace.write(root, changes)
-    command = f"{_bazel(root, stagec)} build {target}"
-    if options.json:
-        rest = {"add": changes.told, "first": changes.advice, "then": command}
-        print_json({"workspace": str(root), "files": done, **rest})
-        return
-    lines = [f"{what:<8}  {written}" for written, what in done.items()]
-    for told, text in changes.told.items():
-        lines += ["", f"Add this to {told}:", *(f"  {line}" for line in text.splitlines())]
-    if changes.advice:
-        lines += ["", "First:", *(f"  {one}" for one in changes.advice)]
-    in_workspace = "" if Path.cwd() == root else f" in {root}"
-    print_text("\n".join([*lines, "", f"{'Then' if changes.advice else 'Next'}{in_workspace}:", f"  {command}", ""]))
+    return inference.function(root, path.relative_to(root).as_posix(), name)
+
+
+def _manifests_name(name: str) -> str:
+    from stagec.manifest.tables import NAME
+
+    if not re.fullmatch(NAME, name):
+        write = "write letters, digits, _ and -, not starting with a digit or -"
+        raise StagecError(Problem("--name", "", f'"{name}" is not a name', write))
+    return name
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -79,9 +122,11 @@ def _named(text: str) -> tuple[str, str]:
 
 def _args(text: str) -> object:
     """Return the trees of avals that `--args` has."""
+    from stagec.manifest import toml
+
     try:
-        found = tomllib.loads(f"args = {text}")["args"]
-    except tomllib.TOMLDecodeError as error:
+        found = toml.parse(f"args = {text}")["args"]
+    except ValueError as error:
         raise StagecError(
             Problem("--args", "", f"not a value of TOML: {error}", "write for example '[\"f32[n,3]\"]'")
         ) from None

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 from stagec.cli.files import write_whole
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return what reads an option's whole number, which is `least` or more."""
+
+    def read(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(text) >= least:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"write a whole number, {least} or more, not {text!r}")
+
+    return read
+
+
+def more_than_0(text: str) -> float:
+    """Read an option's number, which is more than 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"write a number of more than 0, not {text!r}")
 
 
 def add_import_roots(parser: argparse.ArgumentParser) -> None:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import re
 
-from stagec.cli.files import print_json
+from stagec.cli.files import print_json, print_text
 from stagec.cli.image import add_content, layout_of
+from stagec.cli.pull import add_registry
+from stagec.core.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_content(parser)
     parser.add_argument("image", help="where to: registry/repository:tag")
-    parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS, as one on this machine")
+    parser.add_argument(
+        "--remove",
+        metavar="SHA256",
+        help="take out the file of this digest, which says something about the bundle: 12 digits or more, as of `pull`",
+    )
+    add_registry(parser, timeout=300)
 
 
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle.registry import Reference, Registry
 
     target = Reference.read(options.image)
+    if options.remove is not None and not re.fullmatch("[0-9a-f]{12,64}", options.remove):
+        what = f"{options.remove!r} is not a SHA-256"
+        raise StagecError(Problem("", "--remove", what, "write 12 to 64 digits of it, as `stagec pull` prints them"))
     image = layout_of(options)
-    Registry(options.plain_http).push(image, target)
+    registry = Registry(options.plain_http, options.timeout)
+    registry.push(image, target)
+    kept = registry.remove(target, options.remove) if options.remove else []
     named = f"{target.repository}@{image.image['digest']}"
     if options.json:
-        print_json({"image": options.image, "digest": image.image["digest"]})
+        print_json({"image": options.image, "digest": image.image["digest"], "kept": kept})
     else:
-        print(f"pushed {named}")
+        print_text("".join(f"{line}\n" for line in [*kept, f"pushed {named}"]))

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         # Who signs says that this is the bundle: it is looked at before.
         archive = Archive(options.bundle)
         Statement.read(statement, options.statement).check(archive, options.statement, archive.sha256())
-        envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).exists() else None)
+        envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).is_file() else None)
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
     except ValueError as error:

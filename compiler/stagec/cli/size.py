@@ -6,12 +6,15 @@ import argparse
 from pathlib import Path
 
 from stagec.cli.files import print_json, print_text
+from stagec.cli.options import at_least
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("--most", type=int, metavar="BYTES", help="how large its file may be (default: any size)")
-    parser.add_argument("--rows", type=int, default=10, help="how many rows are shown (default: 10)")
+    parser.add_argument(
+        "--most", type=at_least(0), metavar="BYTES", help="how large its file may be (default: any size)"
+    )
+    parser.add_argument("--rows", type=at_least(1), default=10, help="how many rows are shown (default: 10)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     archive = measurements.open_bundle(options.bundle)
     size = Path(options.bundle).stat().st_size
-    rows = list(overview.sizes(archive, size))
+    rows = sorted(overview.sizes(archive, size, None), key=lambda row: -row[2])
     ok = options.most is None or size <= options.most
     if options.json:
         parts = [{"kind": kind, "of": name, "bytes": taken} for kind, name, taken in rows]
@@ -33,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     shown = rows[: options.rows]
     width = max((len(in_bytes(taken)) for _, _, taken in shown), default=0)
     lines += [f"  {in_bytes(taken):>{width}}  {kind}{name and f' of {name}'}" for kind, name, taken in shown]
-    lines += [f"  {len(rows) - len(shown)} more"] if len(rows) > len(shown) else []
+    if rest := rows[len(shown) :]:
+        lines.append(f"  {in_bytes(sum(taken for *_, taken in rest)):>{width}}  {len(rest)} more")
     print_text("\n".join(lines) + "\n")
     return 0 if ok else 1

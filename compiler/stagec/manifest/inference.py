@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stagec.core import expressions
+from stagec.core import distributions, expressions, reading
 from stagec.core.avals import AvalError, dimension_variables, parse_aval
 from stagec.core.errors import Problem, StagecError, nearest
 
@@ -37,25 +37,17 @@ _DTYPES = {
 }
 """jaxtyping's names, and what JAX makes of them by default."""
 _SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[]", "PRNGKeyArray": "key<fry>[]"}
-_KNOWN = {"jax", "jaxlib", "numpy"}
+_LARGEST = 1 << 24
+"""Bytes of a Python file (16 MiB)."""
+_KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
 """What the environment of the rules has anyway."""
-_DISTRIBUTIONS = {
-    "PIL": "pillow",
-    "attr": "attrs",
-    "cv2": "opencv-python-headless",
-    "orbax": "orbax-checkpoint",
-    "sklearn": "scikit-learn",
-    "tree": "dm-tree",
-    "yaml": "pyyaml",
-}
-"""Packages that an index knows by another name than the one that is imported."""
 
 
 @dataclass(frozen=True)
 class Function:
     """A function of somebody's file, as far as the file says what it is.
 
-    module: as it is imported. name: of the function.
+    module: as it is imported. name: of the function. called: in the manifest; "" is its name.
     avals: name of what describes all arguments, in the same module; "" without.
     arguments: name of each positional argument -> its tree of avals; None where nothing says what it is.
     by_keyword: the same of keyword-only parameters without a default.
@@ -74,6 +66,17 @@ class Function:
     libraries: Sequence[str] = ()
     files: Sequence[Path] = ()
     beside: bool = False
+    called: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its table in the manifest."""
+        return self.called or self.name
+
+    @property
+    def entry(self) -> str:
+        """What the manifest's `entry` says."""
+        return f"{self.module}:{self.name}"
 
     @property
     def unknown(self) -> list[str]:
@@ -125,13 +128,18 @@ def _parsed(root: Path, file: str) -> ast.Module:
             Problem(file, "", "not a Python file", "write FILE.py:FUNCTION, such as models/net.py:predict")
         )
     try:
-        return expressions.module((root / file).read_text("utf-8"))
+        return _module(root / file)
     except OSError as error:
         near = sorted(str(path.relative_to(root)) for path in (root / file).parent.glob("*.py"))
         write = nearest(file, near) or f"write the path of a Python file, relative to {root}"
         raise StagecError(Problem(file, "", f"cannot be read: {error.strerror}", write)) from None
     except ValueError as error:
         raise StagecError(Problem(file, "", str(error))) from None
+
+
+def _module(file: Path) -> ast.Module:
+    """Return the syntax tree of a Python file. Raises OSError, for what is not a regular file too, and ValueError."""
+    return expressions.module(reading.whole(file, _LARGEST).decode("utf-8"))
 
 
 def _defined(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.expr]:
@@ -225,27 +233,28 @@ class _Imports:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._files: list[Path] = []
         self._libraries: set[str] = set()
         self._beside = False
 
     def of(self, file: Path) -> tuple[list[str], list[Path], bool]:
         """Return the libraries, the files of the workspace, and whether some are imported from the folder of `file`."""
-        self._read(file)
-        return sorted(self._libraries), self._files, self._beside
+        known = {file: None}
+        for one in (waiting := [file]):  # it grows
+            new = [other for other in self._read(one) if other not in known]
+            known.update(dict.fromkeys(new))
+            waiting += dict.fromkeys(new)
+        return sorted(self._libraries), list(known), self._beside
 
-    def _read(self, file: Path) -> None:
-        if file in self._files:
-            return
-        self._files.append(file)
+    def _read(self, file: Path) -> list[Path]:
+        """Return the files of the workspace that a file imports."""
         try:
-            tree = expressions.module(file.read_text("utf-8"))
+            tree = _module(file)
         except (OSError, ValueError):  # the build will say so
-            return
-        for name in _imported(tree, file.relative_to(self._root)):
-            self._resolve(name, file)
+            return []
+        names = _imported(tree, file.relative_to(self._root))
+        return [found for name in names if (found := self._resolve(name, file))]
 
-    def _resolve(self, name: str, file: Path) -> None:
+    def _resolve(self, name: str, file: Path) -> Path | None:
         """Find what an import names: a file of the workspace, one beside the file, or a library."""
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
@@ -256,9 +265,9 @@ class _Imports:
                 found = next((one for one in (below.with_suffix(".py"), below / "__init__.py") if one.is_file()), None)
                 if found:
                     self._beside = self._beside or folder != self._root
-                    return self._read(found)
+                    return found
         if not (self._root / parts[0]).is_dir():
-            self._libraries.add(_DISTRIBUTIONS.get(parts[0], parts[0]))
+            self._libraries.add(distributions.of_import(name))
         return None
 
 
@@ -279,4 +288,7 @@ def _imported(tree: ast.Module, file: Path) -> Iterator[str]:
 
 def _is_for_types(node: ast.AST) -> bool:
     """Return whether a statement is `if TYPE_CHECKING:`."""
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            return True
+    return False

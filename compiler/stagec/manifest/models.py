@@ -187,7 +187,8 @@ class Mesh(Table):
         dict[Identifier, Annotated[int, Field(ge=1)]],
         Field(
             min_length=1,
-            description="Number of devices along each axis, in the order in which devices are counted.",
+            description="Number of devices along each axis, in the order in which devices are counted. "
+            "Axes have JAX's type Auto; in a part of the function, jax.sharding.explicit_axes makes some Explicit.",
             examples=[{"data": 2, "model": 2}],
         ),
     ]
@@ -441,7 +442,9 @@ class Function(Table):
         Field(
             description="Instead of args and kwargs: a Python function without parameters that returns the arguments, "
             "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it. "
-            "Or that tuple or dict itself: an array stands for its dtype and shape.",
+            "Or that tuple or dict itself: an array stands for its dtype and shape. A Python number in it is an "
+            "argument, as jax.jit traces it, wherever it is; only below a module of Equinox's it is a constant, as in "
+            "eqx.filter_jit. A number that must stay constant goes into static, or is a static field of its class.",
             examples=["examples.digits.model:train_step_avals"],
         ),
     ] = None
@@ -502,7 +505,7 @@ class Function(Table):
         dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
         Field(
             description="Keyword arguments that are fixed when JAX traces the function (static_argnames), with values. "
-            "Arrays become tuples.",
+            "Arrays become tuples. A call with another value, or a value of another type, is refused.",
             examples=[{"temperature": 1.0}],
         ),
     ] = {}
@@ -511,7 +514,8 @@ class Function(Table):
         Field(
             description="Several combinations of static arguments, each by a name of your choice. The artifacts of "
             "variant V of function F are MANIFEST.F-V, MANIFEST.F-V.TARGET and so on; there is no MANIFEST.F. A caller "
-            "of F passes the static values by keyword, as in JAX, and the variant that has them runs.",
+            "of F passes the static values by keyword, as in JAX, and the variant that has them runs. Values are the "
+            "same where their types are too: 1, 1.0 and true are three variants.",
             examples=[{"square": {"static": {"power": 2}}, "cube": {"static": {"power": 3}}}],
         ),
     ] = {}

@@ -2,15 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from stagec.core import frontends, naming
+from stagec.core import frontends, naming, same
 from stagec.core.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
-from stagec.core.dimensions import DimensionError, constraint_holds, names_in
 from stagec.core.errors import Problem, StagecError, nearest, show
 from stagec.core.partitions import Partition, parse
+from stagec.core.sizes import DimensionError, parse_constraint
 from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
@@ -19,6 +19,8 @@ from stagec.manifest.values import Shardings, Static, Tree
 
 MOST_EXECUTABLES = 10_000
 """Executables of a manifest, which are planned in seconds: beyond what one bundle is for."""
+MOST_SHAPES = 500_000
+"""Symbolic shapes of arguments, each in all its buckets, of a manifest: they are looked at in seconds."""
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
 
@@ -141,7 +143,7 @@ def describe(plan: Plan) -> str:
 
 def _too_many(manifest: Manifest) -> Iterator[Problem]:
     """Functions of more executables than a manifest may have: the sizes of buckets are multiplied."""
-    total = 0
+    total, fits = 0, True
     for name, function in manifest.functions.items():
         factors = [(len(sizes), f"sizes of {dim}") for dim, sizes in sorted(function.buckets.items())]
         factors += [(len(function.variants) or 1, "variants"), (len(function.targets), "targets")]
@@ -151,11 +153,25 @@ def _too_many(manifest: Manifest) -> Iterator[Problem]:
             what = f"{product} are {count:,} executables, and a manifest may have {MOST_EXECUTABLES:,}"
             write = "list fewer sizes; where padding is declared, calls of other sizes run in the next larger one"
             yield Problem(manifest.file, key_path(("functions", name, "buckets")), what, write)
+            fits = False
         else:
             total += count
     if total > MOST_EXECUTABLES:
+        fits = False
         what = f"they have {total:,} executables in all, and a manifest may have {MOST_EXECUTABLES:,}"
         yield Problem(manifest.file, "functions", what, "write several manifests, or list fewer sizes")
+    shapes = sum(map(_shapes, manifest.functions.values()))
+    if fits and shapes > MOST_SHAPES:
+        what = f"symbolic shapes of arguments x buckets are {shapes:,}, and a manifest may have {MOST_SHAPES:,}"
+        yield Problem(manifest.file, "functions", what, "write several manifests, or list fewer sizes")
+
+
+def _shapes(function: Function) -> int:
+    """Count what has to hold in all buckets: the symbolic shapes of a function's arguments, and its constraints."""
+    trees = itertools.chain(_leaves(function.args or (), ()), _leaves(function.kwargs or {}, ()))
+    written = {leaf.partition("[")[2] for _, leaf in trees if not leaf.startswith(FILES)}
+    symbolic = sum(any(map(str.isalpha, shape)) for shape in written)
+    return (symbolic + len(function.constraints)) * math.prod(map(len, function.buckets.values()))
 
 
 def _signatures(function: Function) -> Iterator[tuple[str, Mapping[str, Static]]]:
@@ -350,7 +366,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     yield from _check_padding(function, avals, problem)
     unknown = False
     for index, constraint in enumerate(function.constraints):
-        for dim in sorted(names_in(constraint) - set(dims)):
+        for dim in sorted(parse_constraint(constraint).names - set(dims)):
             unknown = True
             what = f'"{constraint}": no aval has a dimension "{dim}"'
             yield problem(("constraints", index), what, nearest(dim, dims) or "leave it out")
@@ -365,18 +381,28 @@ def _check_buckets(
 ) -> Iterator[Problem]:
     """Buckets that break a constraint or give an argument an impossible shape. Every dimension has sizes here."""
     buckets = list(_buckets(function)) if function.buckets else []
+    symbolic = {location: aval for location, aval in avals.items() if dimension_variables(aval.shape)}
     for index, constraint in enumerate(function.constraints):
         broken = [naming.bucket(bucket) for bucket in buckets if not _holds(constraint, bucket)]
         if broken:
             what = f'"{constraint}" is not true for {"; ".join(broken)}'
             yield problem(("constraints", index), what, "change the sizes in buckets, or the constraint")
-    for location, aval in avals.items():
-        for bucket in buckets:
-            try:
-                evaluate_shape(aval.shape, bucket)
-            except AvalError as error:
-                yield problem(location, error.what, error.write)
-                break
+    faults: dict[tuple[object, ...], AvalError | None] = {}
+    for location, aval in symbolic.items():
+        if aval.shape not in faults:
+            faults[aval.shape] = _fault(aval, buckets)
+        if fault := faults[aval.shape]:
+            yield problem(location, fault.what, fault.write)
+
+
+def _fault(aval: Aval, buckets: Sequence[Mapping[str, int]]) -> AvalError | None:
+    """Return what is wrong with the shape of an aval in the first bucket where something is."""
+    for bucket in buckets:
+        try:
+            evaluate_shape(aval.shape, bucket)
+        except AvalError as error:
+            return error
+    return None
 
 
 def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem: _Report) -> Iterator[Problem]:
@@ -442,7 +468,7 @@ def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
     """Variants that name other static arguments than the rest, or that are the same as another."""
     names = {variant: frozenset(static) for variant, static in _signatures(function)}
     everything = frozenset().union(*names.values())
-    seen: dict[str, str] = {}
+    seen: dict[Hashable, str] = {}
     for variant, static in _signatures(function):
         if not variant:
             return
@@ -451,7 +477,7 @@ def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
             yield problem(where, f'no value for "{name}", which other variants have', f"write {name} = VALUE")
         for name in sorted(function.static.keys() & function.variants[variant].static.keys()):
             yield problem((*where, name), f'"{name}" is also in static of the function', "keep one of the two")
-        other = seen.setdefault(to_json(static), variant)
+        other = seen.setdefault(same.key(static), variant)
         if other != variant:
             yield problem(where, f'the same values as in variant "{other}"', "keep one of the two variants")
 
@@ -547,7 +573,7 @@ def _matched(
 
 def _holds(constraint: str, bucket: Mapping[str, int]) -> bool:
     try:
-        return constraint_holds(constraint, bucket)
+        return parse_constraint(constraint).holds(bucket)
     except DimensionError:
         return False
 

@@ -8,6 +8,12 @@ LARGEST = 4 << 20
 """Bytes of a manifest (4 MiB): one of some ten thousand functions."""
 DEEPEST = 100
 """How many tables and arrays may lie in each other, as in the tree of an artifact."""
+MOST_TABLES = 200_000
+"""How many tables and arrays there may be: each takes a kilobyte, and twenty microseconds."""
+_TOKEN = re.compile(
+    r'''"""(?:\\.|[^\\])*?"{3,5}|'{3}.*?'{3,5}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[\[{.]''', re.DOTALL
+)
+"""Strings and comments, and what starts a table or an array elsewhere: a dot in a key too."""
 _KEY = re.compile(r"[\w \t.\"'\[\]-]*")
 _LARGEST_NUMBER = 2**63
 
@@ -15,9 +21,11 @@ _LARGEST_NUMBER = 2**63
 def parse(text: str) -> dict[str, Any]:
     """Return the value of a TOML document.
 
-    Raises TOMLDecodeError for its syntax, another ValueError for what is nested deeper than DEEPEST, and for an integer
-    of more than 64 bits.
+    Raises TOMLDecodeError for its syntax, another ValueError for what is nested deeper than DEEPEST, for more than
+    MOST_TABLES, and for an integer of more than 64 bits.
     """
+    if sum(len(token[0]) == 1 and token[0] != "#" for token in _TOKEN.finditer(text)) > MOST_TABLES:
+        raise ValueError(f"more than {MOST_TABLES:,} tables and arrays")
     too_deep = f"nested deeper than {DEEPEST} levels"
     # What can be a key; a value that looks like one is no shorter.
     for part in re.split(r"[=\n{,]", text):

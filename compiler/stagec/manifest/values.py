@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from pydantic_core import PydanticCustomError
 
 from stagec.core.avals import DTYPES, FILES, AvalError, parse_aval
-from stagec.core.dimensions import DimensionError, canonical_constraint
 from stagec.core.errors import nearest, show
 from stagec.core.partitions import PartitionError, parse, write
+from stagec.core.sizes import DimensionError, parse_constraint
 from stagec.core.specs import COLLECTIVES
 
 _PART = "[A-Za-z0-9_][A-Za-z0-9_.+-]*"
@@ -243,7 +243,7 @@ def _static_leaf(value: object) -> Scalar:
 def read_constraint(value: str) -> str:
     """Reads a constraint on symbolic dimensions into the form that JAX accepts."""
     try:
-        return canonical_constraint(value)
+        return str(parse_constraint(value))
     except DimensionError as error:
         fault = f'"{value}": {error}'
         raise refuse(Refusal((), fault, 'write for example "batch % 8 == 0" or "batch >= 8"')) from None

@@ -5,17 +5,19 @@ Nothing that is there is changed or taken away: lines are added at the end of a 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stagec.core import distributions
 from stagec.core.errors import Problem, StagecError
 from stagec.core.version import VERSION
 from stagec.manifest.inference import Function
 
-_LOCK_COMMAND = "bazel run @stagec//:lock --"
 MODULE, WORKSPACE = "MODULE.bazel", "WORKSPACE"
 SETTINGS = """\
 # Java's second compiler would take more time than it saves: docs/performance.md of stagec has numbers.
@@ -25,7 +27,6 @@ build --nosandbox_debug
 """
 """Of Bazel, for a workspace of stagec's alone: others may have larger builds, and their people chose theirs."""
 _ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
-_LOCK = 'lock = "//:requirements.lock"'
 _BUILDS = ("BUILD.bazel", "BUILD")
 _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
 """Sizes to start with, by the name of the dimension; others get one."""
@@ -36,12 +37,13 @@ class Changes:
     """What is to be done. added: path, relative to the workspace -> text to write at its end; a new file's whole text.
 
     told: path -> lines for a person to add, which cannot be added at the end. advice: what else to do first.
+    lock: label of the lock that the entry points are to declare; "" where the function needs none.
     """
 
     added: dict[str, str] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
     advice: list[str] = field(default_factory=list)
-    needs_lock: bool = False
+    lock: str = ""
 
     def add(self, path: str, text: str) -> None:
         """Add lines at the end of a file."""
@@ -49,12 +51,38 @@ class Changes:
         self.added[path] = before + ("\n" if before else "") + text
 
 
+def check(root: Path, functions: Sequence[Function]) -> None:
+    """Raise StagecError where a manifest has one of the functions already, or two of them would be one table."""
+    others: dict[tuple[str, str], str] = {}
+    for function in functions:
+        manifest = _manifest(root, function.files[0].parent)[0]
+        other = others.get((manifest, function.key), "") or _entry_in(_text(root / manifest), function.key)
+        others[manifest, function.key] = function.entry
+        if not other:
+            continue
+        what = f'the manifest has a function "{function.key}" already'
+        write = "change it there"
+        if other != function.entry:
+            what, write = (
+                f"{what}, {other}",
+                f"name this one otherwise: --name {function.module.split('.')[-1]}_{function.name}",
+            )
+        raise StagecError(Problem(manifest, f"functions.{function.key}", what, write))
+
+
+def _entry_in(manifest: str, name: str) -> str:
+    """Return the entry of a function in a manifest, or another word for it; "" where there is no such function."""
+    table = re.search(rf'^\s*\[functions\.("?){re.escape(name)}\1\]([^\[]*)', manifest, re.MULTILINE)
+    entry = table and re.search(r'^\s*entry\s*=\s*"([^"]*)"', table[2], re.MULTILINE)
+    return (entry[1] if entry else "of another entry") if table else ""
+
+
 def plan(root: Path, function: Function, arguments: str, stagec: str, modules: bool) -> tuple[Changes, str]:
     """Return what a workspace needs to build a function, and the label of the bundle.
 
     root: the workspace. arguments: of the function, as a manifest writes them in `args`; "": as its file says.
     stagec: path of stagec's checkout, relative to the workspace. modules: whether its Bazel reads MODULE.bazel.
-    Raises StagecError where the function is in a manifest already.
+    `check` has found that the function is in no manifest.
     """
     changes = Changes()
     folder = function.files[0].parent
@@ -93,12 +121,7 @@ def _manifest(root: Path, folder: Path) -> tuple[str, str]:
 def _function_table(root: Path, manifest: str, name: str, function: Function, arguments: str, changes: Changes) -> str:
     """Return the part of the manifest that is about the function, with the head of a new one."""
     head = "" if (root / manifest).is_file() else f'[manifest]\nname = "{name}"\nversion = "0.1.0"\n\n'
-    if not head:
-        text = _text(root / manifest)
-        if re.search(rf"^\s*\[functions\.(\"?){re.escape(function.name)}\1\]", text, re.MULTILINE):
-            what = f'the manifest has a function "{function.name}" already'
-            raise StagecError(Problem(manifest, f"functions.{function.name}", what, "change it there"))
-    lines = [f"[functions.{function.name}]", f'entry = "{function.module}:{function.name}"']
+    lines = [f"[functions.{function.key}]", f'entry = "{function.entry}"']
     lines += [f"args = {arguments}"] if arguments else list(_arguments(manifest, function, changes))
     if function.dimensions:
         sizes = ", ".join(f"{dim} = {list(_SIZES.get(dim, (16,)))}" for dim in function.dimensions)
@@ -130,7 +153,8 @@ def _arguments(manifest: str, function: Function, changes: Changes) -> Iterator[
         yield f"# kwargs = {{ {', '.join(rows)} }}"
     if not function.dimensions:
         yield "# buckets = { batch = [1, 32] }"
-    yield f"# Or name a function of {file} that returns them, as jax.eval_shape does:"
+    yield f"# Or name a function of {file} that returns them, as jax.eval_shape does. Numbers in it are"
+    yield "# arguments too, as in jax.jit; what must stay constant goes into static:"
     yield f'# avals = "{function.module}:{function.name}_avals"'
 
 
@@ -149,10 +173,11 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     folder = root / package
     inside = [path for path in function.files if path.is_relative_to(folder)]
     deep = any(path.parent != folder for path in inside)
-    deps = [f'glob(["{"**/" * deep}*.py"])']
-    others = sorted({path for path in function.files if path not in inside})
-    if others:
-        deps.append(_toml([_label(root, path, changes) for path in others]))
+    files = f'glob(["{"**/" * deep}*.py"])'
+    deps = [files]
+    labels = [_label(root, path, changes) for path in sorted({*function.files}.difference(inside))]
+    if labels:
+        deps.append(_toml(labels))
     imports = ', imports = ["."]' if function.beside else ""
     load = f'load("@{name}_manifest//:defs.bzl", "aot_manifest")\n'
     rule = f'aot_manifest(name = "{name}", deps = {" + ".join(deps)}{imports})\n'
@@ -160,6 +185,12 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     path = f"{package}/{file.name}" if package else file.name
     text = _text(file)
     if f"@{name}_manifest//" in text:
+        lacks = [f"{files} +"] if deep and files not in text else []
+        lacks += [_toml(new) for new in [[one for one in labels if one.partition(":")[2] not in text]] if new]
+        lacks = [f"deps = ... + {' '.join(lacks).removesuffix(' +')}"] if lacks else []
+        lacks += ['imports = ["."]'] if function.beside and "imports" not in text else []
+        if lacks:
+            changes.told[path] = changes.told.get(path, "") + f"{', '.join(lacks)}  # in aot_manifest\n"
         return
     if "aot_manifest" in text:
         load, rule = (part.replace("aot_manifest", f"{name}_targets", 1) for part in (load, rule))
@@ -190,37 +221,53 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
     """Write what the models import into requirements.in, or say what a lock lacks."""
     if not function.libraries:
         return
-    texts = [_text(root / name) for name in (MODULE, WORKSPACE)]
-    named = next((found for text in texts if (found := re.search(r'(?<!\w)lock\s*=\s*"//:?([^"]*)"', text))), None)
-    lock = named[1].replace(":", "/").lstrip("/") if named else "requirements.lock"
+    changes.lock = next(
+        filter(None, (_locked(_text(root / name)) for name in (MODULE, WORKSPACE))), "//:requirements.lock"
+    )
+    lock = changes.lock.removeprefix("//").replace(":", "/").lstrip("/")
     source = str(Path(lock).with_suffix(".in"))
     locked = _text(root / lock)
     written = _text(root / source)
-    missing = [one for one in function.libraries if not re.search(rf"^{re.escape(one)}\b", locked, re.MULTILINE)]
+    missing = [one for one in function.libraries if not distributions.provided(one, locked)]
     if missing:
-        new = [one for one in missing if not re.search(rf"^{re.escape(one)}\b", written, re.MULTILINE)]
+        new = [one for one in missing if not distributions.provided(one, written)]
         if new:
             changes.add(source, "\n".join(new) + "\n")
         # The command writes *.lock beside *.in, if nothing else is said.
         output = "" if lock.endswith(".lock") else f" --output {lock}"
-        changes.advice.insert(0, f"{_LOCK_COMMAND} {source}{output}")
-    changes.needs_lock = named is None
-    if named is None and not _build_file(root).is_file() and _build_file(root).name not in changes.added:
+        changes.advice.insert(0, f"{distributions.LOCK_COMMAND} {source}{output}")
+    if lock == "requirements.lock" and not _build_file(root).is_file() and _build_file(root).name not in changes.added:
         changes.added["BUILD"] = ""
 
 
+def _locked(text: str) -> str:
+    """Return the label of the lock that an entry point declares for models; "" where it declares none."""
+    found = re.search(r'(?:^\w+\.python|\bstagec_repositories)\([^)]*?(?<!\w)lock\s*=\s*"([^"]*)"', text, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def _entry_points(root: Path, name: str, manifest: str, stagec: str, modules: bool, changes: Changes) -> None:
-    """Declare the manifest in MODULE.bazel or WORKSPACE: in the one that Bazel reads, and in one that names stagec."""
+    """Declare manifest and lock in MODULE.bazel or WORKSPACE: in the one that Bazel reads, and in one with stagec."""
     for file, lines_of in ((MODULE, _module), (WORKSPACE, _workspace)):
         text = _text(root / file)
-        if (modules == (file == MODULE) or "stagec" in text) and f'"{name}_manifest"' not in text:
-            lines = [line for line in lines_of(root, text, stagec, changes) if line]
-            extension = re.search(r'^(\w+)\s*=\s*use_extension\(\s*"@stagec//', "\n".join([text, *lines]), re.MULTILINE)
-            declared = f'name = "{name}_manifest", manifest = "{manifest}"'
-            if extension:
-                lines += [f"{extension[1]}.manifest({declared})", f'use_repo({extension[1]}, "{name}_manifest")']
+        if modules != (file == MODULE) and "stagec" not in text:
+            continue
+        declared = f'"{name}_manifest"' in text
+        lines = [] if declared else list(lines_of(root, text, stagec, changes))
+        extension = re.search(r'^(\w+)\s*=\s*use_extension\(\s*"@stagec//', "\n".join([text, *lines]), re.MULTILINE)
+        if changes.lock and not _locked("\n".join([text, *lines])):
+            tag = f"{extension[1]}.python" if extension else "stagec_repositories"
+            if extension and not re.search(rf"^{tag}\(", text, re.MULTILINE):
+                lines.append(f'{tag}(lock = "{changes.lock}")')
             else:
-                lines.append(f"stagec_manifest({declared})")
+                changes.told[file] = f'lock = "{changes.lock}",  # in {tag}(...)\n'
+        if not declared:
+            repository = f'name = "{name}_manifest", manifest = "{manifest}"'
+            if extension:
+                lines += [f"{extension[1]}.manifest({repository})", f'use_repo({extension[1]}, "{name}_manifest")']
+            else:
+                lines.append(f"stagec_manifest({repository})")
+        if lines:
             changes.add(file, "\n".join(lines) + "\n")
 
 
@@ -231,11 +278,8 @@ def _module(root: Path, text: str, stagec: str, changes: Changes) -> Iterator[st
     if not re.search(r'bazel_dep\(\s*name\s*=\s*"stagec"', text):
         yield f'bazel_dep(name = "stagec", version = "{VERSION}")'
         yield f'local_path_override(module_name = "stagec", path = "{stagec}")'
-    variable = re.search(r'^(\w+)\s*=\s*use_extension\(\s*"@stagec//', text, re.MULTILINE)
-    if not variable:
+    if not re.search(r'^\w+\s*=\s*use_extension\(\s*"@stagec//', text, re.MULTILINE):
         yield 'stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")'
-    if changes.needs_lock:
-        yield f"{variable[1] if variable else 'stagec'}.python({_LOCK})"
 
 
 def _workspace(root: Path, text: str, stagec: str, changes: Changes) -> Iterator[str]:
@@ -248,12 +292,10 @@ def _workspace(root: Path, text: str, stagec: str, changes: Changes) -> Iterator
     if "stagec_repositories(" not in text:
         yield f'{load}, "stagec_offline_repositories", "stagec_repositories")'
         yield "stagec_offline_repositories()"
-        yield f"stagec_repositories({_LOCK if changes.needs_lock else ''})"
-        return
-    if '"stagec_manifest"' not in text:
+        lock = f'lock = "{changes.lock}"' if changes.lock else ""
+        yield f"stagec_repositories({lock})"
+    elif '"stagec_manifest"' not in text:
         yield f"{load})"
-    if changes.needs_lock:
-        changes.told[WORKSPACE] = f"stagec_repositories({_LOCK})\n"
 
 
 def _text(path: Path) -> str:
@@ -268,19 +310,34 @@ def write(root: Path, changes: Changes) -> dict[str, str]:
     """
     done = {}
     for path, text in changes.added.items():
-        file = root / path
-        there = file.is_file()
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            before = file.read_bytes() if there else b""
-            with file.open("ab") as out:
-                out.write(
-                    (b"\n" if before and not before.endswith(b"\n") else b"") + (b"\n" * bool(before)) + text.encode()
-                )
+            before = _append(root, path, text)
         except OSError as error:
             raise StagecError(Problem(path, "", f"cannot be written: {error.strerror}")) from error
-        done[path] = "added to" if there else "written"
+        done[path] = "written" if before is None else "added to"
     return done
+
+
+def _append(root: Path, path: str, text: str) -> bytes | None:
+    """Add lines at the end of a file; return what was in it, None where there was none.
+
+    Raises OSError, also for a link and what is not a regular file: nothing outside of the workspace is written to.
+    """
+    folder = root.joinpath(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.resolve().is_relative_to(root.resolve()):
+        raise OSError(errno.ELOOP, f"{folder} leads out of the workspace")
+    file = root / path
+    if file.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, which is not followed; put the file itself there")
+    there = file.exists()
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(file, flags, 0o666), "r+b", buffering=0) as out:
+        if not stat.S_ISREG(os.fstat(out.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        before = out.readall()
+        out.write((b"\n" if before and not before.endswith(b"\n") else b"") + (b"\n" * bool(before)) + text.encode())
+    return before if there else None
 
 
 def relative(stagec: Path, root: Path) -> str:

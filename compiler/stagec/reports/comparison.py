@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.errors import Problem, StagecError
+from stagec.core.folding import what_it_is
 from stagec.core.refusal import LoadError
+from stagec.core.same import same
+from stagec.core.trees import Tree, argument_path
 from stagec.reports import explanation
 
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")
@@ -20,6 +23,8 @@ SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tre
 METRICS = ("bytes", "flops", "peak_bytes")
 """What is compared of executables: size of the file, operations of a call, most bytes in use on one device."""
 
+_MOST_LEAVES = 20
+"""How many leaves of a structure a person gets to read."""
 Row = dict[str, Any]
 """{"name", "change": "added", "removed" or "changed"}; of what changed also key -> {"first", "second"}."""
 
@@ -72,7 +77,7 @@ def as_text(report: dict[str, Any]) -> str:
         for row in report[section]:
             lines.append(f"  {_SIGNS[row['change']]} {row['name']}")
             values = ((key, value) for key, value in row.items() if key not in ("name", "change"))
-            lines += [f"      {key}: {_told(value)}" for key, value in values]
+            lines += [f"      {line}" for key, value in values for line in _lines(key, value["first"], value["second"])]
     # What only one of them has is reported above.
     both = [row for row in report["components"] if "change" not in row]
     if both:
@@ -115,26 +120,62 @@ def _rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> list[Row]:
         before, after = first.get(name), second.get(name)
         if before is None or after is None:
             rows.append({"name": name, "change": "removed" if after is None else "added"})
-        elif before != after:
-            keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        elif not same(before, after):  # a static argument may be 2 in one and 2.0 in the other
+            keys = [key for key in {**before, **after} if not same(before.get(key), after.get(key))]
             changed = {key: {"first": before.get(key), "second": after.get(key)} for key in keys}
             rows.append({"name": name, "change": "changed", **changed})
     return rows
 
 
-def _told(value: Row) -> str:
-    first, second = value["first"], value["second"]
-    if not all(isinstance(one, int | float) for one in (first, second)):
-        return f"{_short(first)} -> {_short(second)}"
-    change = f"{first:,.0f} -> {second:,.0f}"
-    return f"{change} ({(second - first) / first:+.1%})" if first else change
+def _lines(key: str, first: Any, second: Any) -> list[str]:
+    """Return what became of a value, for a person: of tables, each key that changed; of trees, what leaves changed."""
+    if key in ("in_tree", "out_tree"):
+        return [f"{key}: {text}" for text in _trees(key, Tree.from_json(first), Tree.from_json(second))]
+    if isinstance(first, dict) and isinstance(second, dict):
+        pairs = ((name, first.get(name), second.get(name)) for name in {**first, **second})
+        return [
+            line for name, *pair in pairs if repr(pair[0]) != repr(pair[1]) for line in _lines(f"{key}.{name}", *pair)
+        ]
+    change = f"{_short(first)} -> {_short(second)}"
+    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in (first, second)) and first:
+        change = f"{change} ({(second - first) / first:+.1%})"
+    return [f"{key}: {change}"]
+
+
+def _trees(key: str, first: Tree, second: Tree) -> list[str]:
+    """Return which leaves one of two structures has alone; where none, the first node that is another container."""
+    written = argument_path if key == "in_tree" else "result{}".format
+    before, after = ({written(path): None for path in tree.paths()} for tree in (first, second))
+    changed = [f"- {path}" for path in before if path not in after] + [
+        f"+ {path}" for path in after if path not in before
+    ]
+    if not changed:
+        return [_containers(first, second, written)]
+    return changed[:_MOST_LEAVES] + ([f"{len(changed) - _MOST_LEAVES} more"] if len(changed) > _MOST_LEAVES else [])
+
+
+def _containers(first: Tree, second: Tree, written: Callable[[str], str], path: str = "") -> str:
+    """Return how the first node differs that is not the same in both. They have the same leaves."""
+    same = first._replace(children=()) == second._replace(children=())
+    for name, one, other in zip(first.child_names(), first.children, second.children, strict=False):
+        if same and one != other:
+            return _containers(one, other, written, f"{path}{f'.{name}' if name.isidentifier() else f'[{name}]'}")
+    where = written(path) if path else "the whole"
+    texts = (what_it_is(one) for one in (first, second))
+    return f"{where}: {' -> '.join(dict.fromkeys(texts))}"
 
 
 def _short(value: object) -> str:
     match value:
         case None:
             return "(none)"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"{value:,}"
         case [*values]:
-            return f"({', '.join(map(str, values))})"
+            return f"({', '.join(map(_short, values))})"
+        case dict():
+            return f"{{ {', '.join(f'{name} = {_short(one)}' for name, one in value.items())} }}" if value else "{}"
     text = str(value)
     return text[:12] if len(text) == 64 and not text.strip("0123456789abcdef") else text

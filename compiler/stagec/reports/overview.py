@@ -173,10 +173,10 @@ def _hardware(target: Mapping[str, Any]) -> str:
     return f"{target['name']}: {' '.join(words)}" if "name" in target else " ".join(words)
 
 
-def sizes(archive: Archive, size: int) -> Iterator[list[Any]]:
+def sizes(archive: Archive, size: int, most: int | None = _SIZES) -> Iterator[list[Any]]:
     """Yield rows of a kind, whose it is, and bytes: what the file consists of, the largest first, the rest last.
 
-    size: of the file. A member that several share counts once.
+    size: of the file. A member that several share counts once. most: how many rows do not count as the rest; None: all.
     """
     members = {name: entry["bytes"] for name, entry in archive.index["members"].items()}
     aligned = size - sum(members.values())
@@ -192,7 +192,7 @@ def sizes(archive: Archive, size: int) -> Iterator[list[Any]]:
     weights = archive.index["weights"].values()
     rows.append(["weights", "all weights", sum(members.pop(one["member"], 0) for one in weights if "member" in one)])
     rows.sort(key=lambda row: -row[2])
-    rows, rest = rows[:_SIZES], rows[_SIZES:]
+    rows, rest = (rows, []) if most is None else (rows[:most], rows[most:])
     rows.append(["descriptions and the rest", "", sum(members.values()) + sum(row[2] for row in rest)])
     rows.append(["the index, and members that begin on pages", "", aligned])
     yield from (row for row in rows if row[2])
@@ -254,9 +254,13 @@ def _signatures(path: str, sources: Sources) -> Iterator[list[str]]:
     if sources.signature is None and not Path(envelopes[0]).exists():
         yield ["Signature", f"none was given. {verification.UNSIGNED}"]
         return
-    try:
-        found = [Envelope.read(envelope) for envelope in envelopes]
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
-    for keyid, _ in (one for envelope in found for one in envelope.signatures):
-        yield ["Signature", f"key {keyid or 'without a name'}; not checked: no key was given"]
+    for envelope in envelopes:
+        try:
+            signatures = Envelope.read(envelope).signatures
+        except LoadError as error:
+            if given:
+                raise StagecError(Problem("", "", str(error))) from error
+            yield ["Signature", f"none: {error}"]  # anybody may have put it there
+            continue
+        for keyid, _ in signatures:
+            yield ["Signature", f"key {keyid or 'without a name'}; not checked: no key was given"]

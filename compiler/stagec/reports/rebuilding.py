@@ -22,7 +22,7 @@ from stagec.bundle.attestation import Statement
 from stagec.bundle.model_signing import SignedModel
 from stagec.bundle.provenance import directory_hash
 from stagec.bundle.sources import sha256_of
-from stagec.core import reading, strict_json
+from stagec.core import json_shapes, reading, strict_json
 from stagec.core.errors import Problem, StagecError
 from stagec.core.refusal import LoadError
 from stagec.reports import comparison
@@ -32,6 +32,27 @@ _WITHOUT_CACHES = ("--remote_cache=", "--disk_cache=", "--remote_executor=", "--
 _LARGEST = 64 << 20
 """Bytes of a statement, as in an envelope."""
 _SHOWN = 20
+_DIGEST = json_shapes.either(
+    "a digest", *(json_shapes.record({kind: json_shapes.text}) for kind in ("sha256", "dirHash"))
+)
+_PATH = json_shapes.matching(r"(?!/)(?!(.*/)?\.\.?(/|$))[^\0]+", "a path below the checkout")
+_SOURCE = json_shapes.record(
+    {"name": json_shapes.matching(r"(?!/)[^\0]+", "a relative path, or the name of a package"), "digest": _DIGEST},
+    rest=json_shapes.anything,
+)
+_BUILD = json_shapes.record(
+    {
+        "externalParameters": json_shapes.record(
+            {"manifest": json_shapes.record({"name": _PATH}, rest=json_shapes.anything)}, rest=json_shapes.anything
+        ),
+        "internalParameters": json_shapes.record(
+            {"python": json_shapes.array(json_shapes.text)}, rest=json_shapes.anything
+        ),
+        "resolvedDependencies": json_shapes.array(_SOURCE),
+    },
+    rest=json_shapes.anything,
+)
+"""What is read of a statement's build definition."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,13 @@ def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
         raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
     except LoadError as error:
         raise StagecError(Problem("", "", str(error))) from error
-    return archive, strict_json.parse(payload, _LARGEST)
+    given = strict_json.parse(payload, _LARGEST)  # Statement.read has looked at the rest
+    try:
+        _BUILD(given["predicate"]["buildDefinition"])
+    except json_shapes.Mismatch as error:
+        where = f"predicate.buildDefinition{error.where}"
+        raise StagecError(Problem(statement, where, error.what, "give the .intoto.json of the build")) from error
+    return archive, given
 
 
 def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
@@ -109,9 +136,12 @@ def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[t
     """
     for one in dependencies:
         path = root / one["name"]
-        if "uri" in one or ".." in Path(one["name"]).parts or not path.exists():
-            continue
-        found = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
+        try:
+            if "uri" in one or ".." in Path(one["name"]).parts or not path.exists():
+                continue
+            found = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
+        except OSError:  # no regular file, or no name of one
+            found = {}
         yield one["name"], found != one["digest"]
 
 

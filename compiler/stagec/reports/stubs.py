@@ -96,12 +96,17 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
         for one in by_keyword
         if _is_name(one.name)
     ]
-    named += [f"{name}: {_literal(value)}{' = ...' * (signatures == 1)}" for name, value in call.static.items()]
+    named += [
+        f"{name}: {_literal(value)}{' = ...' * (signatures == 1)}"
+        for name, value in call.static.items()
+        if _is_name(name)
+    ]
     for positional in [fewer, by_position] if fewer != by_position else [by_position]:
         words = ["self", *(f"{name}: {types[one.place]}" for name, one in _named(positional))]
         words += ["/"] if positional else []
         words += ["*", *named] if named else []
-        words += [] if all(_is_name(one.name) for one in by_keyword) else ["**others: Any"]
+        passed = [*(one.name for one in by_keyword), *call.static]
+        words += [] if all(map(_is_name, passed)) else ["**others: Any"]
         yield _Method(words, result, call.as_text())
 
 
@@ -209,7 +214,7 @@ class _Types:
             case "list":
                 return f"list[{' | '.join(dict.fromkeys(kinds)) or 'Any'}]", _same(children)
             case "dict" if all(isinstance(key, str) for key in tree.keys):
-                return self._dict(name, list(zip(tree.keys, children, strict=True))), ""
+                return self._dict(name, list(zip(tree.keys, map(_entry, tree.children, children), strict=True))), ""
             case "dict":
                 return _dict_of(tree.keys, kinds), _same(children)
         if tree.keyed is not None:
@@ -217,11 +222,12 @@ class _Types:
         if tree.fields is None:
             return "Any", _comment(f"{tree.name}, or a tuple of its children")
         rows = [
-            (one, _LEFT_OUT if child.name == STATIC else kind)
+            (one, _LEFT_OUT if child.name == STATIC else _entry(child, kind))
             for one, child, kind in zip(tree.fields.names, tree.children, children, strict=True)
         ]
+        wanted = [one for one, child in zip(tree.fields.names, tree.children, strict=True) if child.num_leaves]
         fields = self._dict(name, [*rows, *((static, _LEFT_OUT) for static in tree.fields.static)])
-        return f"{fields} | {self._object(name, tree.fields.names) if argument else 'Any'}", _comment(tree.name)
+        return f"{fields} | {self._object(name, wanted) if argument else 'Any'}", _comment(tree.name)
 
     def _keyed(self, name: str, tree: Tree, keyed: Keyed, children: Sequence[tuple[str, str]], argument: bool) -> str:
         """Return the type of a node with key entries: of its plain container, or of an object."""
@@ -234,12 +240,14 @@ class _Types:
         elif container is list:
             plain = f"list[{' | '.join(dict.fromkeys(kinds))}]"
         elif all(isinstance(key, str) for key in keys):
-            rows = [(key, children[i] if i in places else _LEFT_OUT) for i, key in enumerate(keyed.keys or ())]
+            entries = list(map(_entry, tree.children, children))
+            rows = [(key, entries[i] if i in places else _LEFT_OUT) for i, key in enumerate(keyed.keys or ())]
             plain = self._dict(name, [(key, kind) for key, kind in rows if isinstance(key, str)])
         else:
             plain = _dict_of(keys, kinds)
         has_fields = argument and keys and all(isinstance(entry, str) for entry in keyed.entries or ())
-        return f"{plain} | {self._object(name, keys) if has_fields else 'Any'}"
+        wanted = [keyed.keys[i] for i in places if tree.children[i].num_leaves] if keyed.keys is not None else []
+        return f"{plain} | {self._object(name, wanted) if has_fields else 'Any'}"
 
     def _dict(self, name: str, rows: Sequence[tuple[str, tuple[str, str]]]) -> str:
         """Return the TypedDict of keys with types and comments."""
@@ -266,6 +274,12 @@ class _Types:
             lines = [f"    @property\n    def {one}(self) -> Any: ..." for one in named]
             self.declared.append("\n".join([f"class {kind}(Protocol):", *lines]) + "\n")
         return self._known[key]
+
+
+def _entry(child: Tree, typed: tuple[str, str]) -> tuple[str, str]:
+    """Return type and comment of a child with a name, which a call may leave out where it holds no array."""
+    kind, comment = typed
+    return typed if child.num_leaves else (f"NotRequired[{kind}]", comment)
 
 
 def _dict_of(keys: Sequence[object], kinds: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ class Action:
         if len(message) < ENDED.size:
             raise RuntimeError("the process that imports packages died")
         how, kibibytes = ENDED.unpack(message)
-        return Ended(how, kibibytes * 1024, self._printed.rest(), self._word.rest(), folder)
+        return Ended(how, kibibytes * 1024, self._printed.rest(), self._word.rest(), [folder])
 
 
 class Ended:
@@ -67,7 +67,8 @@ class Ended:
     output: what it printed, and what it looked for and did not declare. memory: the bytes that it had at the most.
     """
 
-    def __init__(self, how: int, memory: int, printed: bytes, word: bytes, folder: str) -> None:
+    def __init__(self, how: int, memory: int, printed: bytes, word: bytes, folders: Sequence[str]) -> None:
+        """Take what is known of it. how: as waitpid says it. word: its own. folders: where undeclared files may be."""
         self._how = how
         self.memory = memory
         self.output = printed.decode("utf-8", "replace")
@@ -80,30 +81,45 @@ class Ended:
         if how == 0 and isinstance(status, int) and 0 <= status < 256:
             self.status = status
         if self.status and isinstance(missed, list):
-            paths = _undeclared([path for path in missed if isinstance(path, str)], folder)
+            paths = _undeclared([path for path in missed if isinstance(path, str)], folders)
             self.output += "".join(map(_HINT.format, paths))
 
-    def death(self) -> str:
-        """Say how the process ended before its work did."""
-        if not os.WIFSIGNALED(self._how):
-            return f"the process of this action ended with exit({os.WEXITSTATUS(self._how)}) in the middle of its work"
-        number = os.WTERMSIG(self._how)
-        why = signal.strsignal(number) or "unknown"
-        if number == signal.SIGKILL:
-            why += ", most likely because the machine has no memory left"
-        return f"the process of this action died of {signal.Signals(number).name} ({why})"
+    def death(self, seconds: float) -> str:
+        """Say how the process ended before its work did, after so many seconds."""
+        if os.WIFSIGNALED(self._how):
+            number = os.WTERMSIG(self._how)
+            why = signal.strsignal(number) or "unknown"
+            if number == signal.SIGKILL:
+                why += ", most likely because the machine has no memory left"
+            how = f"the process of this action died of {_signal_name(number)} ({why})"
+        else:
+            how = f"the process of this action ended with exit({os.WEXITSTATUS(self._how)}) in the middle of its work"
+        return f"stagec: {how} after {seconds:.1f} s; it had used {mebibytes(self.memory)} of memory\n"
+
+
+def mebibytes(size: int) -> str:
+    """Say a number of bytes."""
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # only the first and the last realtime signal have names
+        return f"signal {number}"
 
 
 _HINT = "{} is no input of this action\n  name it in deps, or in data where it is read\n"
 
 
-def _undeclared(missed: Sequence[str], folder: str) -> list[str]:
-    """Return those that are files of `folder`, and the absolute paths, among those that were opened in vain."""
+def _undeclared(missed: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Return those that are files of `folders`, and the absolute paths, among those that were opened in vain."""
     # What is at an absolute path is not looked at: on some machines, a name is asked of a server in the network.
     return sorted(
         path
         for path in set(missed)
-        if path.startswith("/") or (".." not in path.split("/") and os.path.isfile(f"{folder}/{path}"))
+        if path.startswith("/")
+        or (".." not in path.split("/") and any(os.path.isfile(f"{one}/{path}") for one in folders))
     )
 
 

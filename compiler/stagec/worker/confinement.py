@@ -138,8 +138,9 @@ REFUSED = {
 """System calls of x86-64 (asm/unistd_64.h) that fail: those that make or enter namespaces, mount, look into processes
 or leave keys behind, and large parts of the kernel that no compiler needs."""
 _SOCKET, _CLONE, _CLONE3 = 41, 56, 435
-_CLONE_NEW = 0x7E020080
-"""All flags of clone(2) that make namespaces."""
+_CLONE_REFUSED = 0x7E020080 | 0x8000
+"""All flags of clone(2) that make namespaces; and CLONE_PARENT, which makes a child of the template's: nobody would
+wait for it, and the PID namespace would never end."""
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 
@@ -169,7 +170,7 @@ def program() -> bytes:
     lines += _fails_if(_NUMBER, _AT_LEAST, [_X32], _EPERM)
     lines += _fails_if(_NUMBER, _EQUAL, sorted(REFUSED.values()), _EPERM)
     lines += _fails_if(_NUMBER, _EQUAL, [_CLONE3], _ENOSYS)  # its flags are in memory; C libraries take clone then
-    lines += _only_if(_NUMBER, _CLONE, _fails_if(_FIRST_ARGUMENT, _ANY_BIT, [_CLONE_NEW], _EPERM))
+    lines += _only_if(_NUMBER, _CLONE, _fails_if(_FIRST_ARGUMENT, _ANY_BIT, [_CLONE_REFUSED], _EPERM))
     families = [_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK]
     socket = _fails_unless(_FIRST_ARGUMENT, _EQUAL, families, _EAFNOSUPPORT)
     routes = _fails_unless(_THIRD_ARGUMENT, _EQUAL, [_NETLINK_ROUTE], _EAFNOSUPPORT)

@@ -52,6 +52,17 @@ class Isolation:
         self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         gc.freeze()  # what is there is not looked at again, and stays in memory that all children share
 
+    def renew(self) -> bool:
+        """Show what is at the packages' paths now, if that is not what it was; return whether it was not.
+
+        What `start` started before goes on with the old ones. Raises OSError where the system does not let it.
+        """
+        stale = self._root.is_stale()
+        if stale:
+            self._root.unmount()
+            self._root = Root(packages())
+        return stale
+
     def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
         """Start a process of this interpreter that may enter the namespaces of actions.
 

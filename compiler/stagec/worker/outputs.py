@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.worker import syscalls
 from stagec.worker.root import FOLDER, WORKING
@@ -27,7 +28,8 @@ def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
     """Copy the outputs that are there to the same paths below `folder`.
 
     files: a descriptor of what the action saw as FOLDER; its processes are dead.
-    Raises NotHandedOver for one that is no plain file that the action wrote: a link may lead anywhere.
+    Raises NotHandedOver for one that is no plain file that the action wrote, for a link may lead anywhere; and for one
+    that the disk does not take.
     """
     for path in outputs:
         try:
@@ -40,18 +42,27 @@ def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
             if not stat.S_ISREG(os.fstat(source).st_mode):
                 raise NotHandedOver(f"{path} cannot be taken from the action: it is no plain file")
             _copy(source, f"{folder}/{path}")
+        except OSError as error:
+            raise NotHandedOver(f"{path} cannot be written: {error.strerror}") from error
         finally:
             os.close(source)
 
 
 def _copy(source: int, target: str) -> None:
+    """Copy a file; where it has holes, the copy has them."""
     folder, name = os.path.split(target)
     os.makedirs(folder, exist_ok=True)
     temporary = f"{folder}/.{name}.part"  # one action alone writes an output
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
-        while os.sendfile(descriptor, source, None, 1 << 30):
-            pass
+        for start, end in _data(source):
+            at = os.lseek(descriptor, start, os.SEEK_SET)
+            while at < end:
+                copied = os.sendfile(descriptor, source, at, end - at)
+                if not copied:
+                    raise OSError(errno.EIO, "the file became shorter")
+                at += copied
+        os.ftruncate(descriptor, os.fstat(source).st_size)
         os.fchmod(descriptor, 0o644)
         os.replace(temporary, target)
     except BaseException:
@@ -59,6 +70,20 @@ def _copy(source: int, target: str) -> None:
         raise
     finally:
         os.close(descriptor)
+
+
+def _data(descriptor: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each part of a file that is not a hole."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is no more
+                return
+            raise
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
 
 
 def states(folder: str, paths: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -63,6 +63,8 @@ class Root:
 
         Raises OSError where this process may not mount.
         """
+        packages = list(packages)
+        self._states = {path: _identity(path) for path in packages}
         self._descriptor = syscalls.new_tmpfs()
         # On top of the root of this process: no path leads there but the working directory.
         syscalls.move_mount(self._descriptor, "/")
@@ -84,6 +86,24 @@ class Root:
                 if path not in self._among_temporary:
                     _show(path, path[1:], as_link=False)
             syscalls.change_mount(".", on=_READ_ONLY, private=True, below=True)
+        finally:
+            os.fchdir(before)
+            os.close(before)
+
+    def is_stale(self) -> bool:
+        """Return whether another file or folder is at the path of a package than when this was made.
+
+        What is shown is the old one, which may be deleted: Bazel makes a repository anew as a new folder.
+        """
+        return any(_identity(path) != state for path, state in self._states.items())
+
+    def unmount(self) -> None:
+        """Undo it in this mount namespace: nothing that is deleted is kept for it."""
+        before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        os.fchdir(self._descriptor)
+        os.close(self._descriptor)
+        try:
+            syscalls.unmount(".")
         finally:
             os.fchdir(before)
             os.close(before)
@@ -134,6 +154,15 @@ def import_roots() -> list[str]:
     own, real = here.removesuffix(name), os.path.realpath(here).removesuffix(name)
     given = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     return [real if path == own else path for path in given]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what no two files or folders have in common at a time; None: nothing is there."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
 
 from stagec.worker import isolation, outputs
-from stagec.worker.action import Action
+from stagec.worker.action import Action, mebibytes
 from stagec.worker.protocol import Request, Requests, Response
 
 _COMPILER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -28,6 +29,9 @@ _IN_PLACE = ("bundle",)
 their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
 _CANNOT = """stagec: a worker cannot isolate its actions on this system ({})
   run bazel shutdown: the next build sees it, and runs each action in a sandbox of Bazel's
+"""
+_CANNOT_NOW = """stagec: the worker cannot do this action ({})
+  build again; if it stays so, run bazel shutdown before
 """
 
 
@@ -60,10 +64,14 @@ def serve(command: str, problem: str | None = None) -> int:
 class _Worker:
     def __init__(self, command: str) -> None:
         self._in_place = command in _IN_PLACE
-        flags = sys.orig_argv[1 : -len(sys.argv)]
-        words = [*flags, os.path.realpath(sys.argv[0]), command, "--worker_template"]
+        self._command = command
         self._isolation = isolation.Isolation()
-        self._template = self._isolation.start(words, self._in_place)
+        self._template = self._start()
+
+    def _start(self) -> socket.socket:
+        flags = sys.orig_argv[1 : -len(sys.argv)]
+        words = [*flags, os.path.realpath(sys.argv[0]), self._command, "--worker_template"]
+        return self._isolation.start(words, self._in_place)
 
     def answer(self, request: Request, requests: Requests) -> Response:
         """Have an action done, and hand over what it made."""
@@ -75,8 +83,12 @@ class _Worker:
         inputs = [
             path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(f"{_COMPILER}/")
         ]
-        with contextlib.nullcontext() if self._in_place else isolation.new_files() as files:
-            try:
+        action = ended = None
+        try:
+            if self._isolation.renew():
+                self.end()
+                self._template = self._start()
+            with contextlib.nullcontext() if self._in_place else isolation.new_files() as files:
                 outputs.check(declared, request.inputs)
                 before = outputs.states(here, inputs)
                 written = outputs.make_folders(declared) if files is None else isolation.WRITTEN
@@ -88,16 +100,20 @@ class _Worker:
                     outputs.check_unchanged(here, before)
                     if files is not None:
                         outputs.hand_over(files, here, declared)
-            except outputs.NotHandedOver as error:
-                return Response(1, f"stagec: {error}\n", request.request_id)
-        seconds, memory = time.monotonic() - started, f"{ended.memory / (1 << 20):,.0f} MiB"
+        except outputs.NotHandedOver as error:
+            return Response(1, f"stagec: {error}\n", request.request_id)
+        except OSError as error:
+            if action and not ended:  # the template is in the middle of it
+                raise
+            return Response(1, _CANNOT_NOW.format(isolation.said(error)), request.request_id)
+        seconds = time.monotonic() - started
         if request.verbosity > 0:
-            print(f"{' '.join(request.arguments)}: {seconds:.2f} s, {memory}", file=sys.stderr, flush=True)
+            done = f"{seconds:.2f} s, {mebibytes(ended.memory)}"
+            print(f"{' '.join(request.arguments)}: {done}", file=sys.stderr, flush=True)
         if cancelled:
             return Response(0, request_id=request.request_id, was_cancelled=True)
         if ended.status is None:
-            death = f"stagec: {ended.death()} after {seconds:.1f} s; it had used {memory} of memory\n"
-            return Response(1, ended.output + death, request.request_id)
+            return Response(1, ended.output + ended.death(seconds), request.request_id)
         return Response(ended.status, ended.output, request.request_id)
 
     def end(self) -> None:

@@ -68,8 +68,13 @@ def change_mount(path: str, on: int = 0, off: int = 0, private: bool = False, be
 def make_root() -> None:
     """Make the working directory, which is where something is mounted, all that this mount namespace sees."""
     call("pivot_root", b".", b".")
-    call("umount2", b".", _MNT_DETACH)  # the root before, which now lies on the new one
+    unmount(".")  # the root before, which now lies on the new one
     os.chdir("/")
+
+
+def unmount(path: str) -> None:
+    """Take away what is mounted at a path, and all below it; who uses it keeps it."""
+    call("umount2", os.fsencode(path), _MNT_DETACH)
 
 
 def open_beneath(folder: int, path: str) -> int:

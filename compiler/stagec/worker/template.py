@@ -8,21 +8,17 @@ it has ended.
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
+import functools
 import gc
 import json
 import os
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
-from stagec.worker import confinement, syscalls
+from stagec.worker import confinement, syscalls, work
 from stagec.worker.action import ENDED
 from stagec.worker.isolation import enter, keep_open
-from stagec.worker.root import FOLDER, WORKING
+from stagec.worker.root import WORKING
 
 _DESCRIPTORS = 6
 
@@ -51,7 +47,7 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
         syscalls.setns(processes, syscalls.CLONE_NEWPID)
         child = os.fork()
         if not child:
-            _work(request, printed, said, namespaces, run)
+            work.do(said, functools.partial(_act, request, printed, namespaces, said, run))
         syscalls.setns(own, syscalls.CLONE_NEWPID)
         for one in descriptors:
             os.close(one)
@@ -59,68 +55,26 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
         connection.sendall(ENDED.pack(how, usage.ru_maxrss))
 
 
-def _work(
-    request: int, printed: int, said: int, namespaces: Sequence[int], run: Callable[[Sequence[str]], int]
-) -> NoReturn:
-    """Do an action in this process, print into one descriptor and say on another how it ended."""
+def _act(
+    request: int,
+    printed: int,
+    namespaces: Sequence[int],
+    said: int,
+    run: Callable[[Sequence[str]], int],
+    missed: set[str],
+) -> int:
+    """Do an action in this process, which prints into one descriptor and keeps `said`."""
     gc.enable()
-    status, missed = 1, set[str]()
-    try:
-        for descriptor in (1, 2):
-            os.dup2(printed, descriptor)
-        with open(request, encoding="utf-8") as file:
-            asked = json.load(file)
-        os.setsid()
-        enter(namespaces)
-        keep_open(said)
-        if namespaces:
-            os.chdir(WORKING)
-            _note(missed)
-        confinement.confine(asked["written"])
-        faulthandler.enable()  # where it died is worth knowing
-        status = run(asked["arguments"])
-    except SystemExit as error:  # argparse
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 - it is reported, and 1 is the status
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.write(said, json.dumps({"status": status, "missed": sorted(missed)}).encode())
-        finally:  # whatever the model did to stdout
-            os._exit(0)
-
-
-_MOST = 100
-_OF_THE_MACHINE = (FOLDER, "/dev/", "/etc/", "/proc/", "/sys/", "/tmp/", "/usr/", "/var/")
-
-
-def _note(missed: set[str]) -> None:
-    """Have a set get what this process wants to read or import, in vain: paths relative to WORKING, or absolute ones.
-
-    Not those that programs look for on any machine.
-    """
-
-    def look(path: str) -> None:
-        if os.path.lexists(path) or len(missed) >= _MOST:
-            return
-        if path.startswith(f"{WORKING}/"):
-            missed.add(path.removeprefix(f"{WORKING}/"))
-        elif not path.startswith((*_OF_THE_MACHINE, *sys.path)):
-            missed.add(path)
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        with contextlib.suppress(OSError):  # the working directory may be gone
-            if event == "open" and isinstance(arguments[0], str) and not arguments[2] & os.O_CREAT:
-                path = os.path.abspath(arguments[0])
-                if os.path.isabs(arguments[0]) or path.startswith(f"{WORKING}/"):  # else the model went elsewhere
-                    look(path)
-            elif event == "import":
-                for entry in sys.path:
-                    if entry.startswith(WORKING):
-                        module = os.path.normpath(f"{entry}/{arguments[0].replace('.', '/')}")
-                        look(f"{module}.py")
-                        look(f"{module}/__init__.py")
-
-    sys.addaudithook(hook)
+    for descriptor in (1, 2):
+        os.dup2(printed, descriptor)
+    with open(request, encoding="utf-8") as file:
+        asked = json.load(file)
+    os.setsid()
+    enter(namespaces)
+    keep_open(said)
+    if namespaces:
+        os.chdir(WORKING)
+        work.note_missed(missed, WORKING, elsewhere=True)
+    confinement.confine(asked["written"])
+    work.tell_crashes()
+    return run(asked["arguments"])

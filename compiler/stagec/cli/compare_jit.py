@@ -1,0 +1,112 @@
+"""Compare the results of a bundle with those of `jax.jit` on the CPU of the target: status 1 where a bit differs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.cli.files import print_json, print_text
+from stagec.cli.options import add_manifest_import_roots, add_weights
+from stagec.core.errors import Problem, StagecError
+
+if TYPE_CHECKING:
+    from stagec.core.specs import ExecutableSpec
+    from stagec.reports.inputs import Inputs
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument("manifest", help="its manifest (.toml); functions are traced again, by the JAX of this Python")
+    parser.add_argument(
+        "function", nargs="*", help="functions to compare; of a variant, FUNCTION-VARIANT (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default: 0)")
+    add_manifest_import_roots(parser)
+    add_weights(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.core.specs import CpuTarget
+    from stagec.reports import inputs
+
+    options.import_root = options.import_root or ["."]
+    planned = inputs.read(options.manifest, options.import_root)
+    if planned is None:
+        raise StagecError(
+            Problem(options.manifest, "", "not a manifest", "give the .toml that the bundle is made from")
+        )
+    rows: list[dict[str, Any]] = []
+    for name, (export, spec) in planned.executables.items():
+        asked = not options.function or export.partition(".")[2] in options.function
+        if asked and isinstance(spec.target, CpuTarget):
+            rows += _compared(options, planned, name, export, spec, spec.target.parallelism)
+    if not rows:
+        raise StagecError(
+            Problem(options.bundle, "", "nothing to compare", "name functions that have a target for CPUs")
+        )
+    if options.json:
+        print_json({"kind": "compare-jit", "results": rows})
+    else:
+        told = {True: "has the bits of jax.jit", False: "differs from jax.jit"}
+        print_text("".join(f"{row['executable']}: {row['path']} {told[row['equal']]}\n" for row in rows))
+    return 0 if all(row["equal"] for row in rows) else 1
+
+
+def _compared(
+    options: argparse.Namespace, planned: Inputs, name: str, export: str, spec: ExecutableSpec, threads: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each result of an executable, in order. threads: of both sides."""
+    import numpy as np
+
+    from stagec.bundle import safetensors
+    from stagec.core import specs
+    from stagec.pjrt.arrays import dtype_of
+
+    golden = {"bucket": dict(spec.bucket), "seed": options.seed, "inputs": None, "outputs": {}}
+    function = dataclasses.replace(planned.exports[export], golden=golden)
+    exported, description, _ = planned.portable(export)
+    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+        folder = Path(scratch)
+        written = {"spec": specs.to_json(function).encode(), "executable": specs.to_json(spec).encode()}
+        for file, content in {**written, "exported": exported, "description": description}.items():
+            (folder / file).write_bytes(content)
+        words = [f"--{file}={folder / file}" for file in ("spec", "exported", "description")]
+        words += [f"--on-cpu-of={folder / 'executable'}", f"--output={folder / 'golden'}"]
+        words += [f"--import-root={root}" for root in options.import_root]
+        files = {bound["file"] for bound in function.bind.values()}
+        words += [f"--weights={file}={Path(options.manifest).parent / file}" for file in sorted(files)]
+        _run(["golden", *words], {})
+        tensors = safetensors.read(folder / "golden")
+        arrays = {
+            path: np.frombuffer(tensor.read(), dtype_of(tensor.aval)).reshape(tuple(map(int, tensor.aval.shape)))
+            for path, tensor in tensors.items()
+        }
+        given = {path: array for path, array in arrays.items() if not path.startswith("result")}
+        np.savez(folder / "inputs.npz", **given)  # type: ignore[arg-type]
+        words = [options.bundle, export.partition(".")[2], f"--target={spec.target.name}"]
+        words += [f"--inputs={folder / 'inputs.npz'}", f"--output={folder / 'results.npz'}"]
+        words += [f"--weights={options.weights}"] if options.weights else []
+        # Threads decide in which order a convolution adds: as many as the reference has.
+        _run(["run", *words], {"NPROC": str(threads)})
+        with np.load(folder / "results.npz") as results:
+            for path in [path for path in arrays if path not in given]:
+                wanted, result = arrays[path], results[path]
+                equal = (result.shape, result.tobytes()) == (wanted.shape, wanted.tobytes())
+                yield {"executable": name, "path": path, "equal": equal}
+
+
+def _run(words: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Run another command in a process of its own: XLA reads its environment once."""
+    from stagec.core import actions
+
+    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+    done = subprocess.run([*actions.command(), *words], env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StagecError(Problem("", "", done.stderr.strip()))

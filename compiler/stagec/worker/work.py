@@ -1,0 +1,76 @@
+"""The work of an action, in a process of its own that says at its end what its parent cannot see."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from stagec.worker.root import FOLDER
+
+_MOST = 100
+_OF_THE_MACHINE = (FOLDER, "/dev/", "/etc/", "/proc/", "/sys/", "/tmp/", "/usr/", "/var/")
+
+
+def do(said: int, action: Callable[[set[str]], int]) -> NoReturn:
+    """Do an action and end this process; say on a descriptor its exit status, and which files it missed.
+
+    action: gets a set for those files (`note_missed` fills it), and returns the status.
+    """
+    status, missed = 1, set[str]()
+    try:
+        status = action(missed)
+    except SystemExit as error:  # argparse
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - it is reported, and 1 is the status
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.write(said, json.dumps({"status": status, "missed": sorted(missed)}).encode())
+        finally:  # whatever the model did to stdout
+            os._exit(0)
+
+
+def tell_crashes() -> None:
+    """Have Python say where this process is if it crashes."""
+    faulthandler.enable()
+
+
+def note_missed(missed: set[str], folder: str, elsewhere: bool) -> None:
+    """Have a set get what this process wants to read or import from here on, in vain: paths relative to a folder.
+
+    elsewhere: whether it gets absolute paths of other folders too, but for those that programs look for on any machine.
+    What is below an entry of the module path is not of interest: it is a package, or the compiler.
+    """
+    installed = tuple(f"{os.path.abspath(entry)}/" for entry in sys.path)
+    below = f"{folder}/"
+
+    def look(path: str) -> None:
+        if path.startswith(installed) or os.path.lexists(path) or len(missed) >= _MOST:
+            return
+        if path.startswith(below):
+            missed.add(path.removeprefix(below))
+        elif elsewhere and not path.startswith(_OF_THE_MACHINE):
+            missed.add(path)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        with contextlib.suppress(OSError):  # the working directory may be gone
+            if event == "open" and isinstance(arguments[0], str) and not arguments[2] & os.O_CREAT:
+                path = os.path.abspath(arguments[0])
+                if os.path.isabs(arguments[0]) or path.startswith(below):  # else the model went elsewhere
+                    look(path)
+            elif event == "import":
+                for entry in sys.path:
+                    if f"{entry}/".startswith(below) and not f"{entry}/".startswith(installed):
+                        module = os.path.normpath(f"{entry}/{arguments[0].replace('.', '/')}")
+                        look(f"{module}.py")
+                        look(f"{module}/__init__.py")
+
+    sys.addaudithook(hook)
