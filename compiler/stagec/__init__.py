@@ -22,11 +22,19 @@ Errors: `LoadError` and `CallError` with a `code`, `StagecError` for mistakes in
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from stagec.core.version import VERSION
 
+# jaxlib reads it when it is loaded, and would list devices on stderr; warnings and errors stay. jax sets the same.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
 if TYPE_CHECKING:
+    from stagec import lax as lax
+    from stagec import nn as nn
+    from stagec import numpy as numpy
+    from stagec import random as random
     from stagec.arrays.dims import symbolic_shape
     from stagec.arrays.dtypes import enable_x64
     from stagec.arrays.namespace.parallel import set_mesh, shard_map
@@ -46,8 +54,9 @@ if TYPE_CHECKING:
     from stagec.core.errors import StagecError
     from stagec.core.nodes import PyTreeNode
     from stagec.core.refusal import CallError, LoadError
+    from stagec.frontends.jit import Wrapped
     from stagec.frontends.staging import jit
-    from stagec.frontends.wrapped import Traced, Wrapped
+    from stagec.frontends.wrapped import Traced
     from stagec.loader.bundle import Bundle
     from stagec.loader.function import Function
     from stagec.loader.serving import load
@@ -117,7 +126,8 @@ _MODULES = {
     "backends.compilation": ("CannotCompile",),
     "core.errors": ("StagecError",),
     "frontends.staging": ("jit",),
-    "frontends.wrapped": ("Traced", "Wrapped"),
+    "frontends.jit": ("Wrapped",),
+    "frontends.wrapped": ("Traced",),
     "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
     "loader.function": ("Function",),
@@ -133,9 +143,15 @@ _MODULES = {
 }
 
 
+_NAMESPACES = "lax", "nn", "numpy", "random"
+"""Modules that are attributes without an import of their own, as those of jax."""
+
+
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name in _NAMESPACES:
+        return importlib.import_module(f"stagec.{name}")
     for module, names in _MODULES.items():
         if name in names:
             try:
@@ -155,4 +171,4 @@ def __dir__() -> list[str]:
     import importlib.util
 
     missing = () if importlib.util.find_spec("jax") else _MODULES["frontends.wrapped"]
-    return [name for name in __all__ if name not in missing]
+    return [name for name in (*__all__, *_NAMESPACES) if name not in missing]

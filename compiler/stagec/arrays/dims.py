@@ -1,51 +1,65 @@
 """Symbolic sizes: dimensions of arrays whose numbers are known when an artifact is called, as in `jax.export`.
 
 A `Dim` is an expression over named sizes, of which each is at least 1 (https://docs.jax.dev/en/latest/export/shape_poly.html).
-Its arithmetic is that of `core.dimensions`, which gives equal expressions one spelling.
+It is a `core.sizes.Size` and what holds of its names, with Python's operators: where its value is known it is an int.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import re
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from stagec.core import dimensions
+from stagec.core.bounds import Interval, bounds, without_equal_names
+from stagec.core.sizes import Call, Constraint, Size, parse_constraint
+from stagec.core.sizes import parse as parse_size
 
 Shape: TypeAlias = tuple[Any, ...]
 """Sizes: ints, and `Dim` where they are symbolic."""
 
 
 class InconclusiveDimension(ValueError):
-    """A comparison of symbolic sizes that is true for some sizes and false for others."""
+    """A comparison of symbolic sizes that is true for some sizes and false for others, or that stagec cannot decide."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dim:
     """A symbolic size.
 
-    text: the expression, in its canonical spelling. constraints: canonical ones that hold of the names in it.
+    size: the expression. constraints: what holds of the names in it.
     """
 
-    text: str
-    constraints: tuple[str, ...] = ()
+    size: Size
+    constraints: tuple[Constraint, ...] = ()
 
     def __str__(self) -> str:
-        return self.text
+        return str(self.size)
 
     __repr__ = __str__
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash(self._known)
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are equal for all sizes."""
-        return isinstance(other, Dim) and self.text == other.text
+        """Whether they are one expression, so that they are equal for all sizes."""
+        if isinstance(other, Dim):
+            return self._known == other._known
+        return isinstance(other, int | np.integer) and self._known == other
+
+    @functools.cached_property
+    def _known(self) -> Size | int:
+        """The same of all sizes that are one expression, where constraints say which names are equal to what."""
+        size = without_equal_names(self.size, self.constraints) if self.constraints else self.size
+        number = size.constant
+        return size if number is None else number
+
+    @property
+    def bounds(self) -> Interval:
+        """The least and the largest value, as far as they are known; -inf and inf otherwise."""
+        return bounds(self.size, self.constraints)
 
     def __index__(self) -> int:
         what = f"the symbolic size {self} is used as a number"
@@ -54,172 +68,153 @@ class Dim:
     __int__ = __float__ = __index__
 
     def __bool__(self) -> bool:
-        return self >= 1 or self != 0
+        low, high = self.bounds
+        if low > 0 or high < 0:
+            return True
+        raise self._undecided("!= 0")
 
     def __add__(self, other: Any) -> Any:
-        return self._with("({})+({})", self, other)
+        return self._with(Size.__add__, other)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._with("({})+({})", other, self)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return self._with("({})-({})", self, other)
+        return self._with(Size.__sub__, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._with("({})-({})", other, self)
+        return self._with(lambda own, other: other - own, other)
 
     def __mul__(self, other: Any) -> Any:
-        return self._with("({})*({})", self, other)
+        return self._with(Size.__mul__, other)
 
-    def __rmul__(self, other: Any) -> Any:
-        return self._with("({})*({})", other, self)
+    __rmul__ = __mul__
 
     def __neg__(self) -> Any:
-        return self._with("-({})", self)
+        return self * -1
+
+    def __pow__(self, exponent: Any) -> Any:
+        if not isinstance(exponent, int | np.integer):
+            return NotImplemented
+        if exponent < 0:
+            raise ValueError(f"{self}**{exponent}: the power of a size is 0 or more")
+        return product([self] * int(exponent))
 
     def __floordiv__(self, other: Any) -> Any:
-        if isinstance(other, int | Dim) and (exact := self._divided(other)) is not None:
-            return exact
-        return self._with("floordiv({},{})", self, other)
+        return self._with(_quotient, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return self._with("floordiv({},{})", other, self)
+        return self._with(lambda own, other: _quotient(other, own), other)
 
     def __mod__(self, other: Any) -> Any:
-        if isinstance(other, int | Dim) and self._divided(other) is not None:
-            return 0
-        found = self._with("mod({},{})", self, other)
-        return 0 if isinstance(found, Dim) and f"{found.text} == 0" in self.constraints else found
+        return self._with(_rest, other)
 
     def __rmod__(self, other: Any) -> Any:
-        return self._with("mod({},{})", other, self)
+        return self._with(lambda own, other: _rest(other, own), other)
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other) if isinstance(other, _SIZES) else NotImplemented
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self) if isinstance(other, _SIZES) else NotImplemented
 
     def __lt__(self, other: Any) -> bool:
-        return not self >= other if isinstance(other, _SIZES) else NotImplemented
+        return not self._at_least(other, "<") if isinstance(other, _SIZES) else NotImplemented
 
     def __gt__(self, other: Any) -> bool:
-        return bool(self >= other + 1) if isinstance(other, _SIZES) else NotImplemented
+        return self._at_least(other + 1, ">", other) if isinstance(other, _SIZES) else NotImplemented
 
     def __le__(self, other: Any) -> bool:
-        return not self > other if isinstance(other, _SIZES) else NotImplemented
+        return not self._at_least(other + 1, "<=", other) if isinstance(other, _SIZES) else NotImplemented
 
     def __ge__(self, other: Any) -> bool:
-        if not isinstance(other, _SIZES):
-            return NotImplemented
-        difference = self - other
-        low, high = _bounds(difference)
+        return self._at_least(other, ">=") if isinstance(other, _SIZES) else NotImplemented
+
+    def _at_least(self, other: Any, sign: str, shown: Any = None) -> bool:
+        low, high = _bounds(self - other)
         if low >= 0:
             return True
         if high < 0:
             return False
-        what = f"whether {self} >= {other} depends on the sizes that the artifact is called with"
-        raise InconclusiveDimension(f"{what}; add a constraint that says it")
+        raise self._undecided(f"{sign} {other if shown is None else shown}")
 
-    def max(self, other: Any) -> Any:
-        """Return the larger of the two."""
-        with contextlib.suppress(InconclusiveDimension):
-            return max(self, other)
-        return self._with("max({},{})", self, other)
+    def _undecided(self, comparison: str) -> InconclusiveDimension:
+        what = f"whether {self} {comparison} depends on the sizes that the artifact is called with"
+        return InconclusiveDimension(f"{what}; add a constraint that says it")
 
-    def _divided(self, other: Any) -> Any:
-        """Return the quotient where `other` divides the expression for all sizes; None where it may not."""
-        parts = re.split(r"(?=[+-])", self.text) if "(" not in self.text else []
-        quotients = [_divide_term(part, str(other)) for part in parts if part]
-        if not quotients or None in quotients:
-            return None
-        return _made("+".join(f"({part})" for part in quotients), self.constraints)
-
-    def _with(self, form: str, *operands: Any) -> Any:
-        if not all(isinstance(one, _SIZES) for one in operands):  # an array has operators for sizes
+    def _with(self, function: Callable[[Size, Size], Size], other: Any) -> Any:
+        if isinstance(other, Dim):
+            constraints = self.constraints
+            if other.constraints != constraints:
+                constraints = tuple(dict.fromkeys((*constraints, *other.constraints)))
+            return _made(function(self.size, other.size), constraints)
+        if not isinstance(other, _SIZES):  # an array has operators for sizes
             return NotImplemented
-        known = [one.constraints for one in operands if isinstance(one, Dim)]
-        constraints = tuple(dict.fromkeys(text for texts in known for text in texts))
-        return _made(form.format(*(one if isinstance(one, Dim) else int(one) for one in operands)), constraints)
+        return _made(function(self.size, Size.of(int(other))), self.constraints)
 
 
 _SIZES = (int, np.integer, Dim)
 
 
-def _made(text: str, constraints: tuple[str, ...]) -> Any:
-    try:
-        found = dimensions.canonical_dimension(text)
-    except dimensions.DimensionError as error:
-        number = re.fullmatch(r"negative dimension (-\d+)", str(error))  # sizes may be so, of a slice's end
-        if number is None:
-            raise ValueError(str(error)) from None
-        return int(number[1])
-    return found if isinstance(found, int) else Dim(found, constraints)
+def _quotient(left: Size, right: Size) -> Size:
+    exact = left.divided(right)
+    return left.call("floordiv", right) if exact is None else exact[0]
 
 
-def _divide_term(term: str, divisor: str) -> str | None:
-    """Return `4*a*b` divided by `2` or `a`; None where that is no whole expression."""
-    sign, factors = ("-" if term.startswith("-") else ""), term.lstrip("+-").split("*")
-    if divisor.isdigit():
-        number = int(factors[0]) if factors[0].isdigit() else 1
-        rest = factors[1:] if factors[0].isdigit() else factors
-        return None if number % int(divisor) else sign + "*".join([str(number // int(divisor)), *rest])
-    wanted = divisor.split("*")
-    if wanted[0].isdigit():
-        inner = _divide_term(term, wanted[0])
-        return None if inner is None else _divide_term(inner, "*".join(wanted[1:]))
-    for name in wanted:
-        if name not in factors:
-            return None
-        factors.remove(name)
-    return sign + ("*".join(factors) or "1")
+def _rest(left: Size, right: Size) -> Size:
+    exact = left.divided(right)
+    return left.call("mod", right) if exact is None else exact[1]
 
 
-def _bounds(size: Any) -> tuple[float, float]:
-    """Return the least and the largest value of an expression, where each name is 1 or more; infinite if not known.
-
-    Constraints on one name bound it. A constraint `A >= B` also bounds what is A - B but for a number.
-    """
-    if not isinstance(size, Dim):
-        return size, size
-    low, high = -math.inf, math.inf
-    for constraint in size.constraints:
-        left, sign, right = constraint.split(" ")
-        difference = _made(f"({left})-({right})", ())
-        for factor in (1, -1):
-            apart = size - factor * difference
-            if isinstance(apart, int):  # size = factor * difference + apart
-                if sign == "==":
-                    return apart, apart
-                if (sign == ">=") == (factor == 1):
-                    low = max(low, apart)
-                else:
-                    high = min(high, apart)
-    least, most = _interval(size)
-    return max(low, least), min(high, most)
-
-
-def _interval(size: Dim) -> tuple[float, float]:
-    """Return bounds of an expression by those of its names."""
-    if "(" in size.text or "^" in size.text:
-        return (0 if re.fullmatch(r"(mod|max)\(.*\)", size.text) else -math.inf), math.inf
-    low = high = 0.0
-    for term in filter(None, re.split(r"(?=[+-])", size.text)):
-        sign, least, most = (-1 if term.startswith("-") else 1), 1.0, 1.0
-        for factor in term.lstrip("+-").split("*"):
-            a, b = (float(factor),) * 2 if factor.isdigit() else _of_name(factor, size.constraints)
-            least, most = least * a, most * b
-        low, high = (low + least, high + most) if sign == 1 else (low - most, high - least)
-    return low, high
-
-
-def _of_name(name: str, constraints: tuple[str, ...]) -> tuple[float, float]:
-    low, high = 1.0, math.inf
+def _made(size: Size, constraints: tuple[Constraint, ...]) -> Any:
+    """Return a size as an int where it is one. Equalities of products and calls rewrite it, as in JAX."""
     for constraint in constraints:
-        left, sign, right = constraint.split(" ")
-        if left == name and right.isdigit():
-            low = max(low, int(right)) if sign in (">=", "==") else low
-            high = min(high, int(right)) if sign in ("<=", "==") else high
-    return low, high
+        left, sign, right = constraint
+        if sign != "==" or len(left.terms) != 1 or size.constant is not None:
+            continue
+        ((factors, coefficient),) = left.terms
+        if len(factors) == 1 and isinstance(factors[0], str):  # a name stays, as shapes of arguments have it
+            continue
+        size = size.replaced(factors, coefficient, right)
+        match factors, coefficient, right.constant:
+            case (Call("mod", dividend, divisor),), 1 | -1, 0 if divisor.constant is not None:
+                size = size.replaced((Call("floordiv", dividend, divisor),), divisor.constant, dividend)
+    number = size.constant
+    return Dim(size, constraints) if number is None else number
 
 
-def parse(text: str | int, constraints: Sequence[str] = ()) -> Any:
-    """Return a size from its text: an int, or a `Dim`. constraints: canonical ones. Raises ValueError."""
-    return text if isinstance(text, int) else _made(text, tuple(constraints))
+def _bounds(size: Any) -> Interval:
+    return size.bounds if isinstance(size, Dim) else (size, size)
+
+
+def at_least(size: Any, other: Any) -> bool:
+    """Whether a size is known to be at least another; False where that is open too."""
+    return _bounds(size - other)[0] >= 0
+
+
+def larger(size: Any, other: Any) -> Any:
+    """Return the larger of two sizes."""
+    return _extremum("max", size, other)
+
+
+def smaller(size: Any, other: Any) -> Any:
+    """Return the smaller of two sizes."""
+    return _extremum("min", size, other)
+
+
+def _extremum(name: str, size: Any, other: Any) -> Any:
+    low, high = _bounds(size - other)
+    if low >= 0:
+        return size if name == "max" else other
+    if high <= 0:
+        return other if name == "max" else size
+    if isinstance(size, Dim):
+        return size._with(lambda own, other: own.call(name, other), other)
+    return other._with(lambda own, size: size.call(name, own), size)
+
+
+def parse(text: str | int, constraints: Sequence[Constraint] = ()) -> Any:
+    """Return a size from its text: an int, or a `Dim`. Raises ValueError."""
+    return text if isinstance(text, int) else _made(parse_size(text), tuple(constraints))
 
 
 def symbolic_shape(text: str, *, constraints: Sequence[str] = ()) -> Shape:
@@ -229,7 +224,7 @@ def symbolic_shape(text: str, *, constraints: Sequence[str] = ()) -> Shape:
     """
     from stagec.core.avals import parse_aval
 
-    known = tuple(map(dimensions.canonical_constraint, constraints))
+    known = tuple(map(parse_constraint, constraints))
     return tuple(parse(size, known) for size in parse_aval(f"f32[{text.strip().strip('()')}]").shape)
 
 

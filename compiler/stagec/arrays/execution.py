@@ -33,7 +33,7 @@ class Array(arrays.Array, Value):
     object (https://data-apis.org/array-api/2024.12/API_specification/array_object.html).
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "_view")
 
     @staticmethod
     def of(found: arrays.Array) -> Array:
@@ -44,8 +44,19 @@ class Array(arrays.Array, Value):
         """Return another object of the same memory."""
         return Array(self._buffer, self.aval)
 
+    def __copy__(self) -> Array:
+        return self.copy_of()
+
     def __deepcopy__(self, memo: Any) -> Array:
         return self.copy_of()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it as NumPy's array, PRNG keys as their words: what reads it puts it on the first CPU device.
+
+        Raises TypeError for an array on several devices, CallError ("deleted").
+        """
+        is_key = self.dtype is dtypes.KEY
+        return restored, ((self.words() if is_key else self)._whole(), is_key)
 
     def copy_of(self) -> Array:
         """Return a copy."""
@@ -72,6 +83,12 @@ class Array(arrays.Array, Value):
             return f"Array({shown(self.shape)}, dtype={self.dtype}) overlaying:\n{self.words().numpy()}"
         text = np.array2string(self.numpy(), separator=", ", prefix="Array(", threshold=1000)
         return f"Array({text}, dtype={self.dtype})"
+
+
+def restored(values: np.ndarray[Any, Any], is_key: bool) -> Array:
+    """Return a pickled array, on the first CPU device. is_key: whether it has the words of PRNG keys."""
+    found = array(values)
+    return found.as_keys() if is_key else found
 
 
 def array(values: np.ndarray[Any, Any], shared: bool = False) -> Array:

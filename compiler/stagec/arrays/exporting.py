@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +24,8 @@ from stagec.arrays.lowering import IRValue
 from stagec.arrays.meshes import Axes
 from stagec.arrays.program import Program
 from stagec.arrays.values import ShapedArray
-from stagec.core import dimensions
 from stagec.core.partitions import Partition
+from stagec.core.sizes import solutions
 from stagec.stages import mlir
 
 CALLING_CONVENTION = 10
@@ -180,55 +179,43 @@ def _read_sizes(
         for axis, size in enumerate(aval.shape)
         if isinstance(size, Dim)
     ]
-    waiting, solved = list(equations), True
-    origins: list[tuple[str, Dim, str, IRValue]] = []
-    while waiting and solved:
-        solved = False
-        for equation in list(waiting):
-            size, array, axis, place = equation
-            unknown = dimensions.names_in(size.text) - set(rules.sizes)
-            if len(unknown) != 1 or (slope := _slope(size, name := unknown.pop())) is None:
-                continue
-            value = _dimension(array, axis)
-            rest = size - slope * Dim(name)
-            constant = rules.size(rest)
-            number = hlo.divide(hlo.subtract(value, constant), rules.size(slope))
-            rules.sizes[name] = number
-            origins.append((name, size, place, value))
-            waiting.remove(equation)
-            solved = True
-            _assert(rules, number, "GE", 1, f"Expected value >= 1 for dimension variable '{name}'.", origins)
-    unknown_names = {name for size, *_ in waiting for name in dimensions.names_in(size.text)} - set(rules.sizes)
-    if unknown_names:
+    origins: list[_Origin] = []
+    for position, name, slope, rest in solutions([size.size for size, *_ in equations]):
+        size, array, axis, place = equations[position]
+        value = _dimension(array, axis)
+        number = hlo.divide(hlo.subtract(value, rules.size(rest)), rules.size(slope))
+        rules.sizes[name] = number
+        origins.append(_Origin(name, size, place, value))
+        _assert(rules, number, "GE", 1, f"Expected value >= 1 for dimension variable '{name}'.", origins)
+    unknown = {name for size, *_ in equations for name in size.size.names} - set(rules.sizes)
+    if unknown:
         raise ValueError(
-            f"the sizes {', '.join(sorted(unknown_names))} cannot be found from the shapes of the arguments: "
+            f"the sizes {', '.join(sorted(unknown))} cannot be found from the shapes of the arguments: "
             "one argument must have each size alone, or times a number, as a dimension"
         )
+    own = {(origin.name, origin.place) for origin in origins}
     for size, array, axis, place in equations:
         value, wanted = _dimension(array, axis), rules.size(size)
         what = f"Found inconsistency between dimension size {place} (= {{0}}) and the specification '{size}' (= {{1}})."
-        if size.text not in rules.sizes or origins[[o[0] for o in origins].index(size.text)][2] != place:
+        if (str(size), place) not in own:
             _assert(rules, value, "EQ", wanted, what, origins, [value, wanted])
-    constraints = dict.fromkeys(text for size, *_ in equations for text in size.constraints)
-    for constraint in constraints:
-        left, sign, right = constraint.split(" ")
-        sides = [
-            rules.size(dims.parse(side)) if not side.isdigit() else rules.size(int(side)) for side in (left, right)
-        ]
-        direction = {"==": "EQ", ">=": "GE", "<=": "LE"}[sign]
+    for constraint in dict.fromkeys(constraint for size, *_ in equations for constraint in size.constraints):
+        direction = {"==": "EQ", ">=": "GE", "<=": "LE"}[constraint.sign]
         what = f"Input shapes do not match the symbolic shape constraint {constraint}."
-        _assert(rules, sides[0], direction, sides[1], what, origins)
-
-
-def _slope(size: Dim, name: str) -> int | None:
-    """Return the number by which an expression has a name, in no other way than a multiple; None otherwise."""
-    slope = dims.parse(re.sub(rf"\b{name}\b", f"({name}+1)", size.text)) - size
-    rest = size - slope * Dim(name)
-    return slope if isinstance(slope, int) and name not in dimensions.names_in(str(rest)) else None
+        _assert(rules, rules.size(constraint.left), direction, rules.size(constraint.right), what, origins)
 
 
 def _dimension(array: IRValue, axis: int) -> IRValue:
     return hlo.get_dimension_size(array, lowering.integer(axis))
+
+
+class _Origin(NamedTuple):
+    """Where the number of a named size comes from: the dimension `place` of an argument; its number is `value`."""
+
+    name: str
+    size: Dim
+    place: str
+    value: IRValue
 
 
 def _assert(
@@ -237,7 +224,7 @@ def _assert(
     direction: str,
     right: IRValue | int,
     message: str,
-    origins: Sequence[tuple[str, Dim, str, IRValue]],
+    origins: Sequence[_Origin],
     inputs: Sequence[IRValue] = (),
 ) -> None:
     """Add a check that ends shape refinement with a message; its sentences are those of `jax.export`."""
@@ -264,5 +251,5 @@ def _assert(
 
 def named_sizes(avals: Sequence[Any]) -> Mapping[str, None]:
     """Return the names of the symbolic sizes in avals."""
-    texts = [size.text for aval in avals for size in aval.shape if isinstance(size, Dim)]
-    return dict.fromkeys(name for text in texts for name in sorted(dimensions.names_in(text)))
+    sizes = [size.size for aval in avals for size in aval.shape if isinstance(size, Dim)]
+    return dict.fromkeys(name for size in sizes for name in sorted(size.names))

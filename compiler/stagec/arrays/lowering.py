@@ -24,8 +24,8 @@ from stagec.arrays.meshes import Axes
 from stagec.arrays.places import frames_of_user, place_of
 from stagec.arrays.program import Equation, Operand, Program
 from stagec.arrays.values import Literal, ShapedArray, physical
-from stagec.core import dimensions
 from stagec.core.partitions import Partition
+from stagec.core.sizes import Size
 
 IRValue: TypeAlias = Any
 """MLIR's value of an array. jaxlib's stubs say more of it than rules of shapes of any rank can."""
@@ -188,10 +188,11 @@ class Lowering:
 
     def size(self, size: Any) -> IRValue:
         """Return a size as an i32 of no dimensions."""
-        if not isinstance(size, Dim):
-            return constant(np.asarray(size, np.int32))
+        expression = size.size if isinstance(size, Dim) else size
+        if not isinstance(expression, Size):
+            return constant(np.asarray(expression, np.int32))
         named = {name: _Size(value) for name, value in self.sizes.items()}
-        return _Size.of(dimensions.compute(size.text, named, _SIZE_FUNCTIONS)).value
+        return _Size.of(expression.compute(named, _SIZE_FUNCTIONS)).value
 
     def shape(self, shape: Sequence[Any]) -> IRValue:
         """Return sizes as an array of i32."""

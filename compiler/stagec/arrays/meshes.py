@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,6 +43,11 @@ def use(mesh: Axes, manual: Sequence[str] = ()) -> Iterator[None]:
 def current() -> Axes:
     """Return the mesh of the code that is running."""
     return _CURRENT.get().mesh
+
+
+def around() -> Hashable:
+    """Return the mesh of the code that is running, and which of its axes are taken apart."""
+    return _CURRENT.get()
 
 
 def manual(names: Sequence[str]) -> Axes:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxlib import _jax
 
+from stagec.arrays import dims
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import KEY, DType
 from stagec.arrays.places import here, located
@@ -25,6 +26,11 @@ class TracerError(TypeError):
     """A value of a trace is used as one that is known: in Python's `if`, as an `int`, or by NumPy."""
 
 
+def operand_of(value: Any) -> Any:
+    """Return the variable or constant that a tracer stands for at present; None for anything else."""
+    return value._operand if isinstance(value, Tracer) else None
+
+
 class LeakedTracer(ValueError):
     """A value of a trace is used where that trace is over, or in another one that is not inside of it."""
 
@@ -32,7 +38,7 @@ class LeakedTracer(ValueError):
 class Tracer(Value):
     """An array of a trace: what is known of it, and no elements."""
 
-    __slots__ = ("_operand", "_trace")
+    __slots__ = ("__weakref__", "_operand", "_trace", "_view")
 
     def __init__(self, trace: Trace, operand: Operand) -> None:
         self._trace = trace
@@ -76,6 +82,9 @@ class Tracer(Value):
     def __repr__(self) -> str:
         return f"Tracer({self.aval})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise refuse(self, "pickle", "return it from the function")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         known = self.known()
         if known is None:
@@ -89,7 +98,7 @@ class Trace:
     around: the trace in which this one was begun; None for the outermost. name: of the function, for messages.
     """
 
-    __slots__ = ("_captured", "_constants", "around", "equations", "is_open", "name")
+    __slots__ = ("_captured", "_constants", "_sizes", "around", "equations", "is_open", "name")
 
     def __init__(self, around: Trace | None, name: str) -> None:
         self.around = around
@@ -98,6 +107,12 @@ class Trace:
         self.equations: list[Equation] = []
         self._captured: dict[Variable, tuple[Tracer, Variable]] = {}
         self._constants: dict[tuple[int, bool], tuple[Any, np.ndarray[Any, Any], Variable]] = {}
+        self._sizes: set[Any] = set() if around is None else around._sizes
+
+    def argument(self, variable: Variable) -> Tracer:
+        """Return an argument: its sizes are 0 or more, whatever they are."""
+        self._sizes.update(variable.aval.shape)
+        return Tracer(self, variable)
 
     def constant(self, array: np.ndarray[Any, Any]) -> Tracer:
         """Return a known array as a value of this trace."""
@@ -128,10 +143,23 @@ class Trace:
         self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any], avals: Sequence[ShapedArray]
     ) -> list[Tracer]:
         """Add an equation, and return its results. avals: what is known of them."""
+        for aval in avals:
+            if not self._sizes.issuperset(aval.shape):
+                self._check_sizes(primitive.name, aval.shape)
         outputs = tuple(map(Variable, avals))
         inputs = tuple(map(self.operand, values))
         self.equations.append(Equation(primitive, inputs, params, outputs, _jax.Traceback.get_traceback()))
         return [Tracer(self, variable) for variable in outputs]
+
+    def _check_sizes(self, name: str, shape: Shape) -> None:
+        """Remember sizes that are 0 or more for all numbers that an artifact may be called with. Raises ValueError."""
+        for size in shape:
+            if size not in self._sizes and not dims.at_least(size, 0):
+                what = (
+                    f"{name}: a size of the result, {size}, may be negative for sizes that an artifact is called with"
+                )
+                raise ValueError(f'{what}; add the constraint "{size} >= 0"')
+            self._sizes.add(size)
 
     def captured(self) -> dict[Variable, Tracer]:
         """Return the values of the traces around this one that it uses, by the variables that stand for them here."""
@@ -193,7 +221,7 @@ def trace(
     token = _CURRENT.set(run)
     try:
         given = [Variable(aval) for aval in avals]
-        inputs = [Tracer(run, variable) for variable in given]
+        inputs = list(map(run.argument, given))
         outputs = [run.operand(one) for one in function(*inputs)]
     except (TypeError, ValueError, LookupError, ArithmeticError, NameError, AttributeError) as error:
         located(error)

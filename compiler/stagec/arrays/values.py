@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from stagec.arrays.dtypes import DType
 from stagec.core.avals import Aval
 
 Scalar: TypeAlias = bool | int | float | complex
+Function = TypeVar("Function", bound=Callable[..., Any])
 SCALARS = (bool, int, float, complex)
 
 
@@ -100,6 +103,12 @@ class Value:
         return self
 
     @property
+    def view(self) -> View | None:
+        """What NumPy's array is a view of, while that is there; None where nobody else would see an assignment."""
+        found: View | None = getattr(self, "_view", None)
+        return None if found is None or all(array() is None for array in found.arrays) else found
+
+    @property
     def ndim(self) -> int:
         """How many dimensions it has."""
         return len(self.shape)
@@ -108,6 +117,43 @@ class Value:
     def size(self) -> Any:
         """How many elements it has."""
         return dims.product(self.shape)
+
+
+class View(NamedTuple):
+    """Whose elements an array shows in NumPy.
+
+    arrays: references to the array that it was taken of, and to those that this one was taken of. write: what to write
+    in place of an assignment to its elements.
+    """
+
+    arrays: tuple[weakref.ref[Any], ...]
+    write: str
+
+
+def as_view(x: Any, of: Any, write: str) -> Any:
+    """Return an array that NumPy would have as a view, to whose elements nobody assigns while `of` is there.
+
+    x: no other object's. of: the array that it is taken of. write: what to write in place of an assignment.
+    """
+    if isinstance(x, Value) and isinstance(of, Value):
+        before: View | None = getattr(of, "_view", None)
+        arrays = weakref.ref(of), *(before.arrays if before else ())
+        x._view = View(arrays, write)  # type: ignore[attr-defined] # a slot of both classes
+    return x
+
+
+def gives_views(function: Function) -> Function:
+    """Let what a function of arrays gives be views (`as_view`): an array of its first argument, or each of a tuple."""
+    write = f"write to that array before you call {function.__name__}"
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        if not isinstance(found, tuple):
+            return as_view(found, args[0], write)
+        return tuple(as_view(x, of, write) for x, of in zip(found, itertools.cycle(args), strict=False))
+
+    return cast("Function", call)
 
 
 class Literal:

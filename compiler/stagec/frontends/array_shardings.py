@@ -28,7 +28,7 @@ def split_of(program: Program, in_shardings: Any, out_shardings: Any, args: Any,
     given += [None] * (len(program.inputs) - len(given))
     wanted = _flat(out_shardings, out_structure)
     both = [found for found in (*given, *wanted) if found is not None]
-    mesh = meshes.the_one({meshes.of_program(program), *(axes for axes, _ in both)})
+    mesh = meshes.the_one({meshes.of_program(program), *(axes for axes, _ in both)}) or meshes.current()
 
     def fitting(found: Sequence[tuple[Axes, Partition] | None], avals: Sequence[ShapedArray]) -> Any:
         for known, aval in zip(found, avals, strict=True):

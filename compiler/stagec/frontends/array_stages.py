@@ -1,17 +1,15 @@
-"""`Wrapped` and `Traced` of the arrays frontend: a function of arrays, traced by stagec, through the stages.
+"""`Traced` of the arrays frontend: a function of arrays, traced by stagec, through the stages.
 
-The classes are those of `jax.stages` (https://docs.jax.dev/en/latest/jax.stages.html); `frontends.wrapped` has them for
-functions of JAX's.
+`frontends.wrapped` has the same for functions of JAX's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +23,11 @@ from stagec.arrays.primitives.derivatives import vjp_program
 from stagec.arrays.program import Program, constant_bytes, pruned
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
-from stagec.core.avals import Aval
+from stagec.core.avals import Aval, arrow
 from stagec.core.specs import CompilerOption
 from stagec.core.trees import LEAF, Tree
-from stagec.frontends import array_shardings
+from stagec.frontends import array_shardings, updates
+from stagec.frontends.jit import NONE, Arguments, Run, Wrapped
 from stagec.pjrt import dialects
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
@@ -42,16 +41,16 @@ class Options:
     """What `jit` is given beside the function; as its parameters.
 
     out_shardings: or a function that gives them for the structure of the result.
+    refusal: of a function that changes what it is given; None is a ValueError.
     """
 
     in_shardings: Any = None
     out_shardings: Any = None
-    static_argnums: tuple[int, ...] = ()
-    static_argnames: tuple[str, ...] = ()
-    donate_argnums: tuple[int, ...] = ()
-    donate_argnames: tuple[str, ...] = ()
+    static: Arguments = NONE
+    donated: Arguments = NONE
     keep_unused: bool = False
     compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
+    refusal: updates.Refusal | None = None
 
 
 def jit(
@@ -64,89 +63,65 @@ def jit(
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
     compiler_options: Mapping[str, CompilerOption] | None = None,
+    refusal: updates.Refusal | None = None,
 ) -> Wrapped:
-    """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`.
+    """Return a function of arrays as a `Wrapped`. Parameters are those of `jax.jit`, and `refusal` that of `Options`.
 
     Raises ValueError for numbers and names of arguments that the function does not have.
     """
-    static_numbers, static_names = _both(fun, static_argnums, static_argnames, "static")
-    donated_numbers, donated_names = _both(fun, donate_argnums, donate_argnames, "donate")
-    if both := {*static_numbers, *static_names} & {*donated_numbers, *donated_names}:
+    static = Arguments.of(fun, static_argnums, static_argnames)
+    donated = Arguments.of(fun, donate_argnums, donate_argnames)
+    _check(fun, static, "static")
+    _check(fun, donated, "donate")
+    if both := {*static.numbers, *static.names} & {*donated.numbers, *donated.names}:
         raise ValueError(f"{_name(fun)}: argument {min(both, key=str)} is static, so it cannot be donated")
-    names = static_numbers, static_names, donated_numbers, donated_names
-    return Wrapped(fun, Options(in_shardings, out_shardings, *names, keep_unused, compiler_options or {}))
+    options = Options(in_shardings, out_shardings, static, donated, keep_unused, compiler_options or {}, refusal)
+    return Wrapped(fun, fun, static, _Tracer(fun, options))
 
 
-class Wrapped:
-    """A function of arrays that is ready to be traced, lowered and compiled; calling it does all, once per signature.
-
-    A call takes arrays of stagec's, NumPy's and Python's numbers in pytrees, and gives arrays of stagec's. Inside of a
-    function that is traced it is part of that function: shardings are constraints there, and nothing is donated.
-    """
+class _Tracer:
+    """Traces a function of arrays with stagec."""
 
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
-        functools.update_wrapper(self, fun)
-        self.__wrapped__ = fun
+        self._fun = fun
         self._options = options
-        self._compiled: dict[Any, tuple[Any, Any]] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function. Raises what it raises when it is traced; ValueError for a static argument without hash."""
-        if tracing.current() is not None:
-            return self._inside(args, kwargs)
-        dynamic, static = _split(self._options, args, kwargs)
-        leaves, structure = pytrees.flatten(dynamic)
-        avals = tuple(map(_abstract, leaves))
-        key = static, structure, avals, dtypes.x64(), contractions.default_precision(), meshes.current()
-        try:
-            found = self._compiled.get(key)
-        except TypeError as error:
-            raise ValueError(f"{self}: static arguments must be hashable: {error}") from error
-        if found is None:
-            for leaf, aval in zip(leaves, avals, strict=True):
-                _placed(leaf, aval)  # what is no array is refused before it is compiled for
-            traced = self.trace(*args, **kwargs)
-            found = self._compiled[key] = _runnable(traced), traced.out_structure
-        call, out_structure = found
-        return out_structure.unflatten(call(leaves, avals))
+    def within(self) -> bool:
+        return tracing.current() is not None
 
-    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function as part of the trace around."""
+    def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         options = self._options
         if options.in_shardings is None and options.out_shardings is None:
-            return self.__wrapped__(*args, **kwargs)
-        (dynamic, _), _ = _split(options, args, kwargs)
+            return self._fun(*args, **kwargs)
+        (dynamic, _), _ = options.static.split(args, kwargs)
+        called = _watched(self._fun, options)  # constraints take the arguments apart
 
         def function(*given: Any) -> Any:
-            return self.__wrapped__(*_merged(options, args, given), **kwargs)
+            return called(*options.static.merged(args, given), **kwargs)
 
         return array_shardings.constrained(function, options.in_shardings, options.out_shardings)(*dynamic)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the method of an instance; of the class, this function."""
-        return self if instance is None else types.MethodType(self, instance)
+    def settings(self) -> Hashable:
+        return dtypes.x64(), contractions.default_precision(), meshes.around()
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Return the function as a program, for arguments like these: arrays, or `ShapeDtypeStruct`.
+    def abstract(self, leaf: Any) -> ShapedArray:
+        return abstract(leaf)
 
-        Static arguments are given as values. Raises what the function raises.
-        """
-        return Traced(self.__wrapped__, self._options, args, kwargs)
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
+        return Traced(self._fun, self._options, args, kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`."""
-        return self.trace(*args, **kwargs).lower()
+    def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[ShapedArray]) -> tuple[Run, Any]:
+        dynamic, _ = self._options.static.split(args, kwargs)
+        for leaf, aval in zip(pytrees.flatten(dynamic)[0], known, strict=True):
+            _placed(leaf, aval)  # what has no elements is refused before it is compiled for
+        traced = self.trace(args, kwargs)
+        return _runnable(traced), traced.out_structure
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a `ShapeDtypeStruct` for each result, in its structure; nothing is compiled."""
-        return self.trace(*args, **kwargs).out_avals
+    def eval_shape(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.trace(args, kwargs).out_avals
 
-    def clear_cache(self) -> None:
-        """Forget what was compiled: the next call does it again."""
-        self._compiled.clear()
-
-    def __repr__(self) -> str:
-        return f"Wrapped({getattr(self, '__name__', self.__wrapped__)})"
+    def clear(self) -> None:
+        """Nothing is kept of a trace."""
 
 
 class Traced:
@@ -161,14 +136,15 @@ class Traced:
     def __init__(
         self, fun: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        dynamic, _ = _split(options, args, kwargs)
+        dynamic, _ = options.static.split(args, kwargs)
         leaves, structure = pytrees.flatten(dynamic)
-        avals = list(map(_abstract, leaves))
+        avals = list(map(abstract, leaves))
         out: list[Any] = []
+        called = _watched(fun, options)
 
         def flat(*values: Tracer) -> list[Any]:
             given, named = structure.unflatten(values)
-            found, out_structure = pytrees.flatten(fun(*_merged(options, args, given), **{**kwargs, **named}))
+            found, out_structure = pytrees.flatten(called(*options.static.merged(args, given), **{**kwargs, **named}))
             out.append(out_structure)
             return [_result(one, fun) for one in found]
 
@@ -187,6 +163,9 @@ class Traced:
             self.program, options.in_shardings, wanted, positional, self.out_structure
         )
         self._parameters = tuple(_parameters(fun, options, kwargs))
+
+    def __repr__(self) -> str:
+        return f"Traced({self.fun_name}{arrow(self.program.in_avals, self.program.out_avals)})"
 
     @property
     def in_avals(self) -> Any:
@@ -213,12 +192,14 @@ class Traced:
         """Return the program as text: its equations, one a line."""
         return f"{self.program}\n"
 
-    def lower(self, platforms: Sequence[str] = ("cpu",)) -> Lowered:
+    def lower(self, platforms: Sequence[str] = ("cpu",), *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
         """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
 
+        lowering_platforms: JAX's name of `platforms`, which it replaces.
         Raises ValueError for several platforms, and CannotLower where sizes are symbolic: those are bound when an
         `Exported` is called or compiled.
         """
+        platforms = lowering_platforms or platforms
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         lowered = lower_exported(self.export(platforms), platforms[0], {})
@@ -246,6 +227,11 @@ class Traced:
         taken = exporting.kept(self.program, self._options.keep_unused)
         names = pytrees.names(self._structure, self._parameters)
         return exporting.module(self.program, taken, platforms, names, self.donated, located=True, split=self._split)
+
+
+def _watched(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    refusal = options.refusal or updates.refusal_of(_name(fun))
+    return updates.watched(fun, refusal, tracing.operand_of, "NAME = copy.deepcopy(NAME)")
 
 
 _LARGE = 1 << 20
@@ -314,7 +300,7 @@ def _structs(avals: Sequence[ShapedArray]) -> list[ShapeDtypeStruct]:
         return [ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type) for aval in avals]
 
 
-def _abstract(leaf: Any) -> ShapedArray:
+def abstract(leaf: Any) -> ShapedArray:
     """Return what is known of an argument. Raises TypeError for what is no array and no number."""
     if isinstance(leaf, SCALARS) and type(leaf) in SCALARS:
         dtype = dtypes.of_python(type(leaf))
@@ -397,38 +383,21 @@ def _placed(leaf: Any, aval: ShapedArray) -> execution.Array:
     return execution.array(numpy_of(leaf).astype(aval.dtype, copy=False))
 
 
-def _both(
-    fun: Callable[..., Any], numbers: int | Iterable[int] | None, names: str | Iterable[str] | None, what: str
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return numbers and names of arguments; as in JAX, one is found from the other. what: they are, for messages.
-
-    Raises ValueError for those that the function does not have.
-    """
-    numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-    positional = _positional(fun)
-    _check(fun, numbers, names, what)
-    if not numbers:
-        numbers = tuple(i for i, name in enumerate(positional) if name in names)
-    if not names:
-        names = tuple(positional[number] for number in numbers if -len(positional) <= number < len(positional))
-    return tuple(numbers), tuple(names)
-
-
-def _check(fun: Callable[..., Any], numbers: Sequence[int], names: Sequence[str], what: str) -> None:
+def _check(fun: Callable[..., Any], given: Arguments, what: str) -> None:
+    """Raise ValueError for numbers and names of arguments that the function does not have."""
     try:
         parameters = inspect.signature(fun).parameters
     except (TypeError, ValueError):
         return
     kinds, count = {parameter.kind for parameter in parameters.values()}, len(_positional(fun))
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        for number in numbers:
+        for number in given.numbers:
             if not -count <= number < count:
                 raise ValueError(
                     f"{_name(fun)}: {what}_argnums has {number}, and it takes {count} arguments by position"
                 )
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for name in names:
+        for name in given.names:
             if name not in parameters:
                 takes = ", ".join(parameters) or "no arguments"
                 raise ValueError(f"{_name(fun)}: {what}_argnames has {name!r}, and it takes {takes}")
@@ -449,41 +418,19 @@ def _positional(fun: Callable[..., Any]) -> list[str]:
 
 def _parameters(fun: Callable[..., Any], options: Options, kwargs: Mapping[str, Any]) -> Iterable[str]:
     positional = _positional(fun)
-    static = {*options.static_argnames, *(positional[i] for i in options.static_argnums if i < len(positional))}
+    numbers = (i for i in options.static.numbers if -len(positional) <= i < len(positional))
+    static = {*options.static.names, *(positional[i] for i in numbers)}
     return (name for name in positional if name not in static)
-
-
-def _static_numbers(options: Options, count: int) -> set[int]:
-    return {number % count for number in options.static_argnums if -count <= number < count}
-
-
-def _split(options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the arguments that are arrays, and those that are static, by position and name."""
-    numbers = _static_numbers(options, len(args))
-    dynamic = tuple(value for i, value in enumerate(args) if i not in numbers)
-    named = {name: value for name, value in kwargs.items() if name not in options.static_argnames}
-    static = (
-        # To a dict, 1 and True are one key.
-        tuple((i, type(args[i]), args[i]) for i in sorted(numbers)),
-        tuple((name, type(kwargs[name]), kwargs[name]) for name in sorted(kwargs) if name not in named),
-    )
-    return (dynamic, named), static
-
-
-def _merged(options: Options, args: tuple[Any, ...], dynamic: Sequence[Any]) -> list[Any]:
-    numbers, left = _static_numbers(options, len(args)), iter(dynamic)
-    return [value if i in numbers else next(left) for i, value in enumerate(args)]
 
 
 def _donated(options: Options, dynamic: Any, args: tuple[Any, ...]) -> tuple[bool, ...]:
     """Return for each leaf of the arguments that are arrays whether it is donated."""
     given, named = dynamic
-    static = _static_numbers(options, len(args))
+    static, wanted = options.static.places(len(args)), options.donated.places(len(args))
     places = [i for i in range(len(args)) if i not in static]
-    wanted = {number % len(args) for number in options.donate_argnums if -len(args) <= number < len(args)}
     found: list[bool] = []
     for place, tree in zip(places, given, strict=True):
         found += [place in wanted] * len(pytrees.flatten(tree)[0])
     for name in sorted(named):
-        found += [name in options.donate_argnames] * len(pytrees.flatten(named[name])[0])
+        found += [name in options.donated.names] * len(pytrees.flatten(named[name])[0])
     return tuple(found)

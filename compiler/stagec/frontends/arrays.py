@@ -13,9 +13,10 @@ import numpy as np
 from stagec.arrays import dims, dtypes, meshes, pytrees
 from stagec.arrays.primitives import contractions
 from stagec.arrays.values import ShapeDtypeStruct
-from stagec.core import dimensions, phases
+from stagec.core import phases
 from stagec.core.avals import Aval, AvalError
 from stagec.core.errors import StagecError
+from stagec.core.sizes import parse_constraint
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
 from stagec.frontends import (
@@ -25,15 +26,18 @@ from stagec.frontends import (
     closures,
     entries,
     packages,
+    repeatable,
     source_locations,
     user_code,
 )
-from stagec.frontends.array_stages import Traced, Wrapped
+from stagec.frontends.array_stages import Traced
+from stagec.frontends.jit import Wrapped
 from stagec.pjrt import compatibility, dialects
 
 named_arrays = closures.named_arrays
 
 
+@repeatable.clock_and_chance()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
     """Trace, lower and export the function of `spec`.
 
@@ -52,6 +56,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
     return serialized, b""
 
 
+@repeatable.clock_and_chance()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources."""
     traced = _traced(spec, import_roots)
@@ -61,6 +66,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
         return str(module.operation.get_asm(enable_debug_info=True))
 
 
+@repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the program of the function of `spec`, as text: what a jaxpr is to JAX."""
     return _traced(spec, import_roots).as_text()
@@ -72,6 +78,7 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
+@repeatable.clock_and_chance()
 def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
@@ -83,6 +90,7 @@ def results(
         given, named = structure.unflatten(
             [ShapeDtypeStruct(value.shape, leaf.dtype, leaf.weak_type) for leaf, value in pairs]
         )
+        repeatable.again(spec.key)
         traced = wrapped.trace(*given, **named)
         return list(map(np.asarray, traced.lower().compile().call_flat(values)))
 
@@ -96,13 +104,14 @@ def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
     """Return the function of `spec` traced. Raises StagecError with all that is wrong."""
     wrapped, args, kwargs = _prepared(spec, import_roots)
     failed = f"tracing {spec.entry} raised"
+    repeatable.again(spec.key)
     with _settings(spec), phases.phase("trace"):
         try:
-            return user_code.run(lambda: wrapped.trace(*args, **kwargs), failed, spec.manifest, spec.key)
+            traced: Traced = user_code.run(lambda: wrapped.trace(*args, **kwargs), failed, spec.manifest, spec.key)
         except StagecError as error:
-            if spec.avals is None:
-                raise StagecError(*error.problems, *checkpoints.problems(spec, args, kwargs)) from error
-            raise
+            more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
+            raise StagecError(*error.problems, *more) from error.__cause__
+    return traced
 
 
 def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped, tuple[Any, ...], dict[str, Any]]:
@@ -124,6 +133,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped,
             keep_unused=spec.keep_unused,
             in_shardings=array_shardings.of_manifest(spec, "in_shardings", pytrees.flatten(args)[1]),
             out_shardings=lambda structure: array_shardings.of_manifest(spec, "out_shardings", structure),
+            refusal=entries.refusal(spec),
         )
     return wrapped, args, kwargs
 
@@ -144,7 +154,7 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
     """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
     if spec.avals is not None:
         return _arguments_of_callable(spec)
-    constraints = tuple(map(dimensions.canonical_constraint, spec.constraints))
+    constraints = tuple(map(parse_constraint, spec.constraints))
 
     def struct(aval: Aval, key: str) -> ShapeDtypeStruct:
         try:
@@ -158,8 +168,10 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
 
 def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
     result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
-    wrong = [type(leaf).__name__ for leaf in pytrees.flatten(result)[0] if not hasattr(leaf, "dtype")]
-    if wrong:
-        raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
-    result = pytrees.tree_map(lambda leaf: ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
+    result = entries.abstracted(spec, result, _abstract, advice)
     return (result, {}) if isinstance(result, tuple) else ((), result)
+
+
+def _abstract(leaf: Any) -> ShapeDtypeStruct:
+    aval = array_stages.abstract(leaf)
+    return ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type)

@@ -17,18 +17,13 @@ from typing import Any
 
 import jax
 import jax.export
-from jax._src import buffer_callback, callback, debugging
 
 from stagec.core.errors import Problem
 from stagec.core.specs import FunctionSpec
-from stagec.frontends import user_code
+from stagec.frontends import patched, user_code
 
-_PRIMITIVES = (
-    *(callback.pure_callback_p, callback.io_callback_p, buffer_callback.buffer_callback_p),
-    *(debugging.debug_callback_p, debugging.debug_print_p, debugging.inspect_sharding_p),
-)
-"""Primitives that call back into Python."""
-_CALLBACKS = frozenset(primitive.name for primitive in _PRIMITIVES)
+_CALLBACKS = frozenset(patch.object.name for patch in patched.CALLBACKS)
+"""Names of the primitives that call back into Python."""
 _VARIABLES = {"equinox": ("EQX_ON_ERROR", 'its checks then give NaN where they fail; with "off" it checks nothing')}
 """Libraries whose callbacks a variable turns off, and what the value "nan" does."""
 _HANDLING: Any = jax.make_user_context(None)
@@ -96,11 +91,10 @@ def handling(host_callbacks: str) -> AbstractContextManager[object]:
     return context
 
 
-@functools.cache
 def _watch() -> None:
     """Have the primitives look at `_HANDLING` when they are bound, from now on."""
-    for primitive in _PRIMITIVES:
-        vars(primitive)["bind"] = functools.partial(_bind, primitive.bind)
+    for patch in patched.CALLBACKS:
+        patch.forever(lambda before: functools.partial(_bind, before))
 
 
 def _bind(bind: Callable[..., Any], *operands: Any, **params: Any) -> Any:

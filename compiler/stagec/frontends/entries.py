@@ -13,7 +13,12 @@ from jaxlib import _jax
 from stagec.core.avals import FILES, Aval, parse_aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.specs import FunctionSpec
-from stagec.frontends import user_code
+from stagec.frontends import repeatable, updates, user_code
+
+NUMBERS = (bool, int, float, complex)
+"""Python's numbers, which are traced wherever they are in a tree, as `jax.jit` does."""
+_SHOWN = 5
+"""Numbers that a message shows."""
 
 
 def arguments(
@@ -53,6 +58,7 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
     assert spec.avals is not None
     key = f"{spec.key}.avals"
     function = user_code.load_entry(spec.avals, spec.manifest, key)
+    repeatable.again(key)
     # Example inputs may be there as they are.
     result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
     advice = f"return the positional arguments as a tuple, or keyword arguments as a dict, of {struct}"
@@ -77,6 +83,11 @@ def bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..
         parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in static]
         bound.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return bound
+
+
+def refusal(spec: FunctionSpec) -> updates.Refusal:
+    """Return what makes the error about something that the function of a manifest does."""
+    return lambda what, write: spec.problem("entry", f"{spec.entry} {what}", write)
 
 
 def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -119,3 +130,54 @@ def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: 
 def hashable(value: Any) -> Any:
     """Return a static value that has a hash: TOML's arrays become tuples."""
     return tuple(map(hashable, value)) if isinstance(value, list) else value
+
+
+def abstracted(spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any], advice: str) -> Any:
+    """Return arguments with what stands for each leaf: arrays for their dtype and shape, numbers as they are traced.
+
+    abstract: what stands for a leaf. Raises StagecError for leaves that are neither, and numbers that have no dtype.
+    """
+    pairs, structure = _jax.pytree.default_registry().flatten_with_path(example)
+    found, wrong = [], []
+    for path, leaf in pairs:
+        where = "".join(map(str, path))
+        if not is_example(leaf):
+            wrong.append(f"{where} is a {type(leaf).__name__}")
+            continue
+        try:
+            found.append(abstract(leaf))
+        except OverflowError as error:
+            raise spec.problem("avals", f"{spec.avals}: {where}: {error}", "write enable_x64 = true") from None
+        except TypeError as error:
+            raise spec.problem("avals", f"{spec.avals}: {where}: {error}", advice) from None
+    if wrong:
+        raise spec.problem("avals", f"{spec.avals} returned leaves that are not avals: {', '.join(wrong)}", advice)
+    return structure.unflatten(found)
+
+
+def is_example(leaf: Any) -> bool:
+    """Say whether a leaf stands for an argument: it has shape and dtype, or is a number of Python's."""
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, NUMBERS)
+
+
+def numbers(spec: FunctionSpec, error: StagecError) -> list[Problem]:
+    """Return what to write for numbers of an example that a function wants as constants: of the error of its trace."""
+    assert spec.avals is not None
+    if not isinstance(error.__cause__, TypeError | IndexError):  # of those that say that a value is not known
+        return []
+    example = user_code.load_entry(spec.avals, spec.manifest, f"{spec.key}.avals")
+    pairs, _ = _jax.pytree.default_registry().flatten_with_path(example() if callable(example) else example)
+    found = [
+        f"{''.join(map(str, path))} is {leaf!r}"
+        for path, leaf in pairs
+        if isinstance(leaf, NUMBERS) and not hasattr(leaf, "dtype")
+    ]
+    if not found:
+        return []
+    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    what = f"numbers in what {spec.avals} returned are arguments, as in jax.jit: {', '.join([*found[:_SHOWN], *more])}"
+    write = (
+        "one that must stay constant is a keyword argument in static, "
+        'or a static field of its class (field(metadata={"static": True}))'
+    )
+    return [spec.problem("avals", what, write).problems[0]]

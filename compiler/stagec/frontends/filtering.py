@@ -1,9 +1,11 @@
-"""Fields of objects that are no arrays, in functions as Equinox has them: they are static.
+"""Fields of objects that are not arrays, in functions as Equinox has them: they are static.
 
-`jax.jit` takes arrays alone. Equinox's modules are pytrees whose leaves may be anything, such as an activation function
-or the name of an axis, and `eqx.filter_jit` makes what is no array static
+`jax.jit` takes arrays alone, and traces Python's numbers as arrays; so do we, wherever in a tree they are. Equinox's
+modules are pytrees whose leaves may be anything, such as an activation function or the name of an axis, and
+`eqx.filter_jit` makes what is not an array static
 (https://docs.kidger.site/equinox/api/transformations/#equinox.filter_jit). Here such a leaf becomes a node without
-children, with the value as its static part. In tuples, lists and dicts that are in no object it stays a mistake.
+children, with the value as its static part: a number below a module of Equinox's, and what is not a number in any
+object. In tuples, lists and dicts that are in no object that stays a mistake.
 """
 
 from __future__ import annotations
@@ -15,42 +17,43 @@ from typing import Any
 import jax
 
 from stagec.core.one_level import OneLevel, StaticLeaf
-
-_NUMBERS = (bool, int, float, complex)
-
+from stagec.frontends.entries import NUMBERS
 
 jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf.value), lambda value, _: StaticLeaf(value))
 
 
-def filtered(function: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
-    """Return the function for arguments that `closed` has made; what its results have that is no array is static too.
+def filtered(function: Callable[..., Any], arguments: Any, called: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `called` for arguments that `closed` has made; its results are closed in the same way.
 
-    A number that is a field of a result is static where the arguments have static fields, as in `eqx.filter_jit`, and
-    an array elsewhere, as in `jax.jit`. A function that has nothing to do with that is returned as it is.
+    called: what is called in the place of the user's function.
+
+    A function that has nothing to do with that is returned as it is.
     """
-    numbers = any(map(_is_static, jax.tree.leaves(arguments, is_leaf=_is_static)))
-    if not numbers and type(function).__module__.partition(".")[0] != "equinox":
-        return function
+    static = any(map(_is_static, jax.tree.leaves(arguments, is_leaf=_is_static)))
+    if not static and type(function).__module__.partition(".")[0] != "equinox":
+        return called
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         given, named = _opened((args, kwargs))
-        return closed(function(*given, **named), numbers)
+        return closed(called(*given, **named))
 
     return run
 
 
-def closed(tree: Any, numbers: bool = True, within: bool = False) -> Any:
-    """Return `tree` with `StaticLeaf` in the place of each leaf that is a field of an object and no array.
+def closed(tree: Any, in_object: bool = False, in_module: bool = False) -> Any:
+    """Return `tree` with `StaticLeaf` in the place of each leaf that is static.
 
-    numbers: whether Python's numbers are such leaves. within: whether `tree` is in an object.
+    in_object: whether `tree` is in an object. in_module: whether it is below a module of Equinox's.
     """
     level = OneLevel.of(tree)
     if level is None:
         is_array = hasattr(tree, "shape") and hasattr(tree, "dtype")
-        return tree if is_array or not within or (isinstance(tree, _NUMBERS) and not numbers) else StaticLeaf(tree)
-    plain = issubclass(level.kind, tuple | list | dict)
-    children = [closed(child, numbers, within or not plain) for child in level.children]
+        static = not is_array and (in_module if isinstance(tree, NUMBERS) else in_object)
+        return StaticLeaf(tree) if static else tree
+    in_object = in_object or not issubclass(level.kind, tuple | list | dict)
+    in_module = in_module or any(base.__module__.partition(".")[0] == "equinox" for base in level.kind.__mro__)
+    children = [closed(child, in_object, in_module) for child in level.children]
     same = all(new is old for new, old in zip(children, level.children, strict=True))
     return tree if same else level.make(children)
 

@@ -78,3 +78,4 @@ def preload() -> None:
     installed = importlib.util.find_spec("jax") is not None
     for name in ("frontends.jax",) if installed else ("frontends.arrays", "numpy", "lax"):
         importlib.import_module(f"stagec.{name}")
+    importlib.import_module("numpy.random")

@@ -16,7 +16,7 @@ import jax
 import jax.export
 import jax.monitoring
 import numpy as np
-from jax._src import effects
+from jax._src import util
 
 from stagec.core import partitions, phases
 from stagec.core.avals import DTYPES, Aval
@@ -25,6 +25,7 @@ from stagec.core.platforms import PLATFORMS
 from stagec.core.specs import FunctionSpec
 from stagec.core.version import VERSION
 from stagec.frontends import (
+    advice,
     callbacks,
     checkpoints,
     closures,
@@ -32,9 +33,12 @@ from stagec.frontends import (
     evaluation,
     exporting,
     filtering,
+    forwarding,
     kernels,
     packages,
+    patched,
     pytrees,
+    repeatable,
     source_locations,
     user_code,
 )
@@ -52,22 +56,19 @@ _PHASES = {
 
 @contextlib.contextmanager
 def _effects_in_order() -> Iterator[None]:
-    """Let JAX list a program's effects by the names of their classes.
+    """Let JAX list a program's effects by the names of their classes."""
 
-    It lists them as a set does, which hashes classes by their addresses: tokens had another order in every process.
-    """
-    kind: Any = effects.EffectTypeSet
-    before = kind.filter_in, kind.filter_not_in
+    def sorting(before: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def in_order(kinds: Any, effects: Any) -> list[Any]:
+            listed = before(kinds, effects)
+            return sorted(listed, key=lambda effect: (type(effect).__module__, type(effect).__qualname__))
 
-    def in_order(listed: list[Any]) -> list[Any]:
-        return sorted(listed, key=lambda effect: (type(effect).__module__, type(effect).__qualname__))
+        return in_order
 
-    kind.filter_in = lambda self, found: in_order(before[0](self, found))
-    kind.filter_not_in = lambda self, found: in_order(before[1](self, found))
-    try:
+    with contextlib.ExitStack() as changes:
+        for patch in patched.EFFECTS:
+            changes.enter_context(patch.by(sorting))
         yield
-    finally:
-        kind.filter_in, kind.filter_not_in = before
 
 
 @contextlib.contextmanager
@@ -85,6 +86,7 @@ def _in_phases() -> Iterator[None]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@repeatable.clock_and_chance()
 @_effects_in_order()
 @_in_phases()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
@@ -118,6 +120,7 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
         raise spec.problem("", f"cannot be serialized: {user_code.displayed(str(error))}") from error
 
 
+@repeatable.clock_and_chance()
 @_effects_in_order()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources.
@@ -125,6 +128,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
+        device.callback(jax.clear_caches)  # JAX would lower again from what it kept, with these locations
         exported = _portable(spec, import_roots, device, frames=64).exported
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, exported.mlir_module_serialized)
@@ -136,6 +140,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
 """Where a function lies, in a jaxpr; JAX writes X for each digit of most, and their number differs."""
 
 
+@repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the jaxpr of the function of `spec`, as text without addresses; it has no places in the sources.
 
@@ -157,6 +162,7 @@ def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
+@repeatable.clock_and_chance()
 def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
@@ -167,6 +173,7 @@ def results(
             staged = stage(spec, import_roots)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            repeatable.again(spec.key)
             with callbacks.handling(spec.host_callbacks):
                 return staged.jitted(*args, **kwargs)
 
@@ -269,21 +276,26 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
     }
     if spec.in_shardings is not None:
         options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
-    entry = filtering.filtered(entries.bind(function, static) if static else function, (args, kwargs))
+    bound = entries.bind(function, static) if static else function
+    called: Any = forwarding.watched(function, entries.refusal(spec))
+    called = entries.bind(called, static) if static else called
+    called.__name__ = util.fun_name(bound)  # which the module has
+    entry = filtering.filtered(bound, (args, kwargs), called)
 
     failed = f"staging {spec.entry} raised"
 
     def trace(jitted: Any) -> Any:
+        repeatable.again(spec.key)
         try:
             return user_code.run(lambda: jitted.trace(*args, **kwargs), failed, spec.manifest, spec.key)
         except StagecError as error:
-            if spec.avals is None:
-                raise StagecError(*error.problems, *checkpoints.problems(spec, args, kwargs)) from error
-            raise
+            more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
+            raise StagecError(*error.problems, *more) from error.__cause__
 
     def traced() -> Staged:
-        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+        with jax.sharding.use_abstract_mesh(_mesh(spec)), _counting_its_devices():
             if spec.out_shardings is not None:
+                repeatable.again(spec.key)
                 result = jax.eval_shape(entry, *args, **kwargs)
                 options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
             jitted = jax.jit(entry, **options)
@@ -297,9 +309,13 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
                 raise
             kernels.check_plugin(spec, exported.mlir_module_serialized)
             depends = bool(forms) or kernels.are_in(exported.mlir_module_serialized)
+            advice.check(spec, exported)
             return Staged(exported, jitted, args, kwargs, depends)
 
-    return user_code.run(traced, failed, spec.manifest, spec.key)
+    try:
+        return user_code.run(traced, failed, spec.manifest, spec.key)
+    except StagecError as error:
+        raise advice.on(error) from error
 
 
 def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
@@ -322,6 +338,21 @@ def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
     types = (jax.sharding.AxisType.Auto,) * len(spec.mesh)
     names = tuple(name for name, _ in spec.mesh)
     return jax.sharding.AbstractMesh(tuple(size for _, size in spec.mesh), names, axis_types=types)
+
+
+@contextlib.contextmanager
+def _counting_its_devices() -> Iterator[None]:
+    """Lower for all devices of the mesh around, as `jax.jit` does under `jax.set_mesh`."""
+
+    def abstract(before: Callable[..., Any]) -> Callable[..., Any]:
+        def context_mesh(*args: Any, **kwargs: Any) -> Any:
+            mesh, around = before(*args, **kwargs), jax.sharding.get_abstract_mesh()
+            return around if mesh.empty and not around.empty else mesh
+
+        return context_mesh
+
+    with patched.CONTEXT_MESH.by(abstract):
+        yield
 
 
 def devices_mesh(spec: FunctionSpec) -> jax.sharding.Mesh:
@@ -392,21 +423,44 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
 
 
 def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    result, advice = entries.arguments_of_callable(spec, "jax.ShapeDtypeStruct")
+    result, write = entries.arguments_of_callable(spec, "jax.ShapeDtypeStruct")
     result = filtering.closed(result)
-    wrong = [
-        f"{jax.tree_util.keystr(path)} is a {type(leaf).__name__}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(result)
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
-    ]
-    if wrong:
-        raise spec.problem("avals", f"{spec.avals} returned leaves that are no avals: {', '.join(wrong)}", advice)
+    if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves(result)):
+        raise spec.problem("avals", f"{spec.avals} returned a mutable reference", advice.REFERENCE)
     if spec.in_shardings is None and (sharded := _sharded(result)):
         what = f"{spec.avals} returned avals with shardings: {', '.join(sharded)}"
         raise spec.problem("avals", what, "name a mesh in the manifest, and write in_shardings over it")
-    # Arrays are taken for their shape and dtype.
-    result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
-    return (result, {}) if isinstance(result, tuple) else ((), result)
+    if unfit := next(_unfit(result, ""), None):
+        what = f"{spec.avals} returned a {unfit[1].__module__}.{unfit[1].__qualname__} (at {unfit[0]}), "
+        what += "which looks at its arrays when it is put together: JAX traces it and cannot export it"
+        raise spec.problem("avals", what, "return its arrays, and make the object of them in the function")
+    abstract = entries.abstracted(spec, result, _abstract, write)
+    return (abstract, {}) if isinstance(abstract, tuple) else ((), abstract)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return what stands for a leaf of an example: of an array shape and dtype, of a number what `jax.jit` traces."""
+    aval = jax.typeof(leaf) if isinstance(leaf, entries.NUMBERS) else leaf
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
+def _unfit(tree: Any, path: str) -> Iterator[tuple[str, type]]:
+    """Yield path and class of each node in a tree that holds arrays alone, and no stand-ins for them.
+
+    Such a class, as distributions of TFP and distrax are, converts what it is given, or counts it.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if jax.tree_util.treedef_is_leaf(structure) or not all(map(entries.is_example, leaves)):
+        return
+    try:
+        abstract = [jax.stages.ArgInfo(jax.typeof(leaf), False) for leaf in leaves]  # what JAX puts there
+        if len(jax.tree.leaves(jax.tree.unflatten(structure, abstract))) == len(leaves):
+            return
+    except Exception:  # noqa: BLE001 - a class of the user's raises anything
+        pass
+    below = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda other: other is not tree)[0]
+    inside = [unfit for keys, child in below for unfit in _unfit(child, path + jax.tree_util.keystr(keys))]
+    yield from inside or [(path, type(tree))]
 
 
 def _sharded(avals: Any) -> list[str]:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import util
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.backend
 from jax._src import config
 from jax._src.interpreters import mlir
 
 from stagec.core.errors import StagecError
 from stagec.core.specs import FunctionSpec
+from stagec.frontends import patched
 
 _MOSAIC_GPU = b"mosaic_gpu_v2"
 _KERNELS = (b"tpu_custom_call", _MOSAIC_GPU, b"__gpu$xla.gpu.triton")
@@ -118,35 +117,36 @@ def _cannot_import() -> str:
 @contextlib.contextmanager
 def noticing_forms() -> Iterator[list[str]]:
     """Yield a list that grows: the operations that JAX lowers meanwhile and that have a form for exports."""
-    found: list[str] = []
-    before = mlir.LoweringRuleContext.is_forward_compat
+    seen: list[str] = []
 
-    def asked(self: mlir.LoweringRuleContext) -> bool:
-        found.append(str(self.primitive))
-        return before(self)
+    def noticing(before: Callable[..., bool]) -> Callable[..., bool]:
+        def asked(context: mlir.LoweringRuleContext) -> bool:
+            seen.append(str(context.primitive))
+            return before(context)
 
-    with _changed(mlir.LoweringRuleContext, "is_forward_compat", asked):
-        yield found
+        return asked
+
+    with patched.FORMS.by(noticing):
+        yield seen
 
 
 @contextlib.contextmanager
 def on(device: Device) -> Iterator[None]:
     """Let JAX trace and lower as where `device` is the default one. It forgets what it traced before, and after."""
-    local_devices = jax.local_devices
 
-    def local(*args: Any, **kwargs: Any) -> Any:
-        return [device] if kwargs.get("backend") == device.platform else local_devices(*args, **kwargs)
+    def local_devices(before: Callable[..., Any]) -> Callable[..., Any]:
+        def local(*args: Any, **kwargs: Any) -> Any:
+            return [device] if kwargs.get("backend") == device.platform else before(*args, **kwargs)
 
-    def default() -> Device:
-        return device
+        return local
+
+    def default_device(before: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda: device if patched.caller() in _WHO_ASKS else before()
 
     with contextlib.ExitStack() as changes:
-        changes.enter_context(_changed(jax, "local_devices", local))
-        changes.enter_context(_changed(jax.extend.backend, "get_default_device", default))
-        instead = types.SimpleNamespace(get_default_device=default)
-        for module in map(importlib.import_module, filter(_exists, _WHO_ASKS)):
-            if hasattr(module, "pxla"):
-                changes.enter_context(_changed(module, "pxla", instead))
+        changes.enter_context(patched.LOCAL_DEVICES.by(local_devices))
+        changes.enter_context(patched.DEFAULT_DEVICE.by(lambda before: lambda: device))
+        changes.enter_context(patched.DEFAULT_DEVICE_OF_ALL.by(default_device))
         jax.clear_caches()
         changes.callback(jax.clear_caches)
         yield
@@ -154,28 +154,20 @@ def on(device: Device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def newest() -> Iterator[None]:
-    """Let JAX lower everything in its newest form, also for an export.
+    """Let JAX lower everything in its newest form, also for an export, in this thread.
 
     It asks by the date of its build whether a compiler knows that form, and takes the older one where there is none to
     ask. The compiler that goes with this jaxlib does.
     """
-    before = mlir.ModuleContext.get_backend
 
-    def any_backend(self: mlir.ModuleContext, optional: bool = False) -> Any:
-        return self.backend if optional else before(self)
+    def asking(before: Callable[..., Any]) -> Callable[..., Any]:
+        def any_backend(context: mlir.ModuleContext, optional: bool = False) -> Any:
+            return context.backend if optional else before(context)
 
-    with config.export_ignore_forward_compatibility(True), _changed(mlir.ModuleContext, "get_backend", any_backend):
+        return any_backend
+
+    with config.export_ignore_forward_compatibility(True), patched.BACKEND.by(asking):
         yield
-
-
-@contextlib.contextmanager
-def _changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _exists(module: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stagec.core.dimensions import names_in
 from stagec.core.errors import Problem, StagecError
+from stagec.core.sizes import names_in
 from stagec.core.specs import FunctionSpec
 from stagec.core.trees import argument_path
 from stagec.stages.exported import Exported

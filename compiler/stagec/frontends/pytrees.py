@@ -12,13 +12,14 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
 import jax.tree_util
 
+from stagec.core.avals import Aval
 from stagec.core.errors import Problem, StagecError
 from stagec.core.keyed import key_of, with_keys
 from stagec.core.node_types import serializer
@@ -64,7 +65,23 @@ def serialize(exported: jax.export.Exported, vjp_order: int) -> bytes:
     vjp_order: how many orders of its vector-Jacobian product it has. Raises what JAX raises where it cannot.
     """
     trees = {name: _serializable(getattr(exported, name)) for name in ("in_tree", "out_tree")}
-    return bytes(dataclasses.replace(exported, **trees).serialize(vjp_order=vjp_order))
+    return bytes(_without_open_shardings(dataclasses.replace(exported, **trees)).serialize(vjp_order=vjp_order))
+
+
+def _without_open_shardings(exported: jax.export.Exported) -> jax.export.Exported:
+    """Return what JAX can write: over a mesh of Explicit and Auto axes it has shardings that leave dimensions to XLA.
+
+    Its format has none for those. Without a sharding XLA decides, and the module says what the function does.
+    """
+
+    def closed(shardings: Any) -> Any:
+        def is_open(sharding: Any) -> bool:
+            return any(axes is jax.sharding.PartitionSpec.UNCONSTRAINED for axes in getattr(sharding, "spec", ()))
+
+        return tuple(None if is_open(sharding) else sharding for sharding in shardings)
+
+    names = ("_in_named_shardings", "_out_named_shardings")
+    return dataclasses.replace(exported, **{name: closed(getattr(exported, name)) for name in names})
 
 
 def ours(exported: jax.export.Exported) -> Exported:
@@ -75,8 +92,20 @@ def ours(exported: jax.export.Exported) -> Exported:
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
         out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
     )
-    read = Exported.deserialize(flat.serialize())
-    return dataclasses.replace(read, in_tree=to_tree(exported.in_tree), out_tree=to_tree(exported.out_tree))
+    read = Exported.deserialize(_without_open_shardings(flat).serialize())
+    return dataclasses.replace(
+        read,
+        in_tree=to_tree(exported.in_tree),
+        in_avals=_weak(read.in_avals, exported.in_avals),
+        out_tree=to_tree(exported.out_tree),
+        out_avals=_weak(read.out_avals, exported.out_avals),
+    )
+
+
+def _weak(avals: Sequence[Aval], theirs: Sequence[Any]) -> tuple[Aval, ...]:
+    """Return avals with the weak types of JAX's, which no file has."""
+    pairs = zip(avals, theirs, strict=True)
+    return tuple(dataclasses.replace(one, weak_type=getattr(other, "weak_type", False)) for one, other in pairs)
 
 
 def describe(node: Any) -> tuple[str, bytes]:

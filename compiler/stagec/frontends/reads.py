@@ -4,13 +4,12 @@ Python tells audit hooks what it opens (https://docs.python.org/3/library/audit_
 `os.stat`, which has a file's size, so that is watched here; nor of what native code and other processes open:
 safetensors opens files in Rust. Where native code of others was loaded, only Python sources can be unread; where a
 process was started, no file can. Which files there are, Bazel knows without this: their names are in the action's
-command line, so a file more or less runs the action again. Standard library only.
+command line, so a file more or less runs the action again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
 import stat
@@ -18,6 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
+
+from stagec.frontends import patched
 
 _STARTS = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen"}
@@ -43,8 +44,8 @@ class Reads:
         self._folders: set[tuple[int, int]] = set()
         self._relative: set[str] = set()
         self._native_code = self._processes = False
-        self._watch("stat")
-        self._watch("lstat")
+        for patch in patched.STAT:
+            self._watch(patch)
         sys.addaudithook(self._hear)
 
     def unread(self, paths: Sequence[str]) -> list[str]:
@@ -101,26 +102,21 @@ class Reads:
         if path.endswith(".pyc"):  # its source is compared by size and time
             self._note(importlib.util.source_from_cache(path), self._files)
 
-    def _watch(self, name: str) -> None:
+    def _watch(self, patch: patched.Patch) -> None:
         """Note what a function of `os` is asked for. The import system has functions of its own."""
-        call = getattr(os, name)
-        watched = _Watched(call, lambda path, dir_fd: self._note(path, self._files, dir_fd=dir_fd))
+        call = getattr(os, patch.name)
+
+        def telling(before: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+            def tell(path: Any, *, dir_fd: int | None = None, **options: Any) -> os.stat_result:
+                self._note(path, self._files, dir_fd=dir_fd)
+                return before(path, dir_fd=dir_fd, **options)
+
+            return tell
+
+        watched = patch.forever(telling)
         for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             if call in supported:
                 supported.add(watched)
-        setattr(os, name, watched)
-
-
-class _Watched:
-    """`os.stat` or `os.lstat`, telling what it is asked for. No function: a class may have it as an attribute."""
-
-    def __init__(self, call: Callable[..., os.stat_result], tell: Callable[[Any, int | None], None]) -> None:
-        functools.update_wrapper(self, call)
-        self._call, self._tell = call, tell
-
-    def __call__(self, path: Any, *, dir_fd: int | None = None, **options: Any) -> os.stat_result:
-        self._tell(path, dir_fd)
-        return self._call(path, dir_fd=dir_fd, **options)
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
-from stagec.core.avals import Aval
+from stagec.core.avals import DTYPES, Aval, mlir_name
 from stagec.core.specs import FunctionSpec
 from stagec.core.trees import LEAF, Tree
 from stagec.core.version import VERSION
@@ -29,25 +29,12 @@ from stagec.stages.exported import Exported
 _CALLING_CONVENTION = 10
 """The version of the calling convention that modules are given, which is the pinned JAX's."""
 
-# MLIR's element types by their text: ours (StableHLO calls signed integers i8, and booleans i1).
 _DTYPES = {
-    "i1": "bool",
-    **{f"i{bits}": f"i{bits}" for bits in (4, 8, 16, 32, 64)},
-    **{f"ui{bits}": f"u{bits}" for bits in (4, 8, 16, 32, 64)},
-    **{f"f{bits}": f"f{bits}" for bits in (16, 32, 64)},
-    "bf16": "bf16",
-    "complex<f32>": "c64",
-    "complex<f64>": "c128",
-    "f4E2M1FN": "f4_e2m1fn",
-    "f8E3M4": "f8_e3m4",
-    "f8E4M3": "f8_e4m3",
-    "f8E4M3B11FNUZ": "f8_e4m3b11fnuz",
-    "f8E4M3FN": "f8_e4m3fn",
-    "f8E4M3FNUZ": "f8_e4m3fnuz",
-    "f8E5M2": "f8_e5m2",
-    "f8E5M2FNUZ": "f8_e5m2fnuz",
-    "f8E8M0FNU": "f8_e8m0fnu",
+    mlir_name(name): name
+    for name, dtype in DTYPES.items()
+    if dtype.bits not in (0, 1, 2, 6) and not name.startswith("key<")
 }
+"""Our dtypes by what MLIR writes for them."""
 
 
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:

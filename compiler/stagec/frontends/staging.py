@@ -5,11 +5,84 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from stagec.core.errors import either, missing_package, near
 from stagec.core.frontends import TRACERS
 from stagec.core.specs import CompilerOption
+
+if TYPE_CHECKING:
+    from stagec.stages.lowered import Lowered
+
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Jitted(Protocol[P, R_co]):
+    """What `jit` gives, for type checkers: a `Wrapped` of either frontend, which takes what the function takes.
+
+    It gives what the function gives, with NumPy's or stagec's arrays in the places of those that are traced.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the function."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]: ...
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Return the function lowered for CPUs."""
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return shapes and dtypes of the result."""
+
+    def clear_cache(self) -> None:
+        """Forget what was compiled."""
+
+
+@overload
+def jit(
+    fun: Callable[P, R_co],
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+    host_callbacks: str = "refuse",
+    frontend: str = "jax",
+) -> Jitted[P, R_co]: ...
+
+
+@overload
+def jit(
+    fun: None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+    host_callbacks: str = "refuse",
+    frontend: str = "jax",
+) -> Callable[[Callable[P, R_co]], Jitted[P, R_co]]: ...
 
 
 def jit(

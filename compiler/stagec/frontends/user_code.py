@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagec.core import phases
+from stagec.core import distributions, phases
 from stagec.core.errors import Problem, StagecError
 from stagec.frontends import packages
 
@@ -62,6 +62,8 @@ def load_entry(entry: str, file: str, key: str) -> Any:
                 )
             ) from error
         raise _raised(error, f"importing {module_name} raised", file, key) from error
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # sys.exit() in a module is the user's mistake too
         raise _raised(error, f"importing {module_name} raised", file, key) from error
     done = module_name
@@ -79,7 +81,7 @@ def run(call: Callable[[], T], what: str, file: str, key: str) -> T:
     """Return `call()`; when it raises, raise a StagecError that says `what` raised, with the user's traceback."""
     try:
         return call()
-    except StagecError:
+    except (StagecError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise _raised(error, what, file, key) from error
@@ -116,7 +118,92 @@ def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError
         frame.filename = _displayed(frame.filename)
     # JAX tells in messages where a function is.
     lines = "".join(traceback.format_list(frames)) + displayed("".join(traceback.format_exception_only(error)))
-    return StagecError(Problem(file, key, f"{what} {type(error).__name__}", lines.rstrip()))
+    advice = _advice(error, file)
+    return StagecError(Problem(file, key, f"{what} {type(error).__name__}", "\n".join([lines.rstrip(), *advice])))
+
+
+def _advice(error: BaseException, manifest: str) -> list[str]:
+    """Return what to write where a model lacks a module or a file; nothing for any other error.
+
+    An action sees the files that BUILD names, and no others of the workspace.
+    """
+    while not isinstance(error, ImportError | FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    names = [name for name in names if not name.startswith("<")]
+    importer = next((Path(name) for name in reversed(names) if is_users(name)), None)
+    if isinstance(error, FileNotFoundError):
+        program = bool(names) and Path(names[-1]).name == "subprocess.py"  # it looked for a program
+        return [] if program or not importer else [_missing_file(error.filename, importer, manifest)]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        # What an installed package imports is no file of the workspace.
+        return _missing_module(error.name, importer if names and is_users(names[-1]) else None, manifest)
+    part = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
+    if isinstance(error, ImportError) and part and any(map(is_users, _folders(part[2]))):
+        return _missing_module(f"{part[2]}.{part[1]}", importer, manifest)
+    return []
+
+
+def _missing_module(name: str, importer: Path | None, manifest: str) -> list[str]:
+    """Return what to write for a module that is not there. importer: the user's file that wants it; None: a library."""
+    top, _, inside = name.partition(".")
+    parents = _folders(name.rpartition(".")[0]) if inside else []
+    package = distributions.of_import(name)
+    lock = f'write "{package}" into requirements.in, and run {distributions.LOCK_COMMAND} requirements.in'
+    if parents and not any(map(is_users, parents)):
+        return [f"the {package} of the lock has no {name}: write another version into requirements.in"]
+    if parents:
+        return [_name_in("deps", Path(f"{name.replace('.', '/')}.py"), manifest)]
+    if importer is None or name in distributions.NAMES or top in distributions.NAMES:
+        return [f"it is of the package {package}: {lock}"]
+    if there := _module_in(importer.parent, top):
+        path = Path(_displayed(str(importer))).with_name(there)
+        dotted = ".".join([*path.parent.parts, top])
+        return [f'{path} is there: import it as {dotted}, or write imports = ["."] in aot_manifest']
+    # Files of a sandbox are links to those of the workspace.
+    inside_workspace, real = Path(_displayed(str(importer))), importer.resolve()
+    for folder in dict.fromkeys((inside_workspace.parent, Path())):
+        if there := _module_in(real.parents[len(inside_workspace.parts) - 1] / folder, top):
+            file = folder / (there if there.endswith(".py") else f"{there}/NAME.py")
+            return [_name_in("deps", file, manifest)]
+    return [
+        f"if {package} is a package of others: {lock}",
+        f'if it is a file of the workspace: name it in deps of aot_manifest in BUILD, such as "//FOLDER:{top}.py"',
+    ]
+
+
+def _missing_file(filename: object, importer: Path, manifest: str) -> str:
+    """Return what to write for a file that is not there. filename: as it was opened; None: it is not known."""
+    if not isinstance(filename, str):
+        return "a file that a model reads: name it in data of aot_manifest in BUILD"
+    path = Path(_displayed(filename))
+    if not Path(filename).is_absolute() and (importer.parent / filename).exists():
+        there = _displayed(str(importer.parent / filename))
+        return f'{there} is there, and paths are relative to the workspace: open "{there}"'
+    if path.is_absolute():
+        return (
+            "an action reads files of the workspace alone: copy it there, and name it in data of aot_manifest in BUILD"
+        )
+    return _name_in("data", path, manifest)
+
+
+def _name_in(attribute: str, file: Path, manifest: str) -> str:
+    """Return the sentence that has the user name a file of the workspace in BUILD."""
+    package = Path(manifest).parent
+    inside = file.is_relative_to(package)
+    label = file.relative_to(package) if inside else f"//{str(file.parent).removeprefix('.')}:{file.name}"
+    what = {"deps": "a module of the workspace", "data": "data of the model"}[attribute]
+    return f'{file} is {what}: write ["{label}"] in {attribute} of aot_manifest in BUILD'
+
+
+def _folders(module: str) -> list[str]:
+    """Return the folders that an imported package has its modules in; none for what was not imported."""
+    return list(getattr(sys.modules.get(module), "__path__", []))
+
+
+def _module_in(folder: Path, name: str) -> str:
+    """Return the name of the file or folder that a top-level module is in a folder; "" where it is none."""
+    return next((one for one in (f"{name}.py", name) if (folder / one).exists()), "")
 
 
 def is_users(filename: str) -> bool:

@@ -1,4 +1,4 @@
-"""`Wrapped` and `Traced`: JAX's first two stages, in front of stagec's own (https://docs.jax.dev/en/latest/jax.stages.html).
+"""`Traced` of the JAX frontend, in front of stagec's own stages (https://docs.jax.dev/en/latest/jax.stages.html).
 
 Tracing is JAX's. What comes after it (`Lowered`, `Compiled`, `Exported`) needs no JAX: calls are compiled and run by
 jaxlib, with numpy arrays in and numpy arrays out.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
 import numpy as np
-from jax._src import core
+from jax._src import config, core, mesh
+from jax.extend import source_info_util
 
+from stagec.core.avals import arrow
 from stagec.core.specs import CompilerOption
-from stagec.frontends import callbacks, exporting, kernels
+from stagec.frontends import callbacks, exporting, forwarding, kernels, updates
+from stagec.frontends.jit import Arguments, Run, Wrapped, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
 from stagec.frontends.user_code import positional
-from stagec.stages.compiled import Compiled
+from stagec.pjrt.static_data import StaticData
 from stagec.stages.exported import Exported
 from stagec.stages.info import ArgInfo
 from stagec.stages.lowered import Lowered
@@ -30,6 +32,8 @@ from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import NamedSharding
 
 _SETTINGS: Any = jax.config
+_DEVICES: Any = (vars(config) | vars(mesh))["device_context"]
+"""The concrete mesh around a call; in `config` before JAX 0.12."""
 _REFUSED = {
     "device": "stagec compiles ahead of time, before there is a device: "
     "write in_shardings and out_shardings over a mesh, or name a target when compiling",
@@ -64,110 +68,113 @@ def jit(
             options[name] = jax.tree.map(_to_jax, shardings)
 
     def wrap(fun: Callable[..., Any]) -> Wrapped:
-        return Wrapped(fun, options, compiler_options, host_callbacks)
+        static = Arguments.of(fun, options["static_argnums"], options["static_argnames"])
+        tracer = _Tracer(fun, options, static, compiler_options, host_callbacks)
+        return Wrapped(fun, tracer.jitted, static, tracer)
 
     return wrap if fun is None else wrap(fun)
 
 
-class Wrapped:
-    """A function that is ready to be traced, lowered and compiled; calling it does all of it, once per signature.
+class _Tracer:
+    """Traces a function with JAX; `jitted` is what `jax.jit` makes of it.
 
-    Made by `jit`. Methods are those of `jax.stages.Wrapped`
-    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped) and of what `jax.jit` returns. In a class it is
-    a method, as there: the instance is the first argument of a call, `Class.method.lower(instance, ...)` passes it by
-    hand.
+    JAX keeps what it traced, by static values that it compares with `==` below the first level, and without some
+    settings. So each of our keys has a function of its own, which JAX has not seen.
     """
 
     def __init__(
         self,
         fun: Callable[..., Any],
         options: Mapping[str, Any],
+        static: Arguments,
         compiler_options: Mapping[str, CompilerOption],
         host_callbacks: str,
     ) -> None:
-        jitted: Any = jax.jit(fun, **options)
-        # First of all: the function's attributes come along, and may have names of ours.
-        functools.update_wrapper(self, jitted)
-        self.__wrapped__ = fun
-        self._jitted = jitted
+        self.jitted: Any = jax.jit(fun, **options)
+        self._fun = fun
+        self._options = options
+        self._static = static
         self._compiler_options = compiler_options
         self._host_callbacks = host_callbacks
-        self._static_argnums, self._static_argnames = _static(fun, options)
         names = positional(fun)
-        static = {*self._static_argnames, *(names[i] for i in self._static_argnums if -len(names) <= i < len(names))}
-        self._parameters = tuple(name for name in names if name not in static)
-        self._compiled: dict[Any, tuple[Compiled, Any]] = {}
+        left_out = {*static.names, *(names[i] for i in static.numbers if -len(names) <= i < len(names))}
+        self._parameters = tuple(name for name in names if name not in left_out)
+        self._apart: dict[Hashable, Any] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on this machine's CPU: numpy or JAX arrays in, numpy arrays out, in the user's own types.
+    def within(self) -> bool:
+        return not core.trace_state_clean() or bool(_SETTINGS.jax_disable_jit)
 
-        A PRNG key comes back as its uint32 words. While JAX traces or transforms a caller, `jax.jit` is called; under
-        `jax.disable_jit` the function itself, with the arguments as they are, as in JAX. Raises what the function
-        raises while it is traced, ValueError for a static argument without a hash, CannotCompile when XLA refuses the
-        program, and NotImplementedError for callbacks into Python.
-        """
-        if not core.trace_state_clean():
-            with callbacks.handling(self._host_callbacks):
-                return self._jitted(*args, **kwargs)
-        if _SETTINGS.jax_disable_jit:
-            with callbacks.handling(self._host_callbacks):
-                return jax.tree.map(_from_jax, self.__wrapped__(*args, **kwargs))
-        dynamic, key = self._split(args, kwargs)
-        leaves, structure = jax.tree.flatten(dynamic)
-        avals = [jax.typeof(leaf) for leaf in leaves]
-        signature = (key, structure, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals))
-        try:
-            known = signature in self._compiled
-        except TypeError:
-            self.trace(*args, **kwargs)  # JAX says which argument has no hash
-            raise
-        if not known:
-            traced = self.trace(*args, **kwargs)
-            self._compiled[signature] = traced.lower().compile(), traced.out_structure
-        compiled, out_structure = self._compiled[signature]
-        return jax.tree.unflatten(out_structure, compiled.call_flat(list(map(_words, leaves))))
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the method of an instance; of the class, this function."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Return the function as a jaxpr, for arguments like these: arrays, or `jax.ShapeDtypeStruct`.
-
-        Static arguments are given as values. Raises what the function raises.
-        """
-        return Traced(self._jitted, args, kwargs, self._compiler_options, self._host_callbacks, self._parameters)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
-        return self.trace(*args, **kwargs).lower()
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result's shapes and dtypes for arguments like these, as a tree of `jax.ShapeDtypeStruct`.
-
-        As `jax.eval_shape` (https://docs.jax.dev/en/latest/_autosummary/jax.eval_shape.html); nothing is compiled.
-        """
+    def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with callbacks.handling(self._host_callbacks):
-            return self._jitted.eval_shape(*args, **kwargs)
+            if not core.trace_state_clean():
+                return self._jitted_for(args, kwargs)(*args, **kwargs)
+            return jax.tree.map(_from_jax, self._fun(*args, **kwargs))
 
-    def clear_cache(self) -> None:
-        """Forget what was traced and compiled: the next call does it again."""
-        self._jitted.clear_cache()
-        self._compiled.clear()
+    def settings(self) -> Hashable:
+        return config.trace_context(), _DEVICES.value, _beyond()
 
-    def _split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the arguments that are no static ones, and those that are, by position and name."""
-        numbers = {number % len(args) for number in self._static_argnums if -len(args) <= number < len(args)}
-        positional = tuple(value for i, value in enumerate(args) if i not in numbers)
-        named = {name: value for name, value in kwargs.items() if name not in self._static_argnames}
-        static = (
-            tuple((i, args[i]) for i in sorted(numbers)),
-            tuple((name, kwargs[name]) for name in sorted(kwargs) if name not in named),
-        )
-        return (positional, named), static
+    def abstract(self, leaf: Any) -> Hashable:
+        aval = jax.typeof(leaf)
+        if type(leaf) is not np.ndarray and isinstance(leaf, jax.Array):  # to ask the second takes a microsecond
+            return aval, leaf.sharding if leaf.committed else None
+        return aval.shape, aval.dtype, aval.weak_type
 
-    def __repr__(self) -> str:
-        return f"Wrapped({getattr(self, '__name__', self._jitted)})"
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
+        jitted = self._jitted_for(args, kwargs)
+        return Traced(jitted, args, kwargs, self._compiler_options, self._host_callbacks, self._parameters)
+
+    def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
+        traced = self.trace(args, kwargs)
+        compiled = traced.lower().compile()
+
+        def run(leaves: Sequence[Any], _: Sequence[Any]) -> Sequence[Any]:
+            return compiled.call_flat(list(map(_words, leaves)))
+
+        return run, traced.out_structure
+
+    def eval_shape(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with callbacks.handling(self._host_callbacks):
+            return self._jitted_for(args, kwargs).eval_shape(*args, **kwargs)
+
+    def clear(self) -> None:
+        self.jitted.clear_cache()
+        self._apart.clear()
+
+    def _jitted_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the function under `jax.jit`, for these static values and settings alone."""
+        dynamic, static = self._static.split(args, kwargs)
+        nodes = StaticData.of(flatten(dynamic)[1]).key()
+        key = static_key(self.jitted.__name__, static), nodes, _beyond()
+        if key not in self._apart:
+            self._apart[key] = jax.jit(_another(self._fun, self.jitted.__name__), **self._options)
+        return self._apart[key]
+
+
+_BEYOND = (
+    *("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key", "jax_bcoo_cusparse_lowering"),
+    *("jax_ragged_dot_use_ragged_dot_instruction", "jax_refs_to_pins", "jax_mosaic_allow_hlo"),
+    *("jax_pallas_poison_buffers", "jax_pallas_auto_assign_collective_ids", "jax_mosaic_unzip_debug_locations"),
+    "jax_use_rgv3",
+)
+"""Settings that change a program, and that JAX leaves out of its trace context, of all releases."""
+
+
+_beyond = functools.partial(operator.attrgetter(*filter(functools.partial(hasattr, _SETTINGS), _BEYOND)), _SETTINGS)
+
+
+def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that does the same, that JAX has not seen, and that refuses an update that is lost."""
+    _exclude_our_files()
+    another = forwarding.watched(fun, updates.refusal_of(name))
+    another.__name__ = name  # a partial has none of its own
+    return another
+
+
+@functools.cache
+def _exclude_our_files() -> None:
+    """Let JAX pass over these files where it says which line of the user's made an operation."""
+    for file in (__file__, updates.__file__):
+        source_info_util.register_exclusion(file)
 
 
 class Traced:
@@ -212,6 +219,11 @@ class Traced:
         )
         self.donate_argnums: tuple[int, ...] = self._traced.donate_argnums
 
+    def __repr__(self) -> str:
+        avals = self.jaxpr.in_avals, self.jaxpr.out_avals
+        inputs, outputs = ([aval.str_short(short_dtypes=True) for aval in side] for side in avals)
+        return f"Traced({self.fun_name}{arrow(inputs, outputs)})"
+
     @property
     def in_avals(self) -> Any:
         """JAX's aval of each argument, in the structure `(args, kwargs)` of the user's own types."""
@@ -231,12 +243,14 @@ class Traced:
         """Return what JAX gives when it evaluates the jaxpr, operation by operation: JAX's arrays, or its tracers."""
         return self._traced(*args, **kwargs)
 
-    def lower(self, platforms: Sequence[str] = ("cpu",)) -> Lowered:
+    def lower(self, platforms: Sequence[str] = ("cpu",), *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
         """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
 
+        lowering_platforms: JAX's name of `platforms`, which it replaces.
         Raises ValueError for several platforms, NotImplementedError for callbacks into Python, and CannotLower where
         dimensions are symbolic: those are bound to sizes when an `Exported` is called or compiled.
         """
+        platforms = lowering_platforms or platforms
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         # An executable is for one compiler: nothing needs to be in an older form, or guaranteed.
@@ -306,24 +320,6 @@ def _ours(exported: jax.export.Exported, host_callbacks: str, parameters: tuple[
             return _ours(exported.vjp(), host_callbacks)
 
     return dataclasses.replace(ours(exported), _vjp=vjp if exported.has_vjp() else None, _parameters=parameters)
-
-
-def _static(fun: Callable[..., Any], options: Mapping[str, Any]) -> tuple[tuple[int, ...], frozenset[str]]:
-    """Return numbers and names of the static arguments; as in JAX, one is found from the other."""
-    numbers, names = options["static_argnums"], options["static_argnames"]
-    numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return numbers, frozenset(names)
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p.name for p in parameters if p.kind in kinds]
-    if not numbers:
-        numbers = tuple(i for i, name in enumerate(positional) if name in names)
-    if not names:
-        names = tuple(positional[number] for number in numbers if -len(positional) <= number < len(positional))
-    return numbers, frozenset(names)
 
 
 def _to_jax(sharding: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TPUs: generations of chips, and the slices of them that libtpu 0.0.41 compiles for."""
+"""TPUs: generations of chips, and the slices of them that libtpu 0.0.42 compiles for."""
 
 from __future__ import annotations
 

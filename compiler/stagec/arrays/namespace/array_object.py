@@ -19,7 +19,7 @@ from stagec.arrays.namespace.datatypes import check_device, device_of
 from stagec.arrays.namespace.promotion import is_jaxs, is_scalar
 from stagec.arrays.primitives.structural import transpose
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import Value
+from stagec.arrays.values import Value, as_view
 
 _TAKEN = (Value, np.ndarray, np.generic, Dim)
 
@@ -107,7 +107,8 @@ def _len(self: Any) -> int:
 def _iter(self: Any) -> Iterator[Any]:
     if not self.shape:
         raise TypeError("an array of no dimensions has no parts to iterate over")
-    return iter(manipulation.unstack(self))
+    write = "write a[i, 0] = 1 for i in range(len(a)), not row[0] = 1 for row in a"
+    return (as_view(part, self, write) for part in manipulation.unstack(self))
 
 
 def _namespace(self: Any, /, *, api_version: str | None = None) -> Any:
@@ -121,7 +122,7 @@ def _transposed(self: Any) -> Any:
     """Of a matrix, with rows and columns exchanged."""
     if len(self.shape) != 2:
         raise ValueError(f".T is of matrices, not of arrays of {len(self.shape)} dimensions: write .mT or permute_dims")
-    return transpose(self, (1, 0))
+    return as_view(transpose(self, (1, 0)), self, "write a[:, 0] = 1, not a.T[0] = 1")
 
 
 def _to_device(self: Any, device: Any, /, *, stream: Any = None) -> Any:

@@ -5,22 +5,25 @@ https://data-apis.org/array-api/2024.12/API_specification/indexing.html
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from stagec.arrays import dims, dtypes, execution, tracing
+from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import BOOL, KINDS
 from stagec.arrays.namespace.index_keys import MASK, expanded, plain, split
-from stagec.arrays.namespace.indexing import gathered, getitem, sliced, value_of
+from stagec.arrays.namespace.indexing import gathering, getitem, has_arrays, index_array, is_new, sliced
 from stagec.arrays.namespace.promotion import array_of, is_scalar, like
 from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives.indexing import GatherNumbers, scatter
+from stagec.arrays.primitives.indexing import GatherNumbers, dynamic_slice, dynamic_update_slice, scatter
+from stagec.arrays.primitives.slicing import pad, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, full, iota, reshape
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import Value, shown
+from stagec.arrays.values import Literal, shown
 
 
 def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
@@ -29,57 +32,165 @@ def updated(x: Any, key: Any, value: Any, how: str = "set") -> Any:
     how: "set", "add", "multiply", "max" or "min". Elements at traced indices that are not in the array are left out, as
     in JAX. Raises what `getitem` raises, TypeError and ValueError.
     """
-    entries = key if isinstance(key, tuple) else (key,)
-    if len(entries) == 1 and isinstance(entries[0], Tracer) and KINDS[entries[0].dtype] == BOOL:
-        return _masked(x, entries[0], value, how)
     given = like(value, x.dtype) if is_scalar(value) else array_of(value)
     if dtypes.promote(given.dtype, x.dtype) != x.dtype:
         raise TypeError(f"elements of {x.dtype} cannot be changed by an array of {given.dtype}; convert it with astype")
     given = convert(given, x.dtype)
-    count = dims.product(x.shape)
-    # Each element has a number, and the key is applied to those.
-    if not dims.is_static(x.shape) or any(isinstance(entry, Tracer) for entry in entries):
-        slices, arrays = split(x, expanded(x, entries))
-        every = reshape(iota(dtypes.int32, (count,), 0), x.shape)
-        places = gathered(sliced(every, slices), arrays, outside=-1)  # a scatter leaves those out
-        inside = unique = not any(isinstance(entry, Value | np.ndarray) for entry in arrays)
-    else:
-        numbers: Any = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64).reshape(x.shape)
-        places = numbers[plain(key)]
-        inside, unique = True, bool(np.unique(places).size == places.size)
-    shape = tuple(places.shape)
+    entries = tuple(
+        plain(entry) if isinstance(entry, list) else entry for entry in (key if isinstance(key, tuple) else (key,))
+    )
+    if len(entries) == 1 and _is_mask(entries[0]):
+        (mask,) = entries
+        if isinstance(mask, Tracer) or (given.shape == () and x.dtype is not dtypes.KEY):
+            return _masked(x, array_of(mask), given, how)
+    slices, indices = split(x, expanded(x, entries))
+    if not has_arrays(indices):
+        _without_integers(x, slices, indices)
+    part = Part(x, slices)
+    plan = gathering(part.shape, indices)
     own = tuple(given.shape)
-    while len(own) > len(shape) and own[0] == 1:
+    while len(own) > len(plan.shape) and own[0] == 1:
         own = own[1:]
     try:
-        given = broadcast(reshape(given, own), shape)
+        given = broadcast(reshape(given, own), plan.shape)
     except ValueError:
         raise ValueError(
-            f"a value of shape {shown(given.shape)} does not broadcast to elements of {shown(shape)}"
+            f"a value of shape {shown(given.shape)} does not broadcast to elements of {shown(plan.shape)}"
         ) from None
-    total = dims.product(shape)
-    indices = reshape(value_of(places), (total, 1))
-    vectors = reshape(x, (count,)), indices, reshape(given, (total,))
-    flat = scatter(*vectors, GatherNumbers((), (0,), (0,)), how, unique, inside=inside)
-    return reshape(flat, x.shape)
+    if 0 in plan.shape:
+        return x.same()
+    new = reshape(given, plan.parts)
+    if plan.numbers is not None:
+        unique = _are_unique(part.shape, indices)
+        inside = unique is not None
+        return part.written(scatter(part.read(), plan.index, new, plan.numbers, how, bool(unique), inside=inside))
+    return part.written(new if how == "set" else _COMBINE[how](part.read(), new))
 
 
-def _masked(x: Any, mask: Any, value: Any, how: str) -> Any:
+def _is_mask(entry: Any) -> bool:
+    return isinstance(entry, bool) or (hasattr(entry, "dtype") and KINDS.get(entry.dtype) == BOOL)
+
+
+def _without_integers(x: Any, slices: list[Any], indices: list[Any]) -> None:
+    """Write integers as slices of one element; where one may not be in the array as arrays, so that x stays then."""
+    axes = [i for i, entry in enumerate(indices) if not is_new(entry)]
+    named = [(axis, i) for axis, i in enumerate(axes) if indices[i] is not None]
+    outside = [
+        i for axis, i in named if not (dims.at_least(indices[i], 0) and dims.at_least(x.shape[axis], indices[i] + 1))
+    ]
+    for i in outside:
+        indices[i] = index_array(indices[i])
+    for axis, i in named if not outside else ():
+        slices[axis] = indices[i], indices[i] + 1, 1
+
+
+def _are_unique(shape: Sequence[Any], indices: Sequence[Any]) -> bool | None:
+    """Whether indices name no element twice; None where it is not known, nor whether they are inside of the array."""
+    axes = zip((entry for entry in indices if not is_new(entry)), shape, strict=True)
+    named = [(entry, size) for entry, size in axes if entry is not None]
+    if not all(isinstance(entry, int | np.ndarray) and type(size) is int for entry, size in named):
+        return None
+    arrays, sizes = zip(*named, strict=True)
+    places = np.ravel_multi_index(np.broadcast_arrays(*arrays), sizes)
+    return bool(np.unique(places).size == places.size)
+
+
+class Part:
+    """The elements of an array in slices: for each axis start, end and step, which `index_keys.split` gives.
+
+    shape: of them.
+    """
+
+    def __init__(self, x: Any, slices: Sequence[tuple[Any, Any, int]]) -> None:
+        self._x = x
+        self._slices = slices
+        room = [last - first if step > 0 else first - last for first, last, step in slices]
+        self.shape: Shape = tuple(
+            (dims.larger(0, length) + abs(step) - 1) // abs(step)
+            for length, (_, _, step) in zip(room, slices, strict=True)
+        )
+        self._steps = [1 if n == 1 else abs(step) for n, (_, _, step) in zip(self.shape, slices, strict=True)]
+        self._turned = [axis for axis, (_, _, step) in enumerate(slices) if step < 0]
+        self._start = [
+            first if step > 0 else first + (n - 1) * step
+            for n, (first, _, step) in zip(self.shape, slices, strict=True)
+        ]
+        # From the first to the last of them.
+        self._window = [(n - 1) * step + 1 for n, step in zip(self.shape, self._steps, strict=True)]
+
+    def read(self) -> Any:
+        """Return the elements."""
+        if tracing.current() is not None:
+            return sliced(self._x, self._slices)
+        return reverse(slice_(self._around(), [0] * len(self.shape), self._window, self._steps), self._turned)
+
+    def written(self, new: Any) -> Any:
+        """Return the array with `new` in their place."""
+        x = self._x
+        apart = [axis for axis, step in enumerate(self._steps) if step > 1]
+        for axis in apart:
+            if x.dtype is dtypes.KEY or not dims.at_least(self.shape[axis], 1):
+                return self._scattered(new, axis)
+        new = reverse(new, self._turned)
+        if apart:
+            nothing, between = [0] * len(self.shape), [step - 1 for step in self._steps]
+            wide = pad(new, Literal(np.zeros((), x.dtype)), nothing, nothing, between)
+            taken = [self._is_taken(axis) for axis in apart]
+            new = p.select(functools.reduce(p.bitwise_and, taken), wide, self._around())
+        if tuple(self._window) == tuple(x.shape):
+            return convert(new, x.dtype, x.weak_type)
+        return dynamic_update_slice(x, new, self._starts())
+
+    def _around(self) -> Any:
+        """Return the array from the first to the last of them, on each axis."""
+        if tracing.current() is None:  # the start as data: one compiled program for all
+            return dynamic_slice(self._x, self._starts(), self._window)
+        return slice_(self._x, self._start, [a + b for a, b in zip(self._start, self._window, strict=True)])
+
+    def _starts(self) -> list[Any]:
+        large = any(type(size) is int and size >= 2**31 for size in self._x.shape)
+        wide = dtypes.int64 if large else dtypes.int32
+        return [
+            Literal(np.asarray(start, wide)) if type(start) is int else convert(array_of(start), wide)
+            for start in self._start
+        ]
+
+    def _is_taken(self, axis: int) -> Any:
+        """Return which elements of an axis of the window are of the part."""
+        ones = full((self.shape[axis],), True, dtypes.bool_)
+        own = pad(ones, Literal(np.zeros((), np.bool_)), [0], [0], [self._steps[axis] - 1])
+        return broadcast(own, self._window, (axis,))
+
+    def _scattered(self, new: Any, axis: int) -> Any:
+        """Return what `written` does, slice by slice of one axis, of which there may be none."""
+        whole = [(0, size, 1) for size in self._x.shape]
+        first, last, step = self._slices[axis]
+        along = Part(self._x, [*whole[:axis], (first, last, step), *whole[axis + 1 :]])
+        inner = [*self._slices[:axis], (0, self.shape[axis], 1), *self._slices[axis + 1 :]]
+        count = p.multiply(iota(dtypes.int32, (self.shape[axis],), 0), step)
+        index = reshape(p.add(count, array_of(first)), (self.shape[axis], 1))
+        offset = tuple(other for other in range(len(whole)) if other != axis)
+        updates = Part(along.read(), inner).written(new)
+        return scatter(self._x, index, updates, GatherNumbers(offset, (axis,), (axis,)), unique=True, inside=True)
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": p.add,
+    "multiply": p.multiply,
+    "max": p.maximum,
+    "min": p.minimum,
+}
+
+
+def _masked(x: Any, mask: Any, number: Any, how: str) -> Any:
     """Return x with a number where a mask is true."""
-    number = like(value, x.dtype) if is_scalar(value) else convert(array_of(value), x.dtype)
     if number.shape != ():
         raise tracing.refuse(mask, "a mask as an index for an array of values", MASK)
     if tuple(mask.shape) != tuple(x.shape[: len(mask.shape)]):
         raise IndexError(f"a mask of shape {shown(mask.shape)} is no index of an array of shape {shown(x.shape)}")
     wide = reshape(mask, (*mask.shape, *[1] * (len(x.shape) - len(mask.shape))))
-    combine: dict[str, Callable[[Any, Any], Any]] = {
-        "set": lambda old, new: broadcast(new, x.shape, ()),
-        "add": p.add,
-        "multiply": p.multiply,
-        "max": p.maximum,
-        "min": p.minimum,
-    }
-    return p.select(wide, combine[how](x, number), x)
+    new = broadcast(number, x.shape, ()) if how == "set" else _COMBINE[how](x, number)
+    return p.select(wide, new, x)
 
 
 class At:
@@ -139,8 +250,12 @@ class At:
 def setitem(x: Any, key: Any, value: Any) -> None:
     """Change elements of x in place: the object becomes one of the changed array. Other objects keep their elements.
 
-    Raises TypeError where a traced value is put into an array outside of the trace, or into one of a trace around it.
+    Raises TypeError where a traced value is put into an array outside of the trace, or into one of a trace around it,
+    and for an array that NumPy has as a view of another, which would keep its elements.
     """
+    if (view := x.view) is not None:
+        what = f"{here()}: NumPy has this array as a view of another array, whose elements would stay as they are"
+        raise TypeError(f"{what}; {view.write}, or change a copy: x = asarray(x, copy=True)")
     if isinstance(x, execution.Array):
         if tracing.current() is not None:
             raise TypeError(

@@ -173,8 +173,8 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
                 values = np.arange(count) * step + start if kind is int else start + np.arange(count) * np.float64(step)
                 return binding.constant(values.astype(wanted))
     else:
-        room = stop - start
-        count = room if step == 1 else (room + step - (1 if step > 0 else -1)) // step
+        gap, room = (step, stop - start) if step > 0 else (-step, start - stop)
+        count = dims.larger(0, room + gap - 1) // gap
     found = iota(wanted, (count,), 0)
     found = found if step == 1 else p.multiply(found, step)
     return found if not isinstance(start, dims.Dim) and start == 0 else p.add(found, like(start, wanted))

@@ -15,7 +15,7 @@ from stagec.arrays import dtypes, tracing
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED, DType
 from stagec.arrays.namespace.promotion import array_of, dtype_of, is_scalar, like
 from stagec.arrays.primitives.structural import broadcast, convert
-from stagec.arrays.values import Value, broadcast_shapes
+from stagec.arrays.values import Value, broadcast_shapes, gives_views
 from stagec.pjrt import clients
 
 
@@ -25,12 +25,14 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
     Raises TypeError for complex numbers as real ones.
     """
     check_device(device)
-    x = array_of(x, "astype")
+    given = array_of(x, "astype")
     wanted = dtypes.asked(dtype)
-    check_real("astype", x.dtype, wanted)
-    if wanted == x.dtype and not getattr(x, "weak_type", False):
-        return x.copy_of() if copy and hasattr(x, "copy_of") else x
-    return convert(x, wanted)
+    check_real("astype", given.dtype, wanted)
+    if wanted == given.dtype and not getattr(given, "weak_type", False):
+        if not copy and isinstance(x, Value):
+            return x
+        return given.copy_of() if copy and hasattr(given, "copy_of") else given
+    return convert(given, wanted)
 
 
 def check_real(name: str, dtype: DType, wanted: DType) -> None:
@@ -39,6 +41,7 @@ def check_real(name: str, dtype: DType, wanted: DType) -> None:
         raise TypeError(f"{name}: {dtype} would lose its imaginary part as {wanted}; write real(x) or imag(x)")
 
 
+@gives_views
 def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     """Return arrays broadcast to one shape."""
     given = [array_of(x, "broadcast_arrays") for x in arrays]
@@ -46,6 +49,7 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     return tuple(broadcast(x, shape) for x in given)
 
 
+@gives_views
 def broadcast_to(x: Any, /, shape: Any) -> Any:
     """Return an array repeated to a shape."""
     return broadcast(array_of(x, "broadcast_to"), shape if isinstance(shape, tuple | list) else (shape,))
@@ -164,7 +168,7 @@ class NamespaceInfo:
         return clients.devices()[0]
 
     def devices(self) -> tuple[Any, ...]:
-        """Return the devices that arrays can be on."""
+        """Return the devices that arrays can be on: since version 2025.12 of the standard a tuple."""
         return tuple(clients.devices())
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:

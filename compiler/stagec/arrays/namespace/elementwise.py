@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from stagec.arrays import dtypes
+from stagec.arrays import binding, dtypes
 from stagec.arrays.binding import unwrap
-from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, UNSIGNED
+from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED
 from stagec.arrays.namespace.complexes import computed
 from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, named, promoted
+from stagec.arrays.primitives import cumulative
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.reductions import reduce_and, reduce_or
 from stagec.arrays.primitives.structural import broadcast, convert, full
-from stagec.arrays.values import Literal, Value, broadcast_shapes
+from stagec.arrays.values import Literal, Value, broadcast_shapes, gives_views
 
 # Functions of one array of floating-point numbers: integers become such numbers.
 
@@ -141,22 +142,41 @@ def copysign(x1: Any, x2: Any, /) -> Any:
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Any:
-    """Return the quotient of two arrays, rounded down."""
+    """Return the quotient of two arrays, rounded down.
+
+    Integers divided by 0 give what they give in JAX: -2, 0 // 0 gives -1, and unsigned integers give their largest.
+    """
     first, second = promoted(x1, x2, function="floor_divide")
     dtypes.require("floor_divide", first.dtype, dtypes.REAL)
-    if KINDS[first.dtype] == UNSIGNED:
-        return p.divide(first, second)
     if KINDS[first.dtype] in INTEGRAL:
-        quotient = p.divide(first, second)
-        rest = p.remainder(first, second)
-        return p.select(_other_sign(rest, second), p.subtract(quotient, 1), quotient)
+        divisor, is_zero = _divisor(second)
+        quotient = p.divide(first, divisor)
+        if KINDS[first.dtype] == SIGNED:
+            less = _other_sign(p.remainder(first, divisor), divisor)
+            quotient = p.select(less, p.subtract(quotient, 1), quotient)
+        if is_zero is None:
+            return quotient
+        least, most = dtypes.limits(first.dtype)
+        by_zero = most if least == 0 else p.select(p.equal(first, 0), like(-1, first.dtype), like(-2, first.dtype))
+        return p.select(is_zero, by_zero, quotient)
     rest = p.remainder(first, second)
     quotient = p.divide(p.subtract(first, rest), second)
     quotient = p.select(_other_sign(rest, second), p.subtract(quotient, 1.0), quotient)
-    whole, plain = p.round_even(quotient), p.divide(first, second)
+    whole, plain = p.round_even(quotient), p.round_even(p.divide(first, second))  # both without a derivative
     whole = p.select(p.equal(whole, 0.0), p.multiply(plain, 0.0), whole)  # a zero has the quotient's sign
     exact = p.bitwise_or(p.bitwise_not(p.is_finite(plain)), p.bitwise_not(p.is_finite(second)))
     return p.select(exact, plain, whole)
+
+
+def _divisor(x: Any) -> tuple[Any, Any]:
+    """Return integers with 1 in place of 0, and where that is; None for a number that is not 0.
+
+    XLA's compiler ends the process (SIGFPE) where it divides a known integer by a known 0.
+    """
+    if isinstance(x, Literal) and x.value != 0:
+        return x, None
+    is_zero = p.equal(x, 0)
+    return p.select(is_zero, like(1, x.dtype), x), is_zero
 
 
 def _other_sign(rest: Any, divisor: Any) -> Any:
@@ -165,38 +185,36 @@ def _other_sign(rest: Any, divisor: Any) -> Any:
 
 
 def remainder(x1: Any, x2: Any, /) -> Any:
-    """Return the rest of the division rounded down: it has the sign of x2."""
+    """Return the rest of the division rounded down: it has the sign of x2. Of integers divided by 0 it is 0."""
     first, second = promoted(x1, x2, function="remainder")
     dtypes.require("remainder", first.dtype, dtypes.REAL)
+    if KINDS[first.dtype] in INTEGRAL:
+        second, _ = _divisor(second)
     rest = p.remainder(first, second)
     if KINDS[first.dtype] == UNSIGNED:
         return rest
     found = p.select(_other_sign(rest, second), p.add(rest, second), rest)
     if KINDS[first.dtype] in INTEGRAL:
         return found
-    return p.select(p.equal(found, 0.0), copysign(found, second), found)
+    return p.zero_with_sign(found, second)
 
 
 def pow(x1: Any, x2: Any, /) -> Any:  # noqa: A001 - the standard's name
-    """Return x1 to the power x2. Of a Python integer it is a product of few factors, as in JAX."""
+    """Return x1 to the power x2. Of a Python integer it is a product of few factors, as in JAX.
+
+    Integers wrap around. Raises TypeError where they have an exponent that is known and negative; of one that a trace
+    does not know the result is 1 / x1**-x2 without its fraction.
+    """
     if type(x2) is int and not is_scalar(x1):
         first = array_of(x1, "pow")
-        if KINDS[first.dtype] in dtypes.INEXACT and -64 < x2 < 64:
-            return _integer_power(first, x2)
-    return p.power(*promoted(x1, x2, function="pow"))
-
-
-def _integer_power(x: Any, exponent: int) -> Any:
-    if exponent == 0:
-        return full(x.shape, 1, x.dtype)
-    left, factor, found = max(exponent, -exponent), x, None
-    while left:
-        if left & 1:
-            found = factor if found is None else p.multiply(found, factor)
-        left >>= 1
-        if left:
-            factor = p.multiply(factor, factor)
-    return found if exponent > 0 else p.divide(1.0, found)
+        kind = KINDS[first.dtype]
+        if (kind in INTEGRAL and x2 >= 0) or (kind in dtypes.INEXACT and -64 < x2 < 64):
+            return p.integer_power(first, x2)
+    first, second = promoted(x1, x2, function="pow")
+    if KINDS[first.dtype] == SIGNED and (known := binding.known(second)) is not None and (known < 0).any():
+        what = f"pow: {first.dtype} has no power of a negative exponent, such as {known.min()}"
+        raise TypeError(f"{what}; write astype(x, float32) ** exponent")
+    return p.power(first, second)
 
 
 def hypot(x1: Any, x2: Any, /) -> Any:
@@ -212,10 +230,7 @@ def hypot(x1: Any, x2: Any, /) -> Any:
 
 def logaddexp(x1: Any, x2: Any, /) -> Any:
     """Return log(exp(x1) + exp(x2)), without overflow on the way."""
-    first, second = promoted(x1, x2, function="logaddexp", inexact=True)
-    large, apart = p.maximum(first, second), p.subtract(first, second)
-    found = p.add(large, p.log1p(p.exp(p.negative(p.absolute(apart)))))
-    return p.select(isnan(apart), p.add(first, second), found)
+    return cumulative.logaddexp(*promoted(x1, x2, function="logaddexp", inexact=True))
 
 
 def _logical(name: str, operation: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -334,12 +349,14 @@ def conj(x: Any, /) -> Any:
     return p.conj(x) if KINDS[x.dtype] == COMPLEX else x
 
 
+@gives_views
 def real(x: Any, /) -> Any:
     """Return the real part of each element."""
     x = array_of(x, "real")
     return p.real(x) if KINDS[x.dtype] == COMPLEX else x
 
 
+@gives_views
 def imag(x: Any, /) -> Any:
     """Return the imaginary part of each element."""
     x = array_of(x, "imag")

@@ -5,13 +5,14 @@ https://data-apis.org/array-api/2024.12/API_specification/indexing.html
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
-from stagec.arrays import binding, dtypes, tracing
+from stagec.arrays import binding, dims, dtypes, tracing
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import BOOL, INTEGRAL, KINDS, UNSIGNED
 from stagec.arrays.namespace.promotion import array_of
@@ -44,7 +45,7 @@ def expanded(x: Any, entries: tuple[Any, ...]) -> list[Any]:
     Raises IndexError, and TracerError for a mask that is traced.
     """
     found: list[Any] = []
-    for entry in entries:
+    for entry in (plain(entry) if isinstance(entry, list) else entry for entry in entries):
         if isinstance(entry, bool | np.bool_) or (hasattr(entry, "dtype") and KINDS.get(entry.dtype) == BOOL):
             mask = binding.known(entry)
             if mask is None:
@@ -107,28 +108,29 @@ def _number(entry: Any, axis: int, size: Any) -> Any:
 
 
 def _bounds(entry: slice, size: Any) -> tuple[Any, Any, int]:
-    """Return start, end and step of a slice, as `slice.indices` does, for sizes that may be symbolic."""
+    """Return start, end and step of a slice, as `slice.indices` does, for sizes that may be symbolic.
+
+    Where the step is negative the end may be -1. Raises ValueError where the sign of a bound is not decided.
+    """
     for part in (entry.start, entry.stop, entry.step):
         if isinstance(part, Tracer):
             raise tracing.refuse(part, "a slice", "write stagec.lax.dynamic_slice(x, starts, sizes)")
     if type(size) is int and not any(isinstance(one, Dim) for one in (entry.start, entry.stop)):
         return entry.indices(size)
-    step = 1 if entry.step is None else int(entry.step)
-    if step < 0 and (entry.start is not None or entry.stop is not None):
-        raise IndexError("a slice with a negative step of a symbolic size has no bounds: write x[::-1], then a slice")
-    if step < 0:
-        return size - 1, -1, step
-    start = 0 if entry.start is None else _from_front(entry.start, size)
-    stop = size if entry.stop is None else _from_front(entry.stop, size)
+    step = 1 if entry.step is None else operator.index(entry.step)
+    if step == 0:
+        raise ValueError("slice step cannot be zero")
+    least, most = (0, size) if step > 0 else (-1, size - 1)
+    first, last = (least, most) if step > 0 else (most, least)
+    start = first if entry.start is None else _from_front(entry.start, size, least, most)
+    stop = last if entry.stop is None else _from_front(entry.stop, size, least, most)
     return start, stop, step
 
 
-def _from_front(bound: Any, size: Any) -> Any:
-    if isinstance(bound, Dim) or bound >= 0:
-        if bound > size:
-            return size
-        return bound
-    return max(size + bound, 0)
+def _from_front(bound: Any, size: Any, least: Any, most: Any) -> Any:
+    if not isinstance(bound, Dim):
+        bound = operator.index(bound)
+    return dims.smaller(most, bound) if bound >= 0 else dims.larger(least, size + bound)
 
 
 def wrapped(index: Any, size: Any) -> Any:

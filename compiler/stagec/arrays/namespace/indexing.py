@@ -6,12 +6,12 @@ https://data-apis.org/array-api/2024.12/API_specification/indexing.html
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stagec.arrays import binding, dtypes, execution, tracing
-from stagec.arrays.dims import Dim, Shape
+from stagec.arrays import binding, dims, dtypes, execution, tracing
+from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import INTEGRAL, KINDS
 from stagec.arrays.namespace.index_keys import expanded, plain, split, wrapped
 from stagec.arrays.namespace.promotion import array_of
@@ -20,7 +20,7 @@ from stagec.arrays.primitives.indexing import GatherNumbers, are_inside, gather
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, reshape, transpose
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import Value, axis_of, broadcast_shapes
+from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -29,6 +29,16 @@ def getitem(x: Any, key: Any) -> Any:
     Raises IndexError for what is outside of the array, TracerError for a mask that is traced.
     """
     entries = key if isinstance(key, tuple) else (key,)
+    found = _item(x, key, entries)
+    return found if any(isinstance(entry, _COPYING) for entry in entries) else as_view(found, x, _WRITE)
+
+
+_COPYING = Value, np.ndarray, list, bool, np.bool_
+"""What is in a key whose elements NumPy copies."""
+_WRITE = "write a[0, 1] = 5, not a[0][1] = 5"
+
+
+def _item(x: Any, key: Any, entries: tuple[Any, ...]) -> Any:
     if isinstance(x, execution.Array) and tracing.current() is None and not any(isinstance(e, Tracer) for e in entries):
         if x.dtype is dtypes.KEY:
             whole = [plain(key), slice(None)] if not isinstance(key, tuple) else [*plain(key), slice(None)]
@@ -43,23 +53,20 @@ def getitem(x: Any, key: Any) -> Any:
 def sliced(x: Any, slices: Sequence[tuple[Any, Any, int]]) -> Any:
     """Return the elements in slices, for each axis start, end and step, which `index_keys.split` gives."""
     start, limit, steps, turned = [], [], [], []
+    whole = [axis for axis, bounds in enumerate(slices) if bounds[2] < 0 and not dims.is_static(bounds)]
+    x = reverse(x, whole)
     for axis, (first, last, step) in enumerate(slices):
-        if step > 0:
-            start.append(first)
-            limit.append(last if isinstance(last, Dim) or isinstance(first, Dim) else max(first, last))
-            steps.append(step)
+        if step > 0 or axis in whole:
+            size = x.shape[axis]
+            begin, end = (first, last) if step > 0 else (size - 1 - first, size - 1 - last)
+            start.append(begin)
+            limit.append(begin + dims.larger(0, end - begin))
+            steps.append(abs(step))
             continue
         # From the last that is taken to the first, and turned around.
-        size = x.shape[axis]
-        if isinstance(size, Dim):
-            count = (size - 1) // -step + 1 if step != -1 else size
-            lowest = size - 1 + (count - 1) * step
-            start.append(lowest)
-            limit.append(size)
-        else:
-            count = max(0, -((first - last) // step))
-            start.append(first + (count - 1) * step if count else 0)
-            limit.append(first + 1 if count else 0)
+        count = max(0, -((first - last) // step))
+        start.append(first + (count - 1) * step if count else 0)
+        limit.append(first + 1 if count else 0)
         steps.append(-step)
         turned.append(axis)
     return reverse(slice_(x, start, limit, steps), turned)
@@ -70,46 +77,82 @@ def gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
 
     outside: what stands for an element that is not in the array; None: the nearest that is.
     """
-    axes = [entry for entry in entries if not _is_new(entry)]
-    if not any(isinstance(entry, Value | np.ndarray) for entry in axes):
-        return _without_arrays(x, entries)
+    plan = gathering(x.shape, entries)
+    if plan.numbers is not None:
+        elements = gather(x, plan.index, plan.numbers, plan.sizes)
+        if outside is not None:
+            batch = [axis for axis in range(len(plan.parts)) if axis not in plan.numbers.offset]
+            inside = broadcast(are_inside(x, plan.index, plan.numbers, plan.sizes), plan.parts, batch)
+            elements = p.select(inside, elements, outside)
+        return reshape(elements, plan.shape)
+    axes = [entry for entry in entries if not is_new(entry)]
+    start = [0 if entry is None else entry for entry in axes]
+    limit = [size if entry is None else entry + 1 for size, entry in zip(x.shape, axes, strict=True)]
+    return reshape(slice_(x, start, limit), plan.shape)
+
+
+def has_arrays(entries: Sequence[Any]) -> bool:
+    """Whether an entry is an array, so that integers beside it are arrays too."""
+    return any(isinstance(entry, Value | np.ndarray) for entry in entries)
+
+
+class Gathering(NamedTuple):
+    """How elements at indices are gathered, or scattered.
+
+    index, numbers, sizes: as `gather` takes them; numbers is None where no index is an array, and nothing is gathered.
+    parts: the shape of what it gives. shape: the same with new axes, and without those that integers name.
+    """
+
+    index: Any
+    numbers: GatherNumbers | None
+    sizes: Shape
+    parts: Shape
+    shape: Shape
+
+
+def gathering(whole: Shape, entries: Sequence[Any]) -> Gathering:
+    """Return how elements of an array of shape `whole` are gathered; entries: as of `gathered`."""
+    if not has_arrays(entries):
+        kept = iter(whole)
+        named = [(entry, 1 if is_new(entry) else next(kept)) for entry in entries]
+        shape = tuple(size for entry, size in named if entry is None or is_new(entry))
+        return Gathering(None, None, (), tuple(whole), shape)
+    axes = [entry for entry in entries if not is_new(entry)]
     indexed = [axis for axis, entry in enumerate(axes) if entry is not None]
-    places = [i for i, entry in enumerate(entries) if entry is not None and not _is_new(entry)]
+    places = [i for i, entry in enumerate(entries) if entry is not None and not is_new(entry)]
     together = places == list(range(places[0], places[-1] + 1))
-    indices = [_index_array(axes[axis]) for axis in indexed]
+    indices = [index_array(axes[axis]) for axis in indexed]
     shape = broadcast_shapes(*(index.shape for index in indices))
     rank, before = len(shape), (sum(1 for axis in range(indexed[0]) if axis not in indexed) if together else 0)
     wide = dtypes.int64 if any(index.dtype == dtypes.int64 for index in indices) else dtypes.int32
     columns = [reshape(broadcast(convert(value_of(i), wide), shape), (*shape, 1)) for i in indices]
-    kept = len(x.shape) - len(indexed)
-    offset = (*range(before), *range(before + rank, kept + rank))
-    sizes = [1 if axis in indexed else size for axis, size in enumerate(x.shape)]
+    own = [size for axis, size in enumerate(whole) if axis not in indexed]
+    offset = (*range(before), *range(before + rank, len(own) + rank))
+    sizes = tuple(1 if axis in indexed else size for axis, size in enumerate(whole))
     numbers = GatherNumbers(offset, tuple(indexed), tuple(indexed))
+    parts = (*own[:before], *shape, *own[before:])
     index = concatenate(columns, rank)
-    found = gather(x, index, numbers, sizes)
-    if outside is not None:
-        batch = range(before, before + rank)
-        found = p.select(broadcast(are_inside(x, index, numbers, sizes), found.shape, batch), found, outside)
-    return _with_new_axes(found, entries, together, before, rank)
+    return Gathering(index, numbers, sizes, parts, _with_new_axes(parts, entries, together, before, rank))
 
 
-def _with_new_axes(found: Any, entries: Sequence[Any], together: bool, before: int, rank: int) -> Any:
-    if not any(map(_is_new, entries)):
-        return found
-    shape, sizes, placed = [], list(found.shape), False
+def _with_new_axes(parts: Shape, entries: Sequence[Any], together: bool, before: int, rank: int) -> Shape:
+    if not any(map(is_new, entries)):
+        return parts
+    shape, sizes, placed = [], list(parts), False
     if not together:
         shape, sizes, placed = sizes[:rank], sizes[rank:], True
     for entry in entries:
-        if _is_new(entry):
+        if is_new(entry):
             shape.append(1)
         elif entry is None:
             shape.append(sizes.pop(0))
         elif not placed:
             shape, sizes, placed = [*shape, *sizes[:rank]], sizes[rank:], True
-    return reshape(found, shape)
+    return tuple(shape)
 
 
-def _is_new(entry: Any) -> bool:
+def is_new(entry: Any) -> bool:
+    """Whether an entry stands for a new axis, and for none of the array."""
     return isinstance(entry, str)
 
 
@@ -118,26 +161,17 @@ def value_of(index: Any) -> Any:
     return binding.constant(index) if isinstance(index, np.ndarray) else index
 
 
-def _index_array(entry: Any) -> Any:
-    return np.asarray(entry, np.int32) if type(entry) is int else array_of(entry)
-
-
-def _without_arrays(x: Any, entries: Sequence[Any]) -> Any:
-    axes = [entry for entry in entries if not _is_new(entry)]
-    start = [0 if entry is None else entry for entry in axes]
-    limit = [size if entry is None else entry + 1 for size, entry in zip(x.shape, axes, strict=True)]
-    x = slice_(x, start, limit)
-    sizes = iter(x.shape)
-    shape = []
-    for entry in entries:
-        size = 1 if _is_new(entry) else next(sizes)
-        if _is_new(entry) or entry is None:
-            shape.append(size)
-    return reshape(x, shape)
+def index_array(entry: Any) -> Any:
+    """Return an index as an array; an integer as NumPy's."""
+    return np.asarray(entry, np.int32 if entry < 2**31 else np.int64) if type(entry) is int else array_of(entry)
 
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
-    """Return the parts of an array at indices along an axis, which a vector needs no name for."""
+    """Return the parts of an array at indices along an axis, which a vector needs no name for.
+
+    An index outside of the array that a trace does not know gives NaN, as in JAX; of integers the least or, where they
+    are unsigned, the largest, and True of bools. Raises IndexError where it is known.
+    """
     x = array_of(x, "take")
     if axis is None:
         if len(x.shape) != 1:
@@ -148,13 +182,29 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     if KINDS[index.dtype] not in INTEGRAL:
         raise TypeError(f"take: indices are integers, not {index.dtype}")
     key = (*[slice(None)] * where, index)
-    return getitem(x, key)
+    if binding.known(index) is not None:
+        return getitem(x, key)
+    slices, arrays = split(x, expanded(x, key))
+    return gathered(sliced(x, slices), arrays, outside=_missing(x.dtype))
+
+
+def _missing(dtype: dtypes.DType) -> Any:
+    """Return what stands for an element that is not there, as in JAX."""
+    if KINDS[dtype] in INTEGRAL:
+        least, most = dtypes.limits(dtype)
+        return least or most
+    return True if dtype == dtypes.bool_ else float("nan")
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
-    """Return elements at indices along an axis, which are of as many dimensions as x; the others broadcast."""
+    """Return elements at indices along an axis, which are of as many dimensions as x; the others broadcast.
+
+    An index that is outside gives what it gives in `take`.
+    """
     x, index = array_of(x, "take_along_axis"), array_of(indices, "take_along_axis")
     where = axis_of(axis, len(x.shape))
+    if KINDS[index.dtype] not in INTEGRAL:
+        raise TypeError(f"take_along_axis: indices are integers, not {index.dtype}")
     if len(index.shape) != len(x.shape):
         raise ValueError(f"take_along_axis: indices of {len(x.shape)} dimensions are wanted, not of {len(index.shape)}")
     others = [i for i in range(len(x.shape)) if i != where]
@@ -166,5 +216,8 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     rows, columns = transpose(wide_x, order), transpose(wide, order)
     batch = tuple(range(len(others)))
     numbers = GatherNumbers((), (len(others),), (len(others),), batch, batch)
-    found = gather(rows, reshape(columns, (*columns.shape, 1)), numbers, [1] * len(order))
+    starts, sizes = reshape(columns, (*columns.shape, 1)), [1] * len(order)
+    found = gather(rows, starts, numbers, sizes)
+    if isinstance(wide, Tracer):
+        found = p.select(are_inside(rows, starts, numbers, sizes), found, _missing(x.dtype))
     return transpose(found, np.argsort(order).tolist())

@@ -24,7 +24,7 @@ from stagec.arrays.primitives.foreign import require_matrices
 from stagec.arrays.primitives.reductions import reduce_max, reduce_min
 from stagec.arrays.primitives.slicing import slice_
 from stagec.arrays.primitives.structural import broadcast, convert, full, reduce_sum, reshape
-from stagec.arrays.values import ShapedArray, axes_of, broadcast_shapes, shown
+from stagec.arrays.values import ShapedArray, as_view, axes_of, broadcast_shapes, shown
 
 
 class EighResult(NamedTuple):
@@ -202,13 +202,15 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
 
 def matrix_power(x: Any, n: int, /) -> Any:
     """Return square matrices to a power, an integer; of negative ones the inverse's."""
-    x = _factorized(x, "matrix_power", square=True)
+    given, x = x, _factorized(x, "matrix_power", square=True)
     if not hasattr(n, "__index__"):
         raise TypeError(f"{here()}: matrix_power: n is {n!r}; write an integer")
     left = int(n.__index__())
     if left == 0:
         return matrices.identity(x)
     factor, found = systems.inverse(x) if left < 0 else x, None
+    if left == 1:
+        return as_view(x, given, "write to that array before you call matrix_power")
     left = max(left, -left)
     while left:
         if left & 1:

@@ -17,9 +17,10 @@ from stagec.arrays.primitives import matrices
 from stagec.arrays.primitives.contractions import dot_general
 from stagec.arrays.primitives.slicing import concatenate, slice_
 from stagec.arrays.primitives.structural import broadcast, full, reshape, transpose
-from stagec.arrays.values import axis_of, broadcast_shapes, shown
+from stagec.arrays.values import axis_of, broadcast_shapes, gives_views, shown
 
 
+@gives_views
 def matrix_transpose(x: Any, /) -> Any:
     """Return matrices with rows and columns exchanged: the last two axes."""
     x = array_of(x, "matrix_transpose")
@@ -96,6 +97,7 @@ def matrices_of(x: Any, name: str) -> Any:
     return x
 
 
+@gives_views
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
     """Return diagonals of matrices. offset: which, from the main one to the right, or to the left where negative."""
     x = matrices_of(x, "diagonal")

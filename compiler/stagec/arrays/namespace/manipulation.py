@@ -14,7 +14,7 @@ from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, transpose
 from stagec.arrays.primitives.structural import reshape as reshaped
 from stagec.arrays.tracing import Tracer, refuse
-from stagec.arrays.values import axes_of, axis_of, shown
+from stagec.arrays.values import as_view, axes_of, axis_of, gives_views, shown
 
 
 def _together(arrays: Any, name: str) -> list[Any]:
@@ -41,10 +41,12 @@ def stack(arrays: Any, /, *, axis: int = 0) -> Any:
     given = _together(arrays, "stack")
     if len({tuple(x.shape) for x in given}) != 1:
         raise ValueError(f"stack: arrays of one shape are wanted, not {', '.join(shown(x.shape) for x in given)}")
-    where = axis_of(axis, len(given[0].shape) + 1)
-    return concatenate([expand_dims(x, axis=where) for x in given], where)
+    shape = given[0].shape
+    where = axis_of(axis, len(shape) + 1)
+    return concatenate([reshaped(x, (*shape[:where], 1, *shape[where:])) for x in given], where)
 
 
+@gives_views
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     """Return the parts of an array along an axis, without it."""
     x = array_of(x, "unstack")
@@ -61,6 +63,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     return tuple(found)
 
 
+@gives_views
 def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     """Return an array with new axes of size 1, at these places in the result."""
     x = array_of(x, "expand_dims")
@@ -71,6 +74,7 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     return reshaped(x, tuple(1 if i in new else next(sizes) for i in range(rank)))
 
 
+@gives_views
 def squeeze(x: Any, /, axis: int | tuple[int, ...]) -> Any:
     """Return an array without axes, which are of size 1."""
     x = array_of(x, "squeeze")
@@ -80,6 +84,7 @@ def squeeze(x: Any, /, axis: int | tuple[int, ...]) -> Any:
     return reshaped(x, tuple(size for i, size in enumerate(x.shape) if i not in gone))
 
 
+@gives_views
 def permute_dims(x: Any, /, axes: tuple[int, ...]) -> Any:
     """Return an array with its axes in another order."""
     x = array_of(x, "permute_dims")
@@ -89,6 +94,7 @@ def permute_dims(x: Any, /, axes: tuple[int, ...]) -> Any:
     return transpose(x, order)
 
 
+@gives_views
 def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Any:
     """Return an array with axes moved to other places; the others keep their order."""
     x = array_of(x, "moveaxis")
@@ -104,7 +110,7 @@ def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
     """Return the elements in another shape; one size may be -1, for what is left."""
-    x = array_of(x, "reshape")
+    given, x = x, array_of(x, "reshape")
     sizes = list(shape if isinstance(shape, tuple | list) else (shape,))
     for size in sizes:
         if isinstance(size, Tracer):
@@ -121,9 +127,12 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
             raise ValueError(f"reshape: an array of shape {shown(x.shape)} has no shape {shown(sizes)}")
         sizes[unknown[0]] = total // known
     found = reshaped(x, tuple(map(dims.size_of, sizes)))
-    return found.copy_of() if copy and found is x and hasattr(x, "copy_of") else found
+    if copy:
+        return found.copy_of() if found is x and hasattr(x, "copy_of") else found
+    return as_view(found, given, "write reshape(x, shape, copy=True) for a copy")
 
 
+@gives_views
 def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
     """Return an array with its elements in the other order along axes; None: all."""
     x = array_of(x, "flip")

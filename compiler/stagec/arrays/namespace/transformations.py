@@ -165,8 +165,8 @@ def checkpoint(
     JAX's, which knows JAX's operations alone.
     """
     if getattr(policy, "__module__", "").split(".")[0] == "jax":
-        name = getattr(policy, "__qualname__", "policy").split(".")[0]
-        raise TypeError(f"{here()}: checkpoint: the policy is JAX's; write stagec.checkpoint_policies.{name}")
+        write = "write the one of its name in stagec.checkpoint_policies"
+        raise TypeError(f"{here()}: checkpoint: the policy is JAX's; {write}")
 
     @functools.wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ def pads_of(function: str, padding: Padding, shape: Shape, window: Shape, stride
         missing: Any = 0
         if how != "VALID":
             missing = ((size + stride - 1) // stride - 1) * stride + own - size
-            missing = missing.max(0) if isinstance(missing, dims.Dim) else max(missing, 0)
+            missing = dims.larger(missing, 0)
         less = missing // 2
         pairs.append((less, missing - less) if how != "SAME_LOWER" else (missing - less, less))
     return tuple(pairs)

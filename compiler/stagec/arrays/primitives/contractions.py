@@ -171,7 +171,7 @@ def _convolution_infer(
     for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
         size = dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
         room = size - dilated(kernel.shape[rhs], window.rhs_dilation[i])
-        sizes[out] = room // window.strides[i] + 1 if type(room) is not int or room >= 0 else 0
+        sizes[out] = dims.larger(room // window.strides[i] + 1, 0)
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type and kernel.weak_type)
 
 

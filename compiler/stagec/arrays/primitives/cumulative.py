@@ -53,7 +53,8 @@ def _cumulative_lower(rule: Rule, x: IRValue, *, axis: int, how: str, backward: 
 def logaddexp(x: Any, y: Any) -> Any:
     """Return log(exp(x) + exp(y)), without overflow on the way."""
     large, apart = elementwise.maximum(x, y), elementwise.subtract(x, y)
-    size = elementwise.log1p(elementwise.exp(elementwise.negative(elementwise.absolute(apart))))
+    below = elementwise.minimum(apart, elementwise.negative(apart))  # half the derivative where they are equal
+    size = elementwise.log1p(elementwise.exp(below))
     is_nan = elementwise.not_equal(apart, apart)
     return elementwise.select(is_nan, elementwise.add(x, y), elementwise.add(large, size))
 

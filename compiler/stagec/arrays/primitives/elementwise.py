@@ -200,11 +200,10 @@ def _extremum(operation: Any, direction: str) -> Any:
 
 def _of_larger(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
     """Half goes to each where they are equal."""
-    half = multiply(g, 0.5)
-    zero = Literal(np.zeros((), g.dtype))
+    nothing, half, whole = (Literal(np.asarray(share, g.dtype)) for share in (0, 0.5, 1))
 
     def part(own: Any, other: Any) -> Any:
-        return select(equal(own, z), select(equal(other, z), half, g), zero)
+        return multiply(g, select(equal(own, z), select(equal(other, z), half, whole), nothing))
 
     return part(x, y), part(y, x)
 
@@ -225,14 +224,59 @@ def _abs_lower(rule: Rule, x: IRValue) -> IRValue:
 
 def _abs_vjp(g: Any, x: Any, y: Any) -> Any:
     if KINDS[x.dtype] != COMPLEX:
-        return multiply(g, sign(x))
+        return select(greater_equal(x, 0), g, negative(g))  # at 0 as to its right
     length = select(equal(y, 0), Literal(np.ones((), y.dtype)), y)
     return multiply(complex_(g, Literal(np.zeros((), g.dtype))), divide(conj(x), complex_(length, multiply(length, 0))))
 
 
+@_with_rule
+def _zero_with_sign_lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
+    dtype = rule.inputs[0].dtype
+    aval, bits = ShapedArray(rule.out.shape, dtype), dtypes.NAMED[f"int{dtypes.BITS[dtype]}"]
+    zero, integers = rule.full(0, aval), ShapedArray(rule.out.shape, bits)
+    word = hlo.bitcast_convert(lowering.tensor_type(integers), y)
+    signed = hlo.select(lowering.compare(word, rule.full(0, integers), "LT", bits), rule.full(-0.0, aval), zero)
+    return hlo.select(lowering.compare(x, zero, "EQ", dtype), signed, x)
+
+
+_BITS_OF_A_POWER = 6
+"""XLA reads no more bits of an integer exponent: of a larger one it gives the power of the rest."""
+
+
+@_with_rule
+def _power_lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
+    """Of integers, the product of a power for each six bits of the exponent, which wraps around.
+
+    A negative exponent gives 1 / x**-y without its fraction: 1 or -1 for these, and 0 for others.
+    """
+    dtype = rule.inputs[0].dtype
+    if KINDS[dtype] not in INTEGRAL:
+        return hlo.power(x, y)
+
+    def number(value: int) -> IRValue:
+        return rule.full(value, ShapedArray(rule.out.shape, dtype))
+
+    found, base, rest, left = None, x, y, dtypes.BITS[dtype]
+    while found is None or left > 0:
+        last = left <= _BITS_OF_A_POWER
+        factor = hlo.power(base, rest if last else hlo.and_(rest, number(2**_BITS_OF_A_POWER - 1)))
+        found = factor if found is None else hlo.multiply(found, factor)
+        left -= _BITS_OF_A_POWER
+        if not last:
+            base = hlo.power(base, number(2 ** (_BITS_OF_A_POWER - 1)))
+            base = hlo.multiply(base, base)
+            rest = hlo.shift_right_logical(rest, number(_BITS_OF_A_POWER))
+    if KINDS[dtype] == UNSIGNED:
+        return found
+    others = lowering.compare(hlo.abs(x), number(1), "NE", dtype)
+    whole = hlo.and_(others, lowering.compare(y, number(0), "LT", dtype))
+    return hlo.select(whole, number(0), found)
+
+
 def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
-    one = Literal(np.ones((), y.dtype))
-    of_x = multiply(g, multiply(y, power(x, select(equal(y, 0), one, subtract(y, one)))))
+    nothing, one = (Literal(np.asarray(number, y.dtype)) for number in (0, 1))
+    slope = multiply(y, power(x, select(equal(y, 0), one, subtract(y, one))))
+    of_x = multiply(g, select(equal(y, 0), nothing, slope))
     safe = select(equal(x, 0), Literal(np.ones((), x.dtype)), x)
     return of_x, multiply(g, multiply(log(safe), z))
 
@@ -248,7 +292,10 @@ divide: Operation = _binary(
 remainder: Operation = _binary(  # with the sign of x, as C has it
     "remainder", REAL, hlo.RemOp, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
 )
-power: Operation = _binary("power", NUMERIC, hlo.PowOp, _power_vjp)
+zero_with_sign: Operation = _binary(  # x, but of 0 that with the sign of y
+    "zero_with_sign", _ONLY_FLOATING, _zero_with_sign_lower, lambda g, x, y, z: (g, None)
+)
+power: Operation = _binary("power", NUMERIC, _power_lower, _power_vjp)
 maximum: Operation = _binary("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
 minimum: Operation = _binary("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
 negative: Operation = _unary("negative", NUMERIC, hlo.NegOp, lambda g, x, y: negative(g))
@@ -272,6 +319,39 @@ round_even: Operation = _unary("round_even", _ONLY_FLOATING, hlo.RoundNearestEve
 round_away: Operation = _unary("round_away", _ONLY_FLOATING, hlo.RoundOp)
 is_finite: Operation = _unary("is_finite", _ONLY_FLOATING, hlo.IsFiniteOp, None, _to_bool)
 next_after: Operation = _binary("next_after", _ONLY_FLOATING, chlo.NextAfterOp)
+
+
+def integer_power(x: Any, exponent: int) -> Any:
+    """Return x to the power of a Python integer, as a product of few factors."""
+    return bind(INTEGER_POWER, x, exponent=exponent)
+
+
+def _integer_power_infer(x: ShapedArray, *, exponent: int) -> ShapedArray:
+    if KINDS[x.dtype] not in (NUMERIC if exponent >= 0 else INEXACT):
+        raise TypeError(f"pow: {x.dtype} has no power of {exponent}")
+    return x
+
+
+def _integer_power_lower(rule: Rule, x: IRValue, *, exponent: int) -> IRValue:
+    one = rule.full(1, rule.out)
+    left, factor, found = max(exponent, -exponent), x, one
+    while left:
+        if left & 1:
+            found = factor if found is one else hlo.multiply(found, factor)
+        left >>= 1
+        if left:
+            factor = hlo.multiply(factor, factor)
+    return found if exponent >= 0 else hlo.divide(one, found)
+
+
+def _integer_power_vjp(d: Any, *, exponent: int) -> list[Any]:
+    if exponent in (0, 1):
+        return [d.cotangent if exponent else None]
+    (x,) = d.operands
+    return [multiply(d.cotangent, multiply(float(exponent), integer_power(x, exponent - 1)))]
+
+
+INTEGER_POWER = Primitive("integer_power", _integer_power_infer, _integer_power_lower, _integer_power_vjp)
 
 
 def truncate(x: Any) -> Any:
@@ -320,9 +400,16 @@ tanh: Operation = _unary(
     "tanh", INEXACT, hlo.TanhOp, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y)))
 )
 asinh: Operation = _unary("asinh", INEXACT, chlo.AsinhOp, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
-acosh: Operation = _unary(
-    "acosh", INEXACT, chlo.AcoshOp, lambda g, x, y: multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
-)
+
+
+def _acosh_vjp(g: Any, x: Any, y: Any) -> Any:
+    if KINDS[x.dtype] != COMPLEX:
+        return multiply(g, rsqrt(_one_less(square(x))))  # JAX's, also where the function has no value
+    # A product of two roots: the root of the product has another sign where the real part is negative.
+    return multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
+
+
+acosh: Operation = _unary("acosh", INEXACT, chlo.AcoshOp, _acosh_vjp)
 atanh: Operation = _unary(
     "atanh", INEXACT, chlo.AtanhOp, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x)))
 )

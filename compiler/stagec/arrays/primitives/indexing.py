@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
-from stagec.arrays.binding import bind
+from stagec.arrays.binding import bind, wrap
 from stagec.arrays.dims import Shape
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
 from stagec.arrays.primitives import elementwise
@@ -45,7 +45,20 @@ def gather(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -
 
     https://openxla.org/stablehlo/spec#gather
     """
+    shape = _gather_infer(x, indices, numbers=numbers, sizes=tuple(sizes)).shape
+    if 0 in shape:  # XLA takes none of an empty array
+        return _empty(shape, x.dtype)
+    for axis in numbers.starts:
+        if x.shape[axis] == 0:
+            raise IndexError(f"an index is out of range for axis {axis} of size 0")
     return bind(GATHER, x, indices, numbers=numbers, sizes=tuple(sizes))
+
+
+def _empty(shape: Shape, dtype: dtypes.DType) -> Any:
+    """Return an array without elements."""
+    if dtype is dtypes.KEY:
+        return wrap(_empty((*shape, 2), dtypes.uint32))
+    return broadcast(Literal(np.zeros((), dtype)), shape, ())
 
 
 def _batch_axes(rank: int, numbers: GatherNumbers) -> list[int]:
@@ -114,6 +127,8 @@ def scatter(
     inside: whether the caller knows that all are inside.
     https://openxla.org/stablehlo/spec#scatter
     """
+    if 0 in x.shape or 0 in updates.shape:
+        return x
     if clipped is not None:
         indices = elementwise.minimum(elementwise.maximum(indices, 0), _last_starts(x, indices, numbers, clipped))
     known = inside or clipped is not None

@@ -47,7 +47,7 @@ OPERATIONS: dict[str, tuple[Callable[[DType], Any], Callable[[IRValue, IRValue],
 
 def dilated(size: Any, by: int) -> Any:
     """Return the size of an axis whose elements are `by` apart."""
-    return size if by == 1 or (type(size) is int and size == 0) else (size - 1) * by + 1
+    return size if by == 1 else dims.larger((size - 1) * by + 1, 0)
 
 
 def reduce_window(x: Any, start: Any, how: str | Program, window: Window) -> Any:
@@ -73,7 +73,7 @@ def _sizes(shape: Shape, window: Window) -> Shape:
     found = []
     for size, own, stride, padding, base, apart in zip(shape, *window, strict=True):
         room = dilated(size, base) + padding[0] + padding[1] - dilated(own, apart)
-        found.append((room // stride + 1) if type(room) is not int or room >= 0 else 0)
+        found.append(dims.larger(room // stride + 1, 0))
     return tuple(found)
 
 

@@ -1,0 +1,58 @@
+"""What JAX traces and no artifact can hold, or what it lowers for fewer platforms: what to write instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+
+from stagec.core.errors import StagecError
+from stagec.core.specs import FunctionSpec
+from stagec.frontends.evaluation import KEY_IMPLEMENTATIONS
+
+
+class _Row(NamedTuple):
+    said: str
+    """What JAX says."""
+    write: str
+
+
+REFERENCE = "a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]"
+_ROWS = (
+    _Row("mutable array reference", REFERENCE),
+    _Row(
+        "primitives that require devices to be present",
+        "custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"
+        "write jax.shard_map over the mesh, or jax.lax.with_sharding_constraint",
+    ),
+    _Row(
+        "Only interpret mode is supported on CPU backend",
+        "JAX lowers a function, and each branch of lax.platform_dependent, for all of its platforms,\n"
+        "and a Pallas kernel is for devices: write another function in the manifest for targets with platform cpu",
+    ),
+)
+
+
+def on(error: StagecError) -> StagecError:
+    """Return an error of JAX's with what to write instead, where that is known."""
+
+    def advised(problem: Any) -> Any:
+        row = next((row for row in _ROWS if row.said in f"{problem.what}\n{problem.write}"), None)
+        return problem if row is None else replace(problem, write=f"{problem.write}\n{row.write}")
+
+    return StagecError(*map(advised, error.problems))
+
+
+def check(spec: FunctionSpec, exported: jax.export.Exported) -> None:
+    """Raise StagecError for arguments and results that no artifact can hold."""
+    for where, avals in (("an argument", exported.in_avals), ("a result", exported.out_avals)):
+        for aval in avals:
+            if not hasattr(aval, "dtype"):
+                what = f"{where} is a token ({aval})"
+                raise spec.problem("", what, "order belongs into one program: take and return arrays alone")
+            if str(aval.dtype).startswith("key<") and str(aval.dtype) not in KEY_IMPLEMENTATIONS:
+                what = f"{where} is a PRNG key of an implementation of your own ({aval.dtype})"
+                write = "pass its words, jax.random.key_data(key), "
+                write += "and write jax.random.wrap_key_data(words, impl=...) inside"
+                raise spec.problem("", what, write)

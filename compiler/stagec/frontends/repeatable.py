@@ -1,0 +1,236 @@
+"""A clock and random numbers that are the same in each build, for the code of a model.
+
+Where a model reads a clock, it is the start of 2020 and some microseconds. Where it draws random numbers without a
+seed of its own, they come from a fixed one. Both go on as usual: a second reading is later, a second number is another
+one. JAX, and what waits for threads and processes, has the real clock. Native code that asks the system itself is not
+seen here, nor is another process.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import datetime
+import functools
+import hashlib
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from stagec.frontends import patched
+
+START = calendar.timegm((2020, 1, 1, 0, 0, 0)) * 10**9
+"""When a model is traced, in ns of Unix time."""
+_TICK = 1000
+"""What a reading takes, in ns: a loop that waits for a time ends."""
+_SEED = 20200101
+_Function: TypeAlias = Callable[..., Any]
+_HAVE_THE_REAL_CLOCK = frozenset(
+    {"asyncio", "concurrent", "jax", "jaxlib", "logging", "multiprocessing", "queue", "selectors", "socket", "stagec"}
+    | {"subprocess", "threading"}
+)
+"""Packages that measure, or that wait for something which has no part in a model's clock."""
+
+
+class _State(NamedTuple):
+    """What the next reading and the next random number follow from. clock: in ns. drawn: blocks of entropy so far."""
+
+    clock: int
+    drawn: int
+    python: Any
+    numpy: Any
+
+
+class _World:
+    """The clock and the entropy of a process that traces."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.clock, self.drawn = START, 0
+
+    def read(self) -> int:
+        self.clock += _TICK
+        return self.clock
+
+    def entropy(self, size: int) -> bytes:
+        blocks = b""
+        while len(blocks) < size:
+            blocks += hashlib.sha256(b"stagec %d" % self.drawn).digest()
+            self.drawn += 1
+        return blocks[:size]
+
+
+_WORLD = _World()
+_STATES: dict[str, _State] = {}
+
+
+@contextlib.contextmanager
+def clock_and_chance() -> Iterator[None]:
+    """Have a model read the same clock and draw the same random numbers in each process, inside of `with`.
+
+    Local time is UTC. Afterwards all is as it was. It holds for all threads: have one that traces.
+    """
+    if _WORLD.depth:
+        yield
+        return
+    import numpy.random  # its global generator would otherwise be seeded in some processes and not in others
+
+    before, zone = _state(), os.environ.get("TZ")
+    with contextlib.ExitStack() as changes:
+        for patches, make in _CHANGES:
+            for patch in patches:
+                changes.enter_context(patch.by(make))
+        changes.callback(_restore, before)
+        changes.callback(_zone, zone)
+        _zone("UTC")
+        _WORLD.clock, _WORLD.drawn = START, 0
+        random.seed(_SEED)
+        numpy.random.seed(_SEED)
+        _WORLD.depth += 1
+        try:
+            yield
+        finally:
+            _WORLD.depth -= 1
+
+
+def again(what: str) -> None:
+    """Have the clock and random numbers go on from where they were when this was called with `what` first.
+
+    So a function that is traced twice is the same twice. Outside of `clock_and_chance` it does nothing.
+    """
+    if not _WORLD.depth:
+        return
+    if what in _STATES:
+        _restore(_STATES[what])
+    else:
+        _STATES[what] = _state()
+
+
+def _state() -> _State:
+    import numpy.random
+
+    return _State(_WORLD.clock, _WORLD.drawn, random.getstate(), numpy.random.get_state(legacy=False))
+
+
+def _restore(state: _State) -> None:
+    import numpy.random
+
+    _WORLD.clock, _WORLD.drawn = state.clock, state.drawn
+    random.setstate(state.python)
+    numpy.random.set_state(state.numpy)
+
+
+def _zone(name: str | None) -> None:
+    if name is None:
+        os.environ.pop("TZ", None)
+    else:
+        os.environ["TZ"] = name
+    time.tzset()
+
+
+def _is_real() -> bool:
+    """Whether the module that reads the clock has the real one."""
+    return patched.caller().partition(".")[0] in _HAVE_THE_REAL_CLOCK
+
+
+def _seconds() -> float:
+    return _WORLD.read() / 10**9
+
+
+def _reading(in_ns: bool, before: _Function) -> _Function:
+    def read(*clock: int) -> Any:
+        if _is_real():
+            return before(*clock)
+        return _WORLD.read() if in_ns else _seconds()
+
+    return read
+
+
+def _converting(before: _Function) -> _Function:
+    def convert(seconds: float | None = None) -> Any:
+        return before(_seconds() if seconds is None and not _is_real() else seconds)
+
+    return convert
+
+
+def _formatting(before: _Function) -> _Function:
+    def format_time(*given: Any) -> Any:  # the time is the last of one or two arguments, and may be missing
+        whole = given and not isinstance(given[-1], str)
+        return before(*given) if whole or _is_real() else before(*given, time.gmtime(_seconds()))
+
+    return format_time
+
+
+def _now(before: _Function) -> _Function:
+    def now(cls: Any, tz: Any = None) -> Any:
+        return before(cls, tz) if _is_real() else cls.fromtimestamp(_seconds(), tz)
+
+    return now
+
+
+def _utcnow(before: _Function) -> _Function:
+    def utcnow(cls: Any) -> Any:
+        return before(cls) if _is_real() else cls.fromtimestamp(_seconds(), datetime.UTC).replace(tzinfo=None)
+
+    return utcnow
+
+
+def _today(before: _Function) -> _Function:
+    def today(cls: Any) -> Any:
+        return before(cls) if _is_real() else cls.fromtimestamp(_seconds())
+
+    return today
+
+
+def _sleeping(before: _Function) -> _Function:
+    def sleep(seconds: float) -> None:
+        before(seconds)
+        _WORLD.clock += round(float(seconds) * 10**9)
+
+    return sleep
+
+
+def _drawing(before: _Function) -> _Function:
+    return lambda size, flags=0: _WORLD.entropy(size)
+
+
+def _seed(before: _Function) -> _Function:
+    def seed(a: Any = None, version: int = 2) -> None:
+        before(_WORLD.entropy(32) if a is None else a, version)
+
+    return seed
+
+
+def _seed_of_class(before: _Function) -> _Function:
+    def seed(self: Any, a: Any = None, version: int = 2) -> None:
+        before(self, _WORLD.entropy(32) if a is None else a, version)
+
+    return seed
+
+
+def _uuid1(before: _Function) -> _Function:
+    return lambda node=None, clock_seq=None: uuid.UUID(bytes=_WORLD.entropy(16), version=1)
+
+
+def _node(before: _Function) -> _Function:
+    return lambda: 0x020000000000  # an address that no maker gives
+
+
+_CHANGES: tuple[tuple[Sequence[patched.Patch], Callable[[_Function], _Function]], ...] = (
+    (patched.CLOCKS, functools.partial(_reading, False)),
+    (patched.CLOCKS_IN_NS, functools.partial(_reading, True)),
+    (patched.CONVERTED_TIMES, _converting),
+    (patched.FORMATTED_TIMES, _formatting),
+    ((patched.NOW,), _now),
+    ((patched.UTCNOW,), _utcnow),
+    ((patched.TODAY,), _today),
+    ((patched.SLEEP,), _sleeping),
+    (patched.ENTROPY, _drawing),
+    ((patched.SEED,), _seed),
+    ((patched.SEED_OF_CLASS,), _seed_of_class),
+    ((patched.UUID1,), _uuid1),
+    ((patched.NODE,), _node),
+)

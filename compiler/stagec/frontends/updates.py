@@ -1,0 +1,130 @@
+"""Changes that a function makes to its arguments, or to what it closes over, while it is traced.
+
+A program gives results and changes nothing else: as under `jax.jit`, what a function assigns to a field of an argument
+is gone after the trace. Where no result has it, the update would be lost, and that is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from jaxlib import _jax
+
+from stagec.core.errors import Problem
+from stagec.core.trees import argument_path
+from stagec.frontends import closures, user_code
+
+Refusal: TypeAlias = "Callable[[str, str], Exception]"
+"""Makes an error of what a function does, as a sentence without its name, and of what to write instead."""
+_SHOWN = 3
+"""Paths that an error names."""
+
+
+class Replaced(NamedTuple):
+    """What a call of `function` replaced in its arguments.
+
+    structure, before: the PyTreeDef of `(args, kwargs)` and its leaves by path, as they were. paths: of what is new.
+    """
+
+    function: Callable[..., Any]
+    structure: Any
+    before: Mapping[str, Any]
+    paths: Sequence[str]
+
+
+def watched(
+    function: Callable[..., Any],
+    refusal: Refusal,
+    value_of: Callable[[Any], Any],
+    copied: str,
+    same: Callable[[Replaced], Collection[str]] = lambda replaced: (),
+) -> Callable[..., Any]:
+    """Return `function` with a check after each call; its signature stays.
+
+    refusal: makes the error that a call raises where the function replaced arrays of its arguments, or of objects that
+    it reaches by names, and does not return the new ones.
+    value_of: gives what stands for an array's elements in a trace; None for what is not an array of a trace.
+    copied: how to copy an argument NAME.
+    same: gives those paths where the value is the one from before, only as another tracer.
+    """
+
+    def lost(paths: Sequence[str], write: str) -> Exception:
+        shown = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+        return refusal(f"changes {shown} in place, and a call would lose the change", write)
+
+    def reached(before: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        names = user_code.positional(function)
+        objects = {_named(names, path): leaf for path, leaf in before.items() if value_of(leaf) is None}
+        values = ((f"{named} ({where})", value_of(leaf)) for named, leaf, where in closures.reached(function, objects))
+        return [(named, value) for named, value in values if value is not None]
+
+    def watching(*args: Any, **kwargs: Any) -> Any:
+        before, again = leaves((args, kwargs)), leaves((args, kwargs))
+        values = {path: value_of(leaf) for path, leaf in before.items()}
+        structure = _structure((args, kwargs))
+        around = reached(before)  # of the traces around this one
+        result = function(*args, **kwargs)
+        returned = {id(value_of(leaf)) for leaf in leaves(result).values()}
+        # What is another object each time is made when the tree is taken apart.
+        made = {path for path, leaf in before.items() if again.get(path) is not leaf}
+        after = {path: value_of(leaf) for path, leaf in leaves((args, kwargs)).items()}
+        passed_over = returned | ({id(value) for value in values.values()} if len(after) < len(before) else set())
+        changed = [
+            path
+            for path, value in after.items()
+            if value is not None and value is not values.get(path) and path not in made and id(value) not in passed_over
+        ]
+        if changed:
+            unchanged = same(Replaced(function, structure, before, changed))
+            changed = [path for path in changed if path not in unchanged]
+        if changed:
+            raise lost(*_arguments(user_code.positional(function), changed, copied))
+        returned |= {id(value) for _, value in around}
+        if paths := [named for named, value in reached(before) if id(value) not in returned]:
+            raise lost(paths, "make it an argument, and return the new value beside the result")
+        return result
+
+    functools.update_wrapper(watching, function)
+    return watching
+
+
+def refusal_of(name: str) -> Refusal:
+    """Return what makes a ValueError about the function of this name."""
+    return lambda what, write: ValueError(str(Problem("", "", f"{name} {what}", write)))
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves by path; none of what cannot be taken apart any more: such a state says so when it is used."""
+    try:
+        leaves, _ = _jax.pytree.default_registry().flatten_with_path(tree)
+    except Exception:  # noqa: BLE001 - a class of the user's raises anything
+        return {}
+    return {"".join(map(str, path)): leaf for path, leaf in leaves}
+
+
+def _structure(tree: Any) -> Any:
+    try:
+        return _jax.pytree.default_registry().flatten(tree)[1]
+    except Exception:  # noqa: BLE001 - a class of the user's raises anything
+        return None
+
+
+def _arguments(parameters: Sequence[str], changed: Sequence[str], copied: str) -> tuple[list[str], str]:
+    """Return the paths of changed arguments, and what to write."""
+    paths = [_named(parameters, path) for path in changed]
+    names = list(dict.fromkeys(re.split(r"(?<=.)[.\[]", path)[0] for path in paths))
+    write = f"return {', '.join(names)} too, and give the next call what the result has;\n"
+    return paths, write + f"if no caller needs the change, make it to a copy: {copied.replace('NAME', names[0])}"
+
+
+def _named(names: Sequence[str], path: str) -> str:
+    """Return a path with the name of the parameter: `[0][1].weight` -> `model.weight`."""
+    number, _, rest = path[4:].partition("]")
+    if path.startswith("[1]["):
+        return number.strip("'") + rest
+    if number.isdigit() and int(number) < len(names) and not names[int(number)].startswith("*"):
+        return names[int(number)] + rest
+    return argument_path(path)
