@@ -42,7 +42,7 @@ class Workspace(NestedBazel):
         seconds = time.monotonic() - started
         if done.returncode:
             raise RuntimeError(done.stderr)
-        self.actions = sum(map(int, re.findall(r"processes: .*?(\d+) (?:worker|linux-sandbox|remote)", done.stderr)))
+        self.actions = sum(map(int, re.findall(r"processes: .*?(\d+) (?:worker|[a-z]+-sandbox|remote)", done.stderr)))
         return seconds
 
     def clean_build(self, *arguments: str) -> float:

@@ -55,6 +55,7 @@ StagecToolchainInfo = provider(
         "environment": "PythonEnvironmentInfo: the interpreter and the compiler's third-party packages.",
         "interpreter": "InterpreterInfo: what actions run in the place of the environment's interpreter; None for most.",
         "entry": "File: the compiler's __main__.py.",
+        "start": "File: the script that starts an interpreter by its path, or says that there is none.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
         "sources": "depset of File: the same without the packages.",

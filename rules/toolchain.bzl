@@ -11,7 +11,7 @@ def _stagec_toolchain_impl(ctx):
     package_folder = entry.dirname
     interpreter = ctx.attr.interpreter[InterpreterInfo] if ctx.attr.interpreter else None
     sources = depset(
-        [entry, environment.fingerprint],
+        [entry, environment.fingerprint, ctx.file._start],
         transitive = [ctx.attr.compiler[PythonSourcesInfo].sources] + ([interpreter.files] if interpreter else []),
     )
     return [platform_common.ToolchainInfo(
@@ -19,11 +19,12 @@ def _stagec_toolchain_impl(ctx):
             environment = environment,
             interpreter = interpreter,
             entry = entry,
+            start = ctx.file._start,
             import_root = package_folder.rpartition("/")[0] or ".",
             inputs = depset([environment.site_packages], transitive = [sources]),
             sources = sources,
             packages_are_inputs = ctx.attr.packages_are_inputs,
-            tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment)],
+            tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment, ctx.attr._start)],
             workers = ctx.attr.isolation[IsolationInfo].works,
         ),
     )]
@@ -68,6 +69,8 @@ stagec_toolchain = rule(
             allow_single_file = [".py"],
             cfg = "exec",
         ),
+        # Not in the command line: Bazel shows that where an action fails, and a text in it looks like the reason.
+        "_start": attr.label(default = Label("//rules/private:start.sh"), allow_single_file = True, cfg = "exec"),
     },
 )
 
@@ -76,12 +79,6 @@ _WORKER = {
     "supports-worker-cancellation": "1",
     "supports-workers": "1",
 }
-
-# Starts the interpreter whose path comes first, or says that this machine has none: engines say it each in its own way.
-_START = """[ -x "$0" ] && exec "$0" "$@"
-echo >&2 "stagec: the machine that runs this action has no $0
-  run it where there is one, or name the one that is there: stagec.python(interpreter = ...), docs/remote.md"
-exit 2"""
 
 def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None, worker = True):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
@@ -106,7 +103,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         executable, version = stagec.interpreter.executable, stagec.interpreter.version or stagec.environment.version
     start = ctx.actions.args()
     if type(executable) == type(""):
-        start.add_all(["-c", _START, executable])
+        start.add_all([stagec.start, executable])
         executable = "/bin/sh"
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
     env = {"STAGEC_PYTHON_ABI": stagec.environment.abi}

@@ -27,7 +27,6 @@ PLANNER_SOURCES = [
     "stagec/core/__init__.py",
     "stagec/core/avals.py",
     "stagec/core/compiler_options.py",
-    "stagec/core/dimensions.py",
     "stagec/core/errors.py",
     "stagec/core/expressions.py",
     "stagec/core/frontends.py",
@@ -35,8 +34,11 @@ PLANNER_SOURCES = [
     "stagec/core/partitions.py",
     "stagec/core/platforms.py",
     "stagec/core/reading.py",
+    "stagec/core/same.py",
+    "stagec/core/sizes.py",
     "stagec/core/specs.py",
     "stagec/core/version.py",
+    "stagec/core/writing.py",
     "stagec/hardware/__init__.py",
     "stagec/hardware/autotuning.py",
     "stagec/hardware/catalog.py",
@@ -76,14 +78,36 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
     declare_manifest(_PLAN, Label("//:manifest.toml"), name, deps, data, function_deps, imports, common)
 """
 
+# What there is in the place of that of a manifest with mistakes. A repository rule that fails says them four times, and
+# not which BUILD file asks.
+_MISTAKES = """\"\"\"What is wrong with {path}.\"\"\"
+
+_WHAT = {mistakes}
+
+def aot_manifest(name, **attributes):
+    \"\"\"Says it.
+
+    Args:
+      name: the manifest's name.
+      **attributes: of its targets.
+    \"\"\"
+    fail(_WHAT)
+"""
+
 def _watch_beside(repository_ctx, manifest, file):
-    """Has the repository made anew when a file below the manifest's folder changes; it may be missing."""
+    """Has the repository made anew when a file below the manifest's folder changes.
+
+    It may be missing; returns whether the repository is made anew when it is there.
+    """
     folder = repository_ctx.path(manifest).dirname
     if hasattr(repository_ctx, "watch"):
         repository_ctx.watch("%s/%s" % (folder, file))
-    elif repository_ctx.path("%s/%s" % (folder, file)).exists:
-        name = manifest.name.rpartition("/")[0]
-        repository_ctx.path(manifest.relative(":" + (name + "/" if name else "") + file))
+        return True
+    if not repository_ctx.path("%s/%s" % (folder, file)).exists:
+        return False
+    name = manifest.name.rpartition("/")[0]
+    repository_ctx.path(manifest.relative(":" + (name + "/" if name else "") + file))
+    return True
 
 def _stagec_manifest_impl(repository_ctx):
     for label in repository_ctx.attr._planner:
@@ -106,9 +130,13 @@ def _stagec_manifest_impl(repository_ctx):
             "PYTHONSAFEPATH": "1",
         },
     )
-    if repository_ctx.path("files.txt").exists:
-        for file in repository_ctx.read("files.txt").splitlines():
-            _watch_beside(repository_ctx, manifest, file)
+    files = repository_ctx.read("files.txt").splitlines() if repository_ctx.path("files.txt").exists else []
+    watched = all([_watch_beside(repository_ctx, manifest, file) for file in files])
+    if result.return_code == 2 and watched:  # mistakes in files whose edits Bazel sees
+        mistakes = repr("\n" + result.stderr.strip())
+        repository_ctx.file("defs.bzl", _MISTAKES.format(path = path, mistakes = mistakes), executable = False)
+        repository_ctx.file("BUILD", "exports_files([\"defs.bzl\"])\n", executable = False)
+        return
     if result.return_code != 0:
         fail(result.stderr.strip())
     plan = json.decode(repository_ctx.read("plan.json"))

@@ -79,6 +79,40 @@ def lock_problems(lock: str, display: str) -> list[str]:
     return problems
 
 
+# Folders at the top that packages leave behind by mistake, and that nobody imports from.
+_STRAY = {"benchmarks", "bin", "doc", "docs", "etc", "example", "examples", "scripts", "share", "test", "tests"}
+# What packages that share a namespace all have.
+_OF_NAMESPACES = ("__init__.py", "py.typed")
+_KEEP_ONE = (
+    "  keep one of them: take the other out of requirements.in and write the lock again;",
+    "  if another package wants it, remove its lines from the lock",
+)
+
+
+def shared_files(folder: Path) -> str:
+    """What is wrong where two packages bring other bytes for the same modules: only one of them is there. Else ""."""
+    owners: dict[str, dict[str, str]] = {}
+    for name, digests in uv_installer.recorded(folder).items():
+        for path, digest in digests.items():
+            owners.setdefault(path, {})[name] = digest
+    clashes: dict[tuple[str, ...], list[str]] = {}
+    for path, digests in owners.items():
+        if len({*digests.values()}) > 1 and _is_of_a_module(path):
+            clashes.setdefault(tuple(sorted(digests)), []).append(path)
+    lines = []
+    for names, paths in sorted(clashes.items()):
+        files = "the same file" if len(paths) == 1 else f"the same {len(paths)} files"
+        others = " and others" if len(paths) > 1 else ""
+        lines.append(f"{' and '.join(names)} write {files} with other bytes: {min(paths)}{others}")
+    return "\n".join([*lines, *_KEEP_ONE]) if lines else ""
+
+
+def _is_of_a_module(path: str) -> bool:
+    """Whether a file is a module, or beside one in its package; not what packages of one namespace all have."""
+    inside = "/" in path and path.partition("/")[0] not in _STRAY
+    return (inside and Path(path).name not in _OF_NAMESPACES) or ("/" not in path and path.endswith((".py", ".so")))
+
+
 def fingerprint(folder: Path) -> str:
     """Digest of the packages and of the interpreters that can import them.
 
@@ -185,6 +219,8 @@ def install(arguments: Arguments) -> str:
             installed = pip_installer.install(arguments.lock, display, folder)
         except pip_installer.Failed as error:
             _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
+    if clash := shared_files(folder):
+        _give_up(f"{display}: {clash}")
     packages = {"python": arguments.release, "packages": sorted(installed, key=lambda one: one["filename"])}
     Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     installed_files.normalize(folder, arguments.trimmed)

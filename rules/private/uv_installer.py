@@ -233,7 +233,7 @@ def _distributions(folder: Path) -> Iterable[importlib.metadata.Distribution]:
     return importlib.metadata.distributions(path=[str(folder)])
 
 
-def _recorded(folder: Path) -> dict[str, dict[str, str]]:
+def recorded(folder: Path) -> dict[str, dict[str, str]]:
     """By package, the digests of its files: in the order in which pip installs, the last name first."""
     found = {}
     for distribution in _distributions(folder):
@@ -245,21 +245,21 @@ def _recorded(folder: Path) -> dict[str, dict[str, str]]:
 
 def _put_in_order(uv: Uv, wheels: Sequence[Wheel], folder: Path) -> None:
     """Install packages again that have another file of one name, such as docs/conf.py: uv installs all at once."""
-    recorded = _recorded(folder)
+    files = recorded(folder)
     owners: dict[str, set[str]] = {}
-    for digests in recorded.values():
+    for digests in files.values():
         for path, digest in digests.items():
             owners.setdefault(path, set()).add(digest)
     shared = {path for path, digests in owners.items() if len(digests) > 1}
     of_name = {wheel.name: wheel for wheel in wheels}
-    for name, digests in recorded.items():
+    for name, digests in files.items():
         if not shared.isdisjoint(digests):
             _install(uv, [of_name[name]], folder, "--reinstall")
 
 
 def _damaged(folder: Path) -> dict[str, str]:
     """By package, the first file whose digest is not that of RECORD."""
-    expected = {path: (digest, name) for name, files in _recorded(folder).items() for path, digest in files.items()}
+    expected = {path: (digest, name) for name, files in recorded(folder).items() for path, digest in files.items()}
     damaged: dict[str, str] = {}
     for path, (digest, name) in sorted(expected.items()):
         if name not in damaged and not _has_digest(folder / path, digest):
