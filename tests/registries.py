@@ -1,6 +1,9 @@
-"""Debian's docker-registry on this machine, and a connection to it that breaks."""
+"""Debian's docker-registry on this machine, a connection to it that breaks, and a registry that is hostile."""
 
 import contextlib
+import hashlib
+import http.server
+import json
 import re
 import shutil
 import socket
@@ -10,8 +13,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from stagec.bundle import layout
 
 _CONFIG = """version: 0.1
 log: {{level: info}}
@@ -65,6 +71,102 @@ class Registry:
         request = urllib.request.Request(f"http://{self.host}/v2/{path}", headers={"Accept": accept})
         with urllib.request.urlopen(request) as answer:
             return bytes(answer.read())
+
+
+class Hostile:
+    """A registry that serves what a test says. host: address and port.
+
+    manifests: content by tag or digest. blobs: content by digest (hex), or a number of bytes that it sends as if they
+    were it. status, answer: of every request, in place of all that. silent: whether it never answers.
+    """
+
+    def __init__(self) -> None:
+        self.manifests: dict[str, bytes] = {}
+        self.blobs: dict[str, bytes | int] = {}
+        self.status, self.answer, self.silent, self.sent = 0, b"", False, 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.reply(self)
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def add(self, manifest: dict[str, Any], *names: str) -> str:
+        """Serve a manifest by its digest and by `names`; return the digest."""
+        content = json.dumps(manifest).encode()
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        self.manifests |= dict.fromkeys([digest, *names], content)
+        return digest
+
+    def blob(self, content: bytes) -> dict[str, Any]:
+        """Serve a blob; return its descriptor."""
+        digest = hashlib.sha256(content).hexdigest()
+        self.blobs[digest] = content
+        return {"mediaType": "application/octet-stream", "digest": f"sha256:{digest}", "size": len(content)}
+
+    def layer(self, title: str, content: bytes, kind: str = layout.CODE) -> dict[str, Any]:
+        """Serve a layer; return its descriptor."""
+        return {**self.blob(content), "mediaType": kind, "annotations": {layout.TITLE: title}}
+
+    def image(self, *layers: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Return the manifest of an image."""
+        head = {"schemaVersion": 2, "mediaType": layout.MANIFEST_TYPE, "artifactType": layout.MODEL}
+        return {**head, "config": self.blob(b"{}"), "layers": list(layers), **more}
+
+    def reply(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        if self.silent:
+            time.sleep(3600)
+        kind, _, name = request.path.rpartition("/")
+        content: bytes | int | None = b"{}"
+        status = self.status or 200
+        if self.status:
+            content = self.answer
+        elif kind.endswith("/manifests"):
+            content = self.manifests.get(name)
+        elif kind.endswith("/blobs"):
+            content = self.blobs.get(name.removeprefix("sha256:"))
+        elif kind.endswith("/tags"):
+            tags = [tag for tag in self.manifests if ":" not in tag]
+            content = json.dumps({"name": "x", "tags": tags}).encode()
+        if content is None:
+            status, content = 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
+        request.send_response(status)
+        kinds = {True: "application/vnd.oci.image.manifest.v1+json", False: "application/json"}
+        if isinstance(content, bytes) and b'"manifests"' in content:
+            kinds[True] = "application/vnd.oci.image.index.v1+json"
+        request.send_header("Content-Type", kinds[kind.endswith("/manifests")])
+        size = content if isinstance(content, int) else len(content)
+        if isinstance(content, int):
+            request.send_header("Transfer-Encoding", "chunked")
+        else:
+            request.send_header("Content-Length", str(size))
+        request.end_headers()
+        if request.command == "HEAD":
+            return
+        if isinstance(content, bytes):
+            request.wfile.write(content)
+            return
+        piece = bytes(1 << 20)
+        with contextlib.suppress(OSError):
+            for _ in range(0, size, len(piece)):
+                request.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.sent += len(piece)
+            request.wfile.write(b"0\r\n\r\n")
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from stagec.bundle.archive import INDEX, encode_index, members_table
-from stagec.cli import COMMANDS
+from stagec.cli import COMMANDS, GROUPS
 from stagec.core import child
 from stagec.core.errors import StagecError
 from stagec.core.trees import Tree
+from stagec.core.version import VERSION
 from stagec.pjrt import packages
 from stagec.reports import comparison, explanation, inspection
 from stagec.stages.exported import Exported
@@ -35,6 +36,44 @@ def test_help_lists_the_commands() -> None:
     for name in COMMANDS:
         module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
         assert f"{name} {module.__doc__}" in " ".join(text.split())
+
+
+def test_help_is_what_the_program_alone_shows() -> None:
+    assert checked() == checked("--help")
+    titles = [line.removesuffix(":") for line in checked().splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles == [*GROUPS, "options"]
+    assert len(COMMANDS) == len({*COMMANDS})
+
+
+def test_the_version() -> None:
+    assert checked("--version") == f"stagec {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inpsect", "x"], 'stagec: error: no command "inpsect": did you mean "inspect"?\n'),
+        (["wholly"], 'stagec: error: no command "wholly": stagec --help lists what there is\n'),
+        (["size", "x", "--rovs", "3"], 'stagec size: error: no option --rovs: did you mean "--rows"?\n'),
+        (["size", "--jsno"], 'stagec size: error: no option --jsno: did you mean "--json"?\n'),
+        (["size", "x", "--most=3", "--wholly=4"], "no option --wholly: stagec size --help lists what there is\n"),
+        (["size", "x", "y"], "stagec size: error: unrecognized arguments: y\n"),
+        (["size", "x", "--rows", "0"], "argument --rows: write a whole number, 1 or more, not '0'\n"),
+        (["bench", "x", "--threads", "0"], "argument --threads: write a whole number, 1 or more, not '0'\n"),
+        (["bench", "x", "--threads", "2", "two"], "argument --threads: write a whole number, 1 or more, not 'two'\n"),
+        (["bench", "x", "--starts", "-1"], "argument --starts: write a whole number, 0 or more, not '-1'\n"),
+        (["bench", "x", "--seconds", "nan"], "argument --seconds: write a number of more than 0, not 'nan'\n"),
+    ],
+)
+def test_misspelt_words_and_numbers_that_mean_nothing(words: list[str], said: str) -> None:
+    done = stagec(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: stagec")
+    assert done.stderr.endswith(said)
+
+
+def test_the_beginning_of_an_option_is_enough(zoo: Path) -> None:
+    assert checked("size", zoo, "--row", "2") == checked("size", zoo, "--rows", "2")
 
 
 def test_inspect_a_bundle(zoo: Path) -> None:
@@ -73,6 +112,17 @@ def test_size_tells_what_takes_the_space(zoo: Path) -> None:
     assert done.stdout.startswith(
         f"FAILED  zoo: {size:,} bytes, over the limit of {size - 1:,} (manifest.bundle_size)\n"
     )
+
+
+def test_size_shows_the_largest_first(zoo: Path) -> None:
+    """Also where that is of no function: of many small ones, descriptions and the index take most."""
+    parts = [part["bytes"] for part in json.loads(checked("size", zoo, "--json"))["parts"]]
+    assert parts == sorted(parts, reverse=True)
+    _, first, more = checked("size", zoo, "--rows", "1").splitlines()
+    shown = checked("size", zoo, "--rows", str(len(parts))).splitlines()
+    assert first.split() == shown[1].split()
+    assert len(shown) == 1 + len(parts)
+    assert more.endswith(f" {len(parts) - 1} more")
 
 
 def test_inspect_a_portable_artifact(zoo: Path) -> None:

@@ -114,12 +114,12 @@ def test_all_packages_without_a_wheel_are_named_together_before_anything_is_down
 def test_packages_for_another_jaxlib(locking: Locking) -> None:
     said = locking.refusal("scico==0.0.6\n")
     assert said.startswith(
-        "requirements.in: your packages want another jaxlib than 0.10.1, with which stagec is tested:\n"
+        "requirements.in: your packages want another jaxlib than 0.10.2, with which stagec is tested:\n"
     )
     assert "  Because scico==0.0.6 depends on jax>=0.4.13,<=0.4.35 and you require scico==0.0.6," in said
     # That JAX has no wheel for newer Pythons. Others have none at all: they are named too.
     other = ", or the JAX that they want: jax==0.4.35 and jaxlib==0.4.35" if sys.version_info < (3, 13) else ""
-    assert f"  stagec is tested with jax==0.10.1, and locks it\n  write other versions of them{other}\n" in said
+    assert f"  stagec is tested with jax==0.10.2, and locks it\n  write other versions of them{other}\n" in said
     assert (
         f"requirements.in: no wheel for Python 3.{sys.version_info.minor}, and stagec installs nothing else:\n" in said
     )
@@ -129,7 +129,7 @@ def test_a_jaxlib_that_the_user_names(locking: Locking) -> None:
     said = locking.locked("jax==0.10.0\njaxlib==0.10.0\n")
     assert {name: versions(locking.lock)[name] for name in ("jax", "jaxlib")} == {"jax": "0.10.0", "jaxlib": "0.10.0"}
     assert (
-        "  note: stagec is tested with jaxlib 0.10.1, and this has 0.10.0: for TPUs and NVIDIA devices, write tpu_lock "
+        "  note: stagec is tested with jaxlib 0.10.2, and this has 0.10.0: for TPUs and NVIDIA devices, write tpu_lock "
         "and cuda_lock (docs/accelerators.md)\n"
     ) in said
 
@@ -170,7 +170,7 @@ def wheels(tmp_path: Path) -> Path:
 
 
 def test_an_older_version_for_stagecs_jaxlib_is_said(locking: Locking, wheels: Path) -> None:
-    write_wheel(wheels, "1.0", "0.10.1")
+    write_wheel(wheels, "1.0", "0.10.2")
     write_wheel(wheels, "2.0", "0.10.0")
     said = locking.locked("stagec-of-a-test\n", PIP_FIND_LINKS=str(wheels))
     assert versions(locking.lock)["stagec-of-a-test"] == "1.0"
@@ -179,7 +179,7 @@ def test_an_older_version_for_stagecs_jaxlib_is_said(locking: Locking, wheels: P
 
 def test_a_package_without_a_wheel_for_another_python_is_said(locking: Locking, wheels: Path) -> None:
     here = sys.version_info.minor
-    write_wheel(wheels, "1.0", "0.10.1", f"cp3{here}-cp3{here}-manylinux_2_17_x86_64")
+    write_wheel(wheels, "1.0", "0.10.2", f"cp3{here}-cp3{here}-manylinux_2_17_x86_64")
     said = locking.locked("stagec-of-a-test\n", PIP_FIND_LINKS=str(wheels))
     if here == 11:
         assert re.search(r"  note: no wheel for Python 3\.14 on Linux x86-64: .*stagec-of-a-test", said)
@@ -188,7 +188,7 @@ def test_a_package_without_a_wheel_for_another_python_is_said(locking: Locking, 
 
 
 def test_a_wheel_for_another_python_alone(locking: Locking, wheels: Path) -> None:
-    write_wheel(wheels, "1.0", "0.10.1", "cp39-cp39-manylinux_2_17_x86_64")
+    write_wheel(wheels, "1.0", "0.10.2", "cp39-cp39-manylinux_2_17_x86_64")
     said = locking.refusal("stagec-of-a-test\n", PIP_FIND_LINKS=str(wheels))
     assert re.search(r"\n  stagec-of-a-test: 1\.0 has wheels for the Python ABI tag: cp39\n", said)
 

@@ -1,7 +1,9 @@
 """The wheel: what a serving machine installs, in a virtual environment of its own, without jax."""
 
+import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -36,19 +38,26 @@ print(stagec.__version__, sorted(bundle), result["digit"].shape, result["digit"]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel; sources are copied first, because setuptools writes beside them."""
-    out = tmp_path_factory.mktemp("wheel")
-    source = out / "source"
+    return _built(_sources(tmp_path_factory.mktemp("wheel") / "source"), "--wheel")
+
+
+def _sources(source: Path) -> Path:
     for path in [
         *COMPILER.glob("stagec/**/*.py"),
         *COMPILER.glob("stagec/patches/*.json"),
         *COMPILER.glob("stagec/reports/page/*"),
         *COMPILER.glob("stagec/targets/*.toml"),
-        *(COMPILER / n for n in ("stagec/py.typed", "pyproject.toml", "README.md")),
+        *(COMPILER / n for n in ("stagec/py.typed", "build_backend.py", "pyproject.toml", "MANIFEST.in", "README.md")),
     ]:
         target = source / path.relative_to(COMPILER)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
-    _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source)
+    return source
+
+
+def _built(source: Path, *options: str) -> Path:
+    out = source.parent / "out"
+    _run(sys.executable, "-m", "build", *options, "--no-isolation", "--outdir", out, source)
     (file,) = out.glob("*.whl")
     return file
 
@@ -74,6 +83,32 @@ def test_the_wheel_needs_no_jax_and_no_pydantic(wheel: Path) -> None:
         for extra in ("compiler", "signing")
     }
     assert extras == {"compiler": {"jax", "pydantic"}, "signing": {"cryptography"}}
+
+
+@pytest.mark.parametrize("options", [("--wheel",), ("--sdist", "--wheel"), ()], ids=["wheel", "both", "of the sdist"])
+def test_the_wheel_is_the_same_bytes_everywhere(wheel: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    before = os.umask(0o077)
+    try:
+        source = _sources(tmp_path / "elsewhere" / "source")
+        for path in source.rglob("*"):
+            path.chmod(0o700)
+            os.utime(path, (10**9, 10**9))
+        assert _built(source, *options).read_bytes() == wheel.read_bytes()
+    finally:
+        os.umask(before)
+
+
+def test_git_ignores_what_an_installation_leaves(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    source = _sources(checkout / "compiler")
+    shutil.copy(ROOT / ".gitignore", checkout)
+    git = ("git", "-C", checkout, "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "a")):
+        _run(*git, *words)
+    pip_ = (sys.executable, Path(pip.__file__).parent, "install", "--no-deps", "--no-build-isolation", "--quiet")
+    _run(*pip_, "--target", tmp_path / "target", source)
+    assert (source / "build").is_dir()
+    assert _run(*git, "status", "--porcelain") == ""
 
 
 def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:
@@ -149,11 +184,11 @@ SERVE = {
     "verify BUNDLE": "members, each with the digest that the index says",
 }
 NEEDS = {
-    "plan zoo.toml": ("pydantic", "compiler"),
-    "schema": ("pydantic", "compiler"),
-    "explain BUNDLE zoo.toml": ("pydantic", "compiler"),
-    "export --spec FOLDER/zoo.loop.spec --output x --description y": ("jax", "compiler"),
-    "verify BUNDLE --key key.pem --signature s.json": ("cryptography", "signing"),
+    "plan zoo.toml": "pydantic",
+    "schema": "pydantic",
+    "explain BUNDLE zoo.toml": "pydantic",
+    "export --spec FOLDER/zoo.loop.spec --output x --description y": "jax",
+    "verify BUNDLE --key key.pem --signature s.json": "cryptography",
 }
 
 
@@ -173,17 +208,18 @@ def test_the_wheel_alone_runs_the_commands_for_bundles(python: Path, zoo: Path, 
 
 
 @pytest.mark.parametrize("line", NEEDS)
-def test_other_commands_name_the_extra_that_they_need(python: Path, zoo: Path, tmp_path: Path, line: str) -> None:
-    package, extra = NEEDS[line]
+def test_other_commands_name_the_package_that_they_need(python: Path, zoo: Path, tmp_path: Path, line: str) -> None:
+    package = NEEDS[line]
     done = _command(python, zoo, tmp_path, line)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"the package {package}, which is not installed" in done.stderr
-    assert done.stderr.endswith(f"pip install stagec[{extra}]\n")
+    version = f"=={importlib.metadata.version('jaxlib')}" if package == "jax" else ""
+    assert done.stderr.endswith(f" pip install {package}{version}\n")
     assert "Traceback" not in done.stderr
 
 
 def test_each_command_is_above_or_is_for_builds() -> None:
     builds = {"autotune", "baseline", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile"}
-    builds |= {"describe-weights", "image", "pull", "push", "rebuild"}
+    builds |= {"compare-jit", "describe-weights", "image", "pull", "push", "rebuild"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
     assert listed | builds | {"provenance", "reproduce", "sign"} == {*COMMANDS}

@@ -89,7 +89,10 @@ def test_every_message_in_the_table_is_one_of_the_code() -> None:
     section = TEXTS["docs/troubleshooting.md"].partition("\n## Building\n")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 15
-    sources = [*(COMPILER / "stagec").rglob("*.py"), *(ROOT / "rules").rglob("*.bzl"), *(ROOT / "rules").rglob("*.py")]
+    sources = [
+        *(COMPILER / "stagec").rglob("*.py"),
+        *(path for end in ("bzl", "py", "sh") for path in (ROOT / "rules").rglob(f"*.{end}")),
+    ]
     code = "\n".join(path.read_text("utf-8") for path in sources)
     assert [message for message in messages if message not in code] == []
 

@@ -711,6 +711,47 @@ def test_a_file_that_two_packages_have_is_the_one_that_pip_leaves(tmp_path: Path
     assert left == ["# alpha\n", "# alpha\n"]
 
 
+def write_package(folder: Path, name: str, files: dict[str, str]) -> str:
+    """Write the wheel of a package 1.0; return its line of a lock."""
+    own = {
+        f"{name}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n",
+        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    wheel = folder / f"{name}-1.0-py3-none-any.whl"
+    write_archive(wheel, name, files | own)
+    return f"{name.replace('_', '-')}==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+def test_two_editions_of_a_package_are_refused(tmp_path: Path, words: Uv) -> None:
+    """As tensorflow-probability and tfp-nightly: whichever is installed later would win."""
+    both = {"same/__init__.py": "", "same/shared.py": "X = 1\n"}
+    old = write_package(tmp_path, "same", {**both, "same/a.py": "A = 1\n", "same/b.py": "B = 1\n"})
+    new = write_package(tmp_path, "same_nightly", {**both, "same/a.py": "A = 2\n", "same/b.py": "B = 2\n"})
+    result = install(tmp_path, old + new, words=words)
+    assert result.returncode == 2
+    assert result.stdout.endswith(
+        "requirements.lock: same and same-nightly write the same 2 files with other bytes: same/a.py and others\n"
+        "  keep one of them: take the other out of requirements.in and write the lock again;\n"
+        "  if another package wants it, remove its lines from the lock\n"
+    )
+    assert list((tmp_path / "out").iterdir()) == []
+    assert install(tmp_path, new, words=words).returncode == 0
+
+
+def test_packages_of_one_namespace_and_stray_files_are_installed(tmp_path: Path, words: Uv) -> None:
+    lock = ""
+    for name in ("alpha", "omega"):
+        files = {
+            "space/__init__.py": f"# {name}\n",
+            f"space/{name}.py": "",
+            "tests/test_all.py": f"# {name}\n",
+            "LICENSE": name,
+            "shared/data.py": "X = 1\n",
+        }
+        lock += write_package(tmp_path, name, files)
+    assert install(tmp_path, lock, words=words).returncode == 0
+
+
 def test_a_wheel_that_is_not_as_its_record_says_is_installed_as_it_is(tmp_path: Path, uv: Uv) -> None:
     write_wheel(tmp_path)
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"

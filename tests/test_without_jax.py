@@ -33,7 +33,7 @@ def test_it_is_built_and_runs(kalman: NestedBazel) -> None:
     assert "running its target 'cpu-avx2'; jax is not importable" in done.stdout
     external = Path(kalman.run("info", "output_base").stdout.strip()) / "external"
     found = {path.name for path in external.glob("*stagec_python/site-packages/jax*")}
-    assert found == {"jaxlib", "jaxlib-0.10.1.dist-info"}
+    assert found == {"jaxlib", "jaxlib-0.10.2.dist-info"}
 
 
 def test_goldens_explanations_and_texts_are_made(kalman: NestedBazel) -> None:
@@ -83,7 +83,6 @@ def test_a_function_of_jaxs_is_refused_with_the_key_to_write(kalman: NestedBazel
     assert done.returncode == 1
     said = """functions.track.frontend: to trace model:track, stagec needs the package jax, which is not installed
   write frontend = "arrays" for a function of stagec.numpy,
-  or add jax to the lock of stagec.python(lock = ...); outside of Bazel, pip install stagec[compiler]
-"""
+  or add jax to the lock of stagec.python(lock = ...); outside of Bazel, pip install jax=="""
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -88,7 +88,7 @@ def test_kernels_are_compiled_without_a_device(index: dict[str, Any], bundle: Pa
         modules = [archive.read(f"blocked.{target}.stablehlo.mlirbc") for target in ("v5e-1x1", "v6e-1x1")]
         plugin = json.loads(archive.read("mosaic.exported.json"))["components"]["environment jax-cuda13-plugin"]
     assert modules[0] != modules[1]
-    assert plugin["value"] == "0.10.1"
+    assert plugin["value"] == "0.10.2"
 
 
 def test_a_description_tells_which_device_is_where_in_the_mesh(bundle: Path) -> None:

@@ -23,6 +23,7 @@ from scipy.cluster.vq import vq, whiten  # noqa: E402
 from scipy.spatial.transform import Rotation  # noqa: E402
 from sklearn import decomposition, metrics, preprocessing  # noqa: E402
 from sklearn.metrics import pairwise  # noqa: E402
+from sklearn.mixture import GaussianMixture  # noqa: E402
 
 import stagec  # noqa: E402
 import stagec.numpy as xp  # noqa: E402
@@ -31,6 +32,13 @@ RNG = np.random.default_rng(0)
 X, Y, V = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 4)), RNG.normal(size=20)
 P = RNG.uniform(0.1, 1, size=(5, 4))
 P /= P.sum(axis=1, keepdims=True)
+
+
+def mixtures(x: Any, kind: str) -> Any:
+    """Return the covariances of two Gaussians of one kind."""
+    model = GaussianMixture(2, covariance_type=kind, init_params="random_from_data", random_state=0)
+    return model.fit(x).covariances_
+
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     # SciPy
@@ -107,6 +115,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "einops.repeat": (lambda x: einops.repeat(x, "a b -> b a r", r=3), (X,)),
     "einops.pack": (lambda x, y: einops.pack([x, y], "a *")[0], (X, Y)),
     # scikit-learn
+    "sklearn.GaussianMixture, full": (lambda x: mixtures(x, "full"), (X,)),
+    "sklearn.GaussianMixture, tied": (lambda x: mixtures(x, "tied"), (X,)),
     "sklearn.cosine_similarity": (pairwise.cosine_similarity, (X, Y)),
     "sklearn.euclidean_distances": (pairwise.euclidean_distances, (X, Y)),
     "sklearn.linear_kernel": (pairwise.linear_kernel, (X, Y)),
@@ -135,10 +145,15 @@ CANNOT = {
     "ndimage.gaussian_filter": "SciPy calls its own code in C, on NumPy's arrays",
     "xpx.union1d": "the shape of the result depends on elements",
     "xpx.setdiff1d": "the shape of the result depends on elements",
+    "sklearn.GaussianMixture, full": "it writes to elements of one array through another",
+    "sklearn.GaussianMixture, tied": "it asks whether elements are finite, in Python's if",
     "sklearn.StandardScaler": "it asks which features are constant, in Python's if",
     "sklearn.mean_squared_error": "it returns Python's float",
 }
-"""What cannot be traced, and why. Outside of a trace all of them give numpy's values."""
+"""What cannot be traced, and why. Outside of a trace they give numpy's values, all but those of WRITES."""
+
+WRITES = {"sklearn.GaussianMixture, full": "it adds to the diagonal of each covariance through a view"}
+"""What raises outside of a trace, as it writes to elements of one array through another."""
 
 
 def main() -> None:

@@ -75,6 +75,7 @@ def test_float8_does_not_promote() -> None:
 
 def test_elements_are_changed() -> None:
     def function(x: Any, i: Any) -> Any:
+        x = xp.asarray(x, copy=True)
         x[0, 1] = 7.0
         return x.at[i].add(1.0)
 
@@ -83,7 +84,7 @@ def test_elements_are_changed() -> None:
     wanted += 1
     x = xp.asarray(X)
     same(stagec.jit(function, frontend="arrays")(x, I), wanted)
-    same(x, X)  # a trace changes its own arrays
+    same(x, X)
     same(function(x, xp.asarray(I)), wanted)
 
 

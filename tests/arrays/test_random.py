@@ -134,7 +134,7 @@ def test_a_key_is_no_number() -> None:
         (lambda: r.normal(r.split(key)), r"normal takes one key, not an array of keys of shape \(2,\)"),
         (lambda: r.key(0.5), "a seed is an integer, not 0.5"),
         (lambda: r.key(0, impl="rbg"), "there is no generator 'rbg'; threefry2x32 is"),
-        (lambda: r.split(key).at[0].add(key), "scatter: PRNG keys are no numbers, and can be set"),
+        (lambda: r.split(key).at[0].add(key), "add: PRNG keys are no numbers; stagec.random takes them"),
         (lambda: r.uniform(key, 3), "a shape is a tuple of sizes, not 3"),
         (lambda: stagec.grad(lambda k: xp.sum(r.normal(k, (2,))))(key), "argument 0 has integers"),
     ):

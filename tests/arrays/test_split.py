@@ -130,6 +130,20 @@ def test_some_axes_are_taken_apart() -> None:
     np.testing.assert_allclose(np.asarray(stagec.jit(part, frontend="arrays")(x)), x + x.sum())
 
 
+def test_updates_of_slices_stay_on_their_devices() -> None:
+    """As scatters of single elements they gathered the whole array."""
+
+    def update(x: Any) -> Any:
+        x = x.at[:, 1:3].set(0.0)
+        return x.at[..., ::2].add(1.0).at[:, -1].multiply(2.0)
+
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    split_up = {"in_shardings": sharding("data"), "out_shardings": sharding("data")}
+    function = stagec.jit(update, frontend="arrays", **split_up)
+    assert "all-gather" not in function.lower(x).compile().as_text()
+    np.testing.assert_array_equal(np.asarray(function(x)), update(jnp.asarray(x)))
+
+
 COMPILE = """
 import sys
 from pathlib import Path

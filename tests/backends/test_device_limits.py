@@ -187,8 +187,9 @@ def test_the_memory_of_a_chip_is_a_limit(folder: Path, tmp_path: Path) -> None:
     assert status == 2
     start = "m.toml: functions.large: large for v5e-1x1: the program does not fit into the device's memory: needs "
     assert message.startswith(start)
-    for number, name in enumerate(("params['b']", "params['w']", "x")):
-        assert f"Argument {number} ({name}) " in message
+    assert "  largest:\n" in message
+    for name in ("params['b']", "params['w']", "x"):
+        assert f"  9.3 GiB  argument   {name} f32[50000,50000]\n" in message
 
 
 @with_tpu

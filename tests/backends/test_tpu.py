@@ -212,12 +212,11 @@ def test_the_devices_that_are_told_are_in_the_order_of_jax(tmp_path: Path) -> No
 
 
 @with_libtpu
-def test_a_program_that_does_not_fit_is_refused_with_the_largest_buffers(tmp_path: Path) -> None:
+def test_a_program_that_does_not_fit_is_refused_with_what_it_needs(tmp_path: Path) -> None:
     module = layer().replace("256x512", "65536x65536").replace("512x512", "65536x65536")
+    # Before 0.0.42 libtpu listed the largest buffers too.
     what, key, write = compile_again(tmp_path, "tpu", "v6e:1x1", module).refused
     assert (what, key) == ("the program does not fit into the device's memory: needs 48.00G, has 31.25G", "")
-    assert "Size: 16.00G" in write
-    assert "Argument 0" in write
     assert "https://" not in write
 
 

@@ -47,6 +47,12 @@ def test_nothing_is_read_of_a_bundle_that_was_not_signed(folder: Path, monkeypat
         ({"keys": ["ann.pem"]}, "key", "ann.pem: not a public key in PEM, Ed25519 or ECDSA"),
         ({"keys": ["none.pem"]}, "key", "none.pem: cannot be read: No such file or directory"),
         ({"keys": [b"text"]}, "key", "the key: not a public key in PEM, Ed25519 or ECDSA"),
+        ({"keys": []}, "key", "no key is given, and nothing would be checked; say which ones you trust"),
+        ({"keys": [], "threshold": 0}, "key", "no key is given, and nothing would be checked"),
+        ({"keys": "ann.pub.pem"}, "key", "keys is one key; write a list of them: keys=[...]"),
+        ({"keys": b"text"}, "key", "keys is one key; write a list of them: keys=[...]"),
+        ({"threshold": 2}, "key", "zoo.aot: no key is given; say which ones you trust: keys=[...]"),
+        ({"signature": "zoo.aot.dsse.json"}, "key", "zoo.aot: no key is given; say which ones you trust"),
     ],
 )
 def test_refusals(
@@ -61,6 +67,6 @@ def test_refusals(
 
 def test_without_cryptography_nothing_is_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    with pytest.raises(stagec.LoadError, match=r"is not installed: pip install stagec\[signing\]") as refusal:
+    with pytest.raises(stagec.LoadError, match=r"is not installed: pip install cryptography") as refusal:
         stagec.load(folder / "zoo.aot", keys=[folder / "ann.pub.pem"])
     assert refusal.value.code == "cryptography"

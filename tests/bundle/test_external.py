@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import stat
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import stagec
+from stagec.bundle import external
 from stagec.bundle.archive import Archive
-from tests.building import build, checked
+from tests.building import COMPILER, build, checked
 from tests.building import stagec as command
 from tests.bundles import edited_index
 from tests.signed import write_keys, write_provenance
@@ -75,6 +80,112 @@ def deployed(built: Path, folder: Path) -> Path:
     for name in ("parts/w.safetensors", "two.safetensors", "zoo.aot"):
         shutil.copy(built.parent / name, folder / name)
     return folder / "zoo.aot"
+
+
+MEMORY = """
+import json, sys
+import numpy as np, stagec
+mapped, path = sys.argv[1] == "mapped", sys.argv[2]
+x = np.zeros(1, np.float32)
+
+def sizes():
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return {name: int(lines[name].split()[0]) >> 10 for name in ("VmHWM", "VmRSS")}
+
+bundle = stagec.load(path, map_weights=mapped, check_weights="use", policy="executable_only")
+small = bundle["small"](x)
+before = sizes()
+total = bundle["large"](x)
+after = sizes()
+weight, = bundle["large"].weights.values()
+print(json.dumps([after[name] - before["VmRSS"] for name in after] + [float(small[0]), float(total[0])]))
+"""
+LARGE = """
+[manifest]
+name = "m"
+version = "1"
+[functions.small]
+entry = "model:add"
+args = ["f32[2]", "f32[1]"]
+bind = { w = { file = "small.safetensors" } }
+targets = ["cpu-avx2"]
+[functions.large]
+entry = "model:add"
+args = ["f32[33554432]", "f32[1]"]
+bind = { w = { file = "large.safetensors", external = EXTERNAL } }
+targets = ["cpu-avx2"]
+"""
+
+WITHOUT_MEMORY = """
+import resource, sys
+import stagec
+
+bundle = stagec.load(sys.argv[2], map_weights=sys.argv[1] == "mapped", check_weights="never")
+weight, = bundle["large"].weights.values()
+lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+size = (int(lines["VmSize"].split()[0]) + 2**15) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+try:
+    weight._read()
+except stagec.LoadError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("external", ["true", "false"])
+@pytest.mark.parametrize("mapped", ["mapped", "read"])
+def test_an_array_is_in_memory_once(tmp_path: Path, external: str, mapped: str) -> None:
+    (tmp_path / "m.toml").write_text(LARGE.replace("EXTERNAL", external))
+    (tmp_path / "model.py").write_text("def add(w, x):\n    return x + w[0] + w[-1]\n")
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "small.safetensors")
+    save_file({"w": np.ones(2**25, np.float32)}, tmp_path / "large.safetensors", {"pad": "x" * 8})
+    with (tmp_path / "large.safetensors").open("rb") as file:
+        assert (8 + int.from_bytes(file.read(8), "little")) % 64  # the array starts where no CPU uses it
+    bundle = build("m.toml", tmp_path, tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path])}
+    command = [sys.executable, "-c", MEMORY, mapped, str(bundle)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    most, left, small, total = json.loads(done.stdout)
+    assert (small, total) == (2, 2)
+    assert 120 < most < 160, f"of 128 MiB, {most} MiB at most"
+    assert 120 < left < 160, f"of 128 MiB, {left} MiB stay"
+    command[2] = WITHOUT_MEMORY
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reasons = "cannot be read: (Cannot allocate memory|[0-9,]+ bytes of it are more than there is memory for)"
+    assert re.search(reasons, done.stdout), done.stdout
+
+
+def test_arrays_that_a_cpu_copies_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    save_file({"a": np.ones(16, np.float32), "b": np.ones(1, np.float32), "c": np.ones(1, np.int8)}, file)
+    text = file.read_bytes()
+    size = int.from_bytes(text[:8], "little")
+    header, data = text[8 : 8 + size].rstrip(), text[8 + size :]
+    for shift, count in ((0, 1), (8, 3)):
+        padded = header.ljust(len(header) + (-(8 + len(header)) % 64) + shift)
+        file.write_bytes(len(padded).to_bytes(8, "little") + padded + data)
+        done = command("describe-weights", file, "--output", tmp_path / "w.json")
+        assert done.returncode == 0, done.stderr
+        what = f"{count} of 3 arrays do not start at a multiple of 64 bytes"
+        assert done.stderr == f"{file}: {what}: a CPU copies them instead of sharing the file\n"
+
+
+@pytest.mark.parametrize(("mebibytes", "shift", "told"), [(65, 8, 1), (65, 0, 0), (1, 8, 0)])
+def test_many_bytes_that_are_copied_are_told_once(tmp_path: Path, mebibytes: int, shift: int, told: int) -> None:
+    size, file = mebibytes << 20, tmp_path / "w.safetensors"
+    file.write_bytes(bytes(64 + shift + size))
+    weight = {"aval": f"u8[{size}]", "file": file.name, "start": 64 + shift}
+    index = {"weights_files": {file.name: {"bytes": 64 + shift + size, "sha256": "0"}}, "weights": {"w": weight}}
+    files = external.Files(str(tmp_path / "m.aot"), index, None, "never")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert len(files.array(file.name, 64 + shift, size, mapped=True)) == size
+    what = f"{file}: 1 of 1 arrays, 65 MiB, do not start at a multiple of 64 bytes: they are copied into this process's"
+    assert [str(one.message).startswith(what) for one in said] == [True] * told
+    assert all(one.category is RuntimeWarning and "stagec describe-weights" in str(one.message) for one in said)
 
 
 def refused(path: Path, **options: Any) -> str:

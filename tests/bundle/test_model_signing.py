@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import stagec
 from stagec.bundle.dsse import Envelope
-from tests.building import checked
+from tests.building import ROOT, checked
 from tests.building import stagec as command
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
@@ -161,3 +162,68 @@ def test_keys_are_counted_over_statements_of_several_builders(release: Path, zoo
     done = command("verify", release, *both, *mixed)
     assert done.returncode == 1
     assert "other.dsse.json: another bundle was signed: index.json differs" in done.stdout
+
+
+def test_the_name_that_was_signed_counts(release: Path, tmp_path: Path) -> None:
+    """What was published as experimental.aot is not what was published as zoo.aot."""
+    signing = pytest.importorskip("model_signing.signing")
+    private, public = write_curve(tmp_path, "key", CURVES["P-256"])
+    model = tmp_path / "model"
+    (model / "sub").mkdir(parents=True)
+    for name in ("experimental.aot", "sub/zoo.aot"):
+        shutil.copy(release, model / name)
+    (model / "zoo.aot").write_bytes(b"another")
+    signing.Config().use_elliptic_key_signer(private_key=private).sign(model, tmp_path / "model.sig")
+    given = ("--key", public, "--signature", tmp_path / "model.sig")
+    for name in ("experimental.aot", "sub/zoo.aot"):
+        checked("verify", model / name, *given)
+    (model / "experimental.aot").rename(model / "zoo.aot")
+    done = command("verify", model / "zoo.aot", *given)
+    assert done.returncode == 1
+    assert f"another name was signed: {model}/zoo.aot was signed as experimental.aot; give it that name" in done.stdout
+    with pytest.raises(stagec.LoadError, match="another name was signed"):
+        stagec.load(model / "zoo.aot", keys=[public], signature=tmp_path / "model.sig")
+
+
+def test_an_envelope_beside_it_takes_nothing_away(release: Path, zoo: Path, tmp_path: Path) -> None:
+    """Anybody may put one there: rubbish, of another bundle, one that nobody trusts."""
+    (a, a_public), (b, b_public) = write_keys(tmp_path, "a"), write_keys(tmp_path, "b")
+    other = write_bundle_of(zoo, tmp_path, "loop", version="2")
+    statement, _ = write_provenance(other)
+    checked("sign", other, "--statement", statement, "--key", a, "--output", f"{release}.dsse.json")
+    Path(f"{release}.2.dsse.json").write_text("rubbish")
+    Path(f"{release}.3.dsse.json").symlink_to("nowhere")
+    one = ("--key", a_public, "--key", b_public)
+    done = command("verify", release, *one)
+    assert done.returncode == 1
+    assert f"{release.name}.dsse.json: another bundle was signed: index.json differs" in done.stdout
+    assert f"{release.name}.2.dsse.json: not a DSSE envelope" in done.stdout
+    own = release.with_suffix(".intoto.json")
+    checked("sign", release, "--statement", own, "--key", b, "--output", f"{release}.5.dsse.json")
+    assert "1 of 2 keys signed, 1 must" in checked("verify", release, *one)
+    stagec.load(release, keys=[a_public, b_public]).close()
+    # The key of the other bundle's envelope does not count for this one.
+    assert command("verify", release, *one, "--threshold", "2").returncode == 1
+    with pytest.raises(stagec.LoadError, match="1 of 2 keys signed it, 2 must"):
+        stagec.load(release, keys=[a_public, b_public], threshold=2)
+
+
+def test_the_command_of_the_page(release: Path, tmp_path: Path) -> None:
+    """docs/releases.md, in the folder of the release: the package's own command verifies what we signed."""
+    pytest.importorskip("model_signing.verifying")
+    page = (ROOT / "docs" / "releases.md").read_text()
+    section = page.partition("\n## Model Signing\n")[2].partition("```sh\n")[2].partition("```")[0]
+    (release.parent / "models.aot").write_bytes(release.read_bytes())
+    for file in (release, release.with_suffix(".intoto.json"), release.with_suffix(".sbom.json")):
+        file.unlink()
+    lines = section.replace("release-ec", f"{tmp_path}/release-ec").splitlines()
+    assert [line.split()[0] for line in lines] == ["openssl", "openssl", "stagec", "model_signing"]
+    for line in lines:
+        words = line.split()
+        if words[0] == "stagec":
+            checked(*words[1:], cwd=release.parent)
+            continue
+        program = [sys.executable, "-m"] if words[0] == "model_signing" else []
+        done = subprocess.run([*program, *words], cwd=release.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "Verification succeeded" in done.stdout

@@ -86,10 +86,10 @@ def _shapes(staged: Staged) -> Any:
 
 def _traced_again(staged: Staged) -> tuple[int, int]:
     """How often the function is traced in two calls, and after one more."""
-    traced = []
+    traced: list[None] = []
 
     def counted(*args: Any) -> Any:
-        traced.append(args)
+        traced.append(None)
         return staged.program.function(*args)
 
     wrapped = staged.jit(counted)
@@ -313,6 +313,18 @@ def as_markdown() -> str:
         "have no tolerance, and fail if anything differs. At their end they print these rows, with the number of",
         "comparisons that agree. They leave source files and lines out of a module's locations, because these",
         "depend on the caller. `python -m tests.conformance.members` writes this page.",
+        "",
+        "## Compare your own functions",
+        "",
+        "    stagec compare-jit out/models.aot models/models.toml [FUNCTION ...]",
+        "",
+        "calls each executable for CPUs on random arguments, and the function under `jax.jit`, and compares the bits.",
+        "The status is 1 where one differs. JAX's client is made where XLA sees the CPU of the target, as when stagec",
+        "compiles. `XLA_FLAGS=--xla_cpu_max_isa=AVX2` is not that CPU: XLA keeps features of the machine that are",
+        "beyond the level, so some functions have other last bits there. Threads at run time matter too:",
+        "one executable of the gradient of a convolution by its kernel gives other bits with 1, 2 and 8 threads",
+        "(`NPROC`), and so on machines with other numbers of cores. The command gives both sides the target's",
+        "`parallelism`.",
         "",
         "## Members",
         "",

@@ -16,7 +16,7 @@ from jax._src.export import _export as jax_export
 
 import stagec
 from stagec.core.avals import DTYPES, Aval
-from stagec.core.dimensions import evaluate
+from stagec.core.sizes import evaluate
 from stagec.stages.lowering import lower_exported
 from stagec.stages.mlir import to_bytecode
 from tests.building import ROOT, checked, write_specs

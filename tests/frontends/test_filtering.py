@@ -38,7 +38,7 @@ def avals():
     return eqx.filter_eval_shape(make), jax.ShapeDtypeStruct((3,), "float32")
 
 def outside():
-    return make().by, jax.ShapeDtypeStruct((3,), "float32")
+    return make().name, jax.ShapeDtypeStruct((3,), "float32")
 """
 MANIFEST = """
 [manifest]
@@ -89,8 +89,11 @@ def test_a_result_has_functions_that_no_argument_had(built: Path) -> None:
 
 
 def test_another_value_is_refused(built: Path, model: object) -> None:
-    with pytest.raises(stagec.CallError, match=r"step: model.by: its static part is 3.0, it was 2.0 when the function"):
-        stagec.load(built)["step"](model.make(3.0), X)  # type: ignore[attr-defined]
+    step = stagec.load(built)["step"]
+    for given in (3.0, 2, True, 3.0):
+        with pytest.raises(stagec.CallError, match=rf"step: model.by: its static part is {given}, it was 2.0 when the"):
+            step(model.make(given), X)  # type: ignore[attr-defined]
+        step(model.make(), X)  # type: ignore[attr-defined]  # what was right once is remembered
 
 
 def test_without_equinox_they_are_left_out(built: Path) -> None:
@@ -121,4 +124,4 @@ def test_what_is_in_no_object_stays_a_mistake(tmp_path: Path) -> None:
     write_specs("m.toml", tmp_path, tmp_path)
     outputs = ["--output", tmp_path / "x", "--description", tmp_path / "y", "--lowered", tmp_path / "z"]
     done = command("export", "--spec", tmp_path / "m.step.spec", *outputs, "--import-root", tmp_path, cwd=tmp_path)
-    assert "filtered_model:outside returned leaves that are no avals: [0] is a float\n" in done.stderr
+    assert "filtered_model:outside returned leaves that are not avals: [0] is a str\n" in done.stderr

@@ -145,7 +145,11 @@ WRONG = {
         "pkg/m.toml: functions.f.entry: importing pkg.broken raised ModuleNotFoundError\n"
         '    File "pkg/broken.py", line 1, in <module>\n'
         "      import no_such_package\n"
-        "  ModuleNotFoundError: No module named 'no_such_package'\n",
+        "  ModuleNotFoundError: No module named 'no_such_package'\n"
+        '  if no-such-package is a package of others: write "no-such-package" into requirements.in, and run bazel run '
+        "@stagec//:lock -- requirements.in\n"
+        "  if it is a file of the workspace: name it in deps of aot_manifest in BUILD, such as "
+        '"//FOLDER:no_such_package.py"\n',
     ),
     "the module does not parse": (
         {"entry": "pkg.syntax:f"},
@@ -193,9 +197,9 @@ WRONG = {
         "pkg/m.toml: functions.f.avals: pkg.model:not_avals returned a list\n"
         "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n",
     ),
-    "leaves that are no avals": (
+    "leaves that are not avals": (
         {"args": [], "avals": "pkg.model:bad_leaves"},
-        "pkg/m.toml: functions.f.avals: pkg.model:bad_leaves returned leaves that are no avals: [0]['w'] is a str\n"
+        "pkg/m.toml: functions.f.avals: pkg.model:bad_leaves returned leaves that are not avals: [0]['w'] is a str\n"
         "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n",
     ),
     "avals in a dict whose keys cannot be sorted": (
@@ -231,6 +235,110 @@ WRONG = {
 def _without_marks(text: str) -> str:
     """Drop the lines that underline code in a traceback: Python versions place them differently."""
     return re.sub(r"^ +[~^]+\n", "", text, flags=re.MULTILINE)
+
+
+LOCK = "and run bazel run @stagec//:lock -- requirements.in"
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        (
+            "import skopt.plots",
+            f'it is of the package scikit-optimize: write "scikit-optimize" into requirements.in, {LOCK}',
+        ),
+        ("import needy", f'it is of the package lacking: write "lacking" into requirements.in, {LOCK}'),
+        (
+            "import jax.no_such_module",
+            "the jax of the lock has no jax.no_such_module: write another version into requirements.in",
+        ),
+        (
+            "import pkg.layers",
+            'pkg/layers.py is a module of the workspace: write ["layers.py"] in deps of aot_manifest in BUILD',
+        ),
+        (
+            "from pkg import layers",
+            'pkg/layers.py is a module of the workspace: write ["layers.py"] in deps of aot_manifest in BUILD',
+        ),
+        (
+            "from . import layers",
+            'pkg/layers.py is a module of the workspace: write ["layers.py"] in deps of aot_manifest in BUILD',
+        ),
+        (
+            "import common.deep.norm",
+            "common/deep/norm.py is a module of the workspace: "
+            'write ["//common/deep:norm.py"] in deps of aot_manifest in BUILD',
+        ),
+        (
+            "import model",
+            'pkg/model.py is there: import it as pkg.model, or write imports = ["."] in aot_manifest',
+        ),
+        (
+            "open('pkg/vocabulary.txt')",
+            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD',
+        ),
+        (
+            "import pathlib\npathlib.Path(__file__).with_name('vocabulary.txt').read_text()",
+            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD',
+        ),
+        (
+            "import numpy\nnumpy.load('data/table.npy')",
+            'data/table.npy is data of the model: write ["//data:table.npy"] in data of aot_manifest in BUILD',
+        ),
+        (
+            "try:\n    open('pkg/vocabulary.txt')\nexcept OSError as error:\n    raise ValueError('none') from error",
+            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD',
+        ),
+        (
+            "open('short.safetensors')",
+            'pkg/short.safetensors is there, and paths are relative to the workspace: open "pkg/short.safetensors"',
+        ),
+        (
+            "open('/nowhere/words.txt')",
+            "an action reads files of the workspace alone: copy it there, and name it in data of aot_manifest in BUILD",
+        ),
+        ("import subprocess\nsubprocess.run(['no-such-program'])", ""),
+        ("from math import no_such_name", ""),
+    ],
+)
+def test_what_to_write_for_a_module_or_a_file_that_is_missing(
+    workspace: Path, tmp_path: Path, source: str, advice: str
+) -> None:
+    (workspace / "pkg" / "lacks.py").write_text(f"{source}\n")
+    (workspace / "common" / "deep").mkdir(parents=True, exist_ok=True)
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "needy.py").write_text("import lacking\n")
+    (workspace / "f.spec").write_text(to_json(spec(entry="pkg.lacks:f")))
+    words = ("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", "--import-root", library)
+    done = stagec(*words, cwd=workspace)
+    assert done.returncode == 2
+    _, _, said = done.stderr.rpartition("Error: ")
+    assert said.partition("\n")[2] == (f"  {advice}\n" if advice else "")
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "label"),
+    [
+        ("helper", "pkg/helper.py", "helper.py"),
+        ("helpers.first", "pkg/helpers/NAME.py", "helpers/NAME.py"),
+        ("shared.norm", "shared/NAME.py", "//shared:NAME.py"),
+    ],
+)
+def test_a_module_that_the_sandbox_shows_behind_a_link(
+    workspace: Path, tmp_path: Path, module: str, file: str, label: str
+) -> None:
+    """Bazel's sandboxes have links to the files of the workspace."""
+    (workspace / "pkg" / "scripted.py").write_text(f"import {module}\n")
+    (workspace / file).parent.mkdir(exist_ok=True)
+    (workspace / file).write_text("")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "scripted.py").symlink_to(workspace / "pkg" / "scripted.py")
+    (tmp_path / "f.spec").write_text(to_json(spec(entry="pkg.scripted:f")))
+    done = stagec("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
+    assert done.stderr.endswith(
+        f'\n  {file} is a module of the workspace: write ["{label}"] in deps of aot_manifest in BUILD\n'
+    )
 
 
 def test_paths_in_a_text() -> None:
@@ -342,9 +450,12 @@ CHECKPOINTED = """
 import jax
 
 
+def keep_all(primitive, *avals, **params):
+    return True
+
+
 def f(x):
-    policy = jax.checkpoint_policies.dots_saveable
-    return jax.checkpoint(lambda y: (y @ y.T).sum(), policy=policy)(x)
+    return jax.checkpoint(lambda y: (y @ y.T).sum(), policy=keep_all)(x)
 """
 
 
@@ -360,7 +471,7 @@ def test_a_jaxpr_depends_on_the_function_alone(tmp_path: Path) -> None:
         texts.append((tmp_path / folder / "f.jaxpr.txt").read_text())
     assert texts[0] == texts[1]
     assert texts[0].startswith("{ lambda ; a:f32[2,3]. let\n")
-    assert "policy=<function dots_saveable>\n" in texts[0]
+    assert "policy=<function keep_all>\n" in texts[0]
 
 
 def test_a_module_has_no_jaxpr(tmp_path: Path) -> None:

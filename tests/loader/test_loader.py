@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -270,6 +271,36 @@ def refusal_of(path: Path, **options: Any) -> tuple[str, str]:
     with pytest.raises(stagec.LoadError) as refusal:
         stagec.load(path, **options)
     return refusal.value.code, str(refusal.value).replace(str(path), "zoo.aot")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take /proc away")
+def test_without_proc_it_says_why_it_compiles(zoo: Path) -> None:
+    code = """
+import sys, warnings
+import numpy as np, stagec
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    stagec.load(sys.argv[1])["loop"](np.arange(8, dtype=np.float32))
+print(*[warning.message for warning in told if warning.category is RuntimeWarning], sep="\\n")
+"""
+    words = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /proc && exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path])}
+    done = subprocess.run([*words, str(zoo)], env=environment, capture_output=True, text=True)
+    if "Operation not permitted" in done.stderr or "permission denied" in done.stderr.lower():
+        pytest.skip("this container may not mount")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{zoo}: loop is compiled here, and its executable for cpu left out: it needs ")
+    assert done.stdout.endswith("cannot be read: /proc/cpuinfo is not there or has no flags; mount /proc\n")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jaxlib
 import numpy as np
 import pytest
 
 import stagec
+from stagec.bundle import expiry
 from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.core.avals import parse_aval
 from stagec.loader.selection import _ORDER, Asked, Offer, select
@@ -24,10 +26,9 @@ from tests.building import COMPILER, ROOT, checked
 from tests.building import stagec as command
 from tests.bundles import edited, edited_descriptions, edited_index, only
 
-TODAY = datetime.date(2026, 11, 21)
-HERE = Host(
-    "0.10.1", frozenset({"avx2", "fma"}), {"cpu": Platform(), "tpu": Platform("this machine has no TPU")}, TODAY
-)
+HERE = Host("0.10.1", frozenset({"avx2", "fma"}), {"cpu": Platform(), "tpu": Platform("this machine has no TPU")})
+RELEASED = expiry.released("0.10.1")
+assert RELEASED
 EXECUTABLE = Offer(
     "executable",
     "f.cpu.xla",
@@ -69,6 +70,14 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
     [
         (EXECUTABLE, HERE, {"target": "v5e"}, "target", "the target that was asked for is v5e"),
         (TPU, HERE, {}, "platform", "this machine has no TPU"),
+        (
+            EXECUTABLE,
+            HERE._replace(cpu_flags=frozenset()),
+            {},
+            "cpu-feature",
+            "it needs avx2, and what this machine's CPU has cannot be read: "
+            "/proc/cpuinfo is not there or has no flags; mount /proc",
+        ),
         (EXPORTED, HERE, {"platform": "tpu"}, "platform", "this machine has no TPU"),
         (EXECUTABLE, HERE, {"platform": "tpu"}, "platform", "it is for cpu, not for tpu"),
         (
@@ -118,11 +127,20 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
         (replace(EXECUTABLE, bucket={}), HERE, {"shapes": ((3,),)}, "shape", "it is for f32[4]"),
         (EXPORTED, HERE, {"policy": "executable_only"}, "policy", "compiling is not allowed (executable_only)"),
         (
-            replace(EXPORTED, readable_until=TODAY - datetime.timedelta(days=1)),
+            replace(EXPORTED, readable_until=RELEASED - datetime.timedelta(days=1)),
             HERE,
             {},
             "expired",
-            "JAX's promise to read it ended on 2026-11-20; build the bundle again",
+            "JAX promises that releases until 2026-05-17 read it, and jaxlib 0.10.1 is of 2026-05-18; "
+            "install an older jaxlib, or build the bundle again with a newer jax in your lock",
+        ),
+        (
+            replace(EXPORTED, readable_until=RELEASED - datetime.timedelta(days=1), versions={"jaxlib": "0.9.2"}),
+            HERE,
+            {},
+            "expired",
+            "JAX promises that releases until 2026-05-17 read it, and jaxlib 0.10.1 is of 2026-05-18; "
+            "install jaxlib 0.9.2, which made it, or build the bundle again with a newer jax in your lock",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) and "-" in value else "",
@@ -132,9 +150,88 @@ def test_each_verdict(offer: Offer, here: Host, asked: dict[str, Any], code: str
 
 
 def test_what_made_an_artifact_reads_it_for_ever() -> None:
-    old = replace(EXPORTED, readable_until=TODAY - datetime.timedelta(days=1), versions={"jaxlib": HERE.jaxlib})
+    day = datetime.timedelta(days=1)
+    old = replace(EXPORTED, readable_until=RELEASED - day, versions={"jaxlib": HERE.jaxlib})
     assert verdicts(old)[0][0] == "chosen"
-    assert verdicts(replace(EXPORTED, readable_until=TODAY))[0][0] == "chosen"
+    assert verdicts(replace(EXPORTED, readable_until=RELEASED))[0][0] == "chosen"
+
+
+def test_each_release_reads_what_those_of_the_six_months_before_it_made() -> None:
+    """Of the releases that stagec knows; the day on which they read changes nothing."""
+    for made, day in expiry.RELEASED.items():
+        until = datetime.date.fromisoformat(expiry.readable_until(made))
+        old = replace(EXPORTED, readable_until=until, versions={"jaxlib": made})
+        for reads, its_day in expiry.RELEASED.items():
+            within = (
+                its_day <= day or (datetime.date.fromisoformat(its_day) - datetime.date.fromisoformat(day)).days < 181
+            )
+            assert (verdicts(old, here=HERE._replace(jaxlib=reads))[0][0] == "chosen") == within
+
+
+def test_a_release_of_an_unknown_day_is_tried() -> None:
+    old = replace(EXPORTED, readable_until=RELEASED, versions={"jaxlib": "0.9.2"})
+    assert verdicts(old, here=HERE._replace(jaxlib="0.12.7")) == [
+        (
+            "chosen",
+            "is compiled at the first call; JAX promises that releases until 2026-05-18 read it, and this stagec does "
+            "not know of which day jaxlib 0.12.7 is",
+        )
+    ]
+    assert verdicts(replace(EXPORTED, readable_until=None), here=HERE._replace(jaxlib="0.12.7")) == [
+        ("chosen", "is compiled at the first call")
+    ]
+
+
+def made_elsewhere(zoo: Path, out: Path) -> Path:
+    """Write a bundle of which jaxlib 0.9.9 made all, and whose artifact of `loop` this one reads by its promise."""
+
+    def edit(index: dict[str, Any]) -> None:
+        index["functions"]["loop"] |= {"readable_until": expiry.RELEASED[jaxlib.__version__]}
+        index["functions"]["loop"]["versions"] |= {"jaxlib": "0.9.9"}
+
+    skewed = edited_descriptions(
+        zoo, out.with_suffix(".skewed"), "loop", lambda d: d["versions"].update(jaxlib="0.9.9")
+    )
+    return edited_index(skewed, out, edit)
+
+
+@pytest.mark.parametrize("day", ["2020-01-01", "2026-11-17", "2026-11-19", "2031-02-03"])
+def test_the_clock_decides_nothing(zoo: Path, tmp_path: Path, day: str) -> None:
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if not library:
+        pytest.skip("there is no libfaketime (Debian: libfaketime)")
+    path = made_elsewhere(zoo, tmp_path / "x.aot")
+    script = (
+        "import datetime, sys, numpy, stagec\n"
+        "assert str(datetime.date.today()) == sys.argv[2]\n"
+        "result = stagec.load(sys.argv[1])['loop'](numpy.arange(8, dtype=numpy.float32))\n"
+        "print(len(result))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path]),
+        "LD_PRELOAD": str(library),
+        "FAKETIME": f"@{day} 12:00:00",
+        "TZ": "UTC",
+    }
+    words = [sys.executable, "-W", "error", "-c", script, path, day]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+def test_a_jaxlib_of_an_unknown_day_compiles_and_says_so(
+    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made_elsewhere(zoo, tmp_path / "x.aot")
+    until, known = expiry.RELEASED[jaxlib.__version__], dict(expiry.RELEASED)
+    del known[jaxlib.__version__]
+    monkeypatch.setattr(expiry, "RELEASED", known)
+    with pytest.warns(RuntimeWarning) as said:
+        assert len(stagec.load(path)["loop"](X)) == 2
+    assert [str(warning.message) for warning in said] == [
+        f"{path}: loop.exported is compiled; JAX promises that releases until {until} read it, and this stagec does "
+        f"not know of which day jaxlib {jaxlib.__version__} is"
+    ]
 
 
 def test_a_portable_artifact_is_compiled_for_buckets_only() -> None:

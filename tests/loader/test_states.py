@@ -272,7 +272,7 @@ def test_a_stub_has_the_plain_containers(bundle: Path) -> None:
     layer = "DoubledStatesNetLayers0 | DoubledStatesNetLayers0Object"
     net = f"class DoubledStatesNet(TypedDict):\n    _pytree__state: NotRequired[Any]\n    layers: list[{layer}] | Any"
     assert net in written
-    assert "    graph: DoubledStatesGraph | Any  # flax.nnx.graphlib:GraphDef" in written
+    assert "    graph: NotRequired[DoubledStatesGraph | Any]  # flax.nnx.graphlib:GraphDef" in written
     assert "tuple[" in written[written.index("    stats: ") :].splitlines()[0]
 
 

@@ -1,5 +1,6 @@
 """`stagec init` without Bazel: what it finds out of a file, what it writes, and what it leaves alone."""
 
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,7 +111,8 @@ def test_a_workspace_beside_the_checkout(tmp_path: Path) -> None:
             #   "key<fry>[]",  # rng
             # ]
             # buckets = { batch = [1, 32] }
-            # Or name a function of models/net.py that returns them, as jax.eval_shape does:
+            # Or name a function of models/net.py that returns them, as jax.eval_shape does. Numbers in it are
+            # arguments too, as in jax.jit; what must stay constant goes into static:
             # avals = "models.net:predict_avals"
             """,
         ),
@@ -238,6 +240,154 @@ def test_a_second_function_joins_the_first(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("train", ["models/train.py", "other/train.py"])
+def test_a_second_function_declares_the_lock_of_what_it_imports(tmp_path: Path, train: str) -> None:
+    """Of the same manifest or of another one: the first function needed no package."""
+    files = {"models/net.py": "def predict(n: int): ...", train: "import optax\ndef train(n: int): ..."}
+    assert "lock" not in init(tmp_path, "models/net.py:predict", files=files).stdout
+    done = init(tmp_path, f"{train}:train")
+    assert "First:\n  bazel run @stagec//:lock -- requirements.in\n" in done.stdout
+    declared = (tmp_path / "MODULE.bazel").read_text()
+    assert declared.count('stagec.python(lock = "//:requirements.lock")\n') == 1
+    assert (tmp_path / "BUILD").is_file()
+    again = init(tmp_path, f"{train}:train", "--name", "again")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "MODULE.bazel").read_text() == declared
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "told"),
+    [
+        (
+            "MODULE.bazel",
+            'aot = use_extension("@stagec//rules:extensions.bzl", "stagec")\naot.python(interpreter = "/python")\n'
+            'aot.environment(name = "mine", lock = "//:mine.lock")\n',
+            'lock = "//:requirements.lock",  # in aot.python(...)',
+        ),
+        (
+            "WORKSPACE",
+            'local_repository(name = "stagec", path = "../stagec")\n'
+            'load("@stagec//rules:repositories.bzl", "stagec_manifest", "stagec_repositories")\n'
+            "stagec_repositories()\n",
+            'lock = "//:requirements.lock",  # in stagec_repositories(...)',
+        ),
+    ],
+)
+def test_a_lock_that_no_line_at_the_end_declares_is_told(tmp_path: Path, file: str, before: str, told: str) -> None:
+    files = {file: before, "models/net.py": "import optax\ndef predict(n: int): ..."}
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert f"\nAdd this to {file}:\n  {told}\n" in done.stdout
+    assert (tmp_path / file).read_text().startswith(before)
+    assert "requirements.lock" not in (tmp_path / file).read_text()
+
+
+def test_a_second_function_that_imports_other_files_says_what_deps_lack(tmp_path: Path) -> None:
+    files = {
+        "models/net.py": "def predict(n: int): ...",
+        "models/train.py": "import beside, common.norm, models.deep.layers\ndef train(n: int): ...",
+        "models/beside.py": "",
+        "models/deep/layers.py": "",
+        "common/norm.py": "",
+    }
+    assert init(tmp_path, "models/net.py:predict", files=files).returncode == 0
+    done = init(tmp_path, "models/train.py:train")
+    assert (
+        "\nAdd this to models/BUILD:\n"
+        '  deps = ... + glob(["**/*.py"]) + ["//common:norm.py"], imports = ["."]  # in aot_manifest\n'
+    ) in done.stdout
+
+
+def test_several_functions_at_once(tmp_path: Path) -> None:
+    files = {
+        "models/net.py": "def predict(n: int): ...\ndef embed(x): ...",
+        "other/net.py": "import optax, sklearn\ndef predict(n: int): ...",
+    }
+    words = ("models/net.py:predict", "models/net.py:embed", "other/net.py:predict", "--stagec", "../stagec")
+    done = init(tmp_path, *words, files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == dedent("""\
+        written   models/models.toml
+        written   models/BUILD
+        written   .bazelrc
+        written   MODULE.bazel
+        written   other/other.toml
+        written   other/BUILD
+        written   requirements.in
+        written   BUILD
+
+        First:
+          bazel run @stagec//:lock -- requirements.in
+          models/models.toml: write dtypes and shapes of x: models/net.py does not say them
+
+        Then:
+          ../stagec/bazelw build //models //other
+        """)
+    assert (tmp_path / "models" / "models.toml").read_text().count("[functions.") == 2
+    assert (tmp_path / "requirements.in").read_text() == "optax\nscikit-learn\n"
+    module = (tmp_path / "MODULE.bazel").read_text()
+    assert [module.count(line) for line in ("use_extension(", ".python(", ".manifest(")] == [1, 1, 2]
+
+
+def test_another_name_for_a_second_function_of_the_same_name(tmp_path: Path) -> None:
+    files = {"models/net.py": "def predict(n: int): ...", "models/tree.py": "def predict(n: int): ..."}
+    assert init(tmp_path, "models/net.py:predict", files=files).returncode == 0
+    taken = (
+        'models/models.toml: functions.predict: the manifest has a function "predict" already, models.net:predict\n'
+        "  name this one otherwise: --name tree_predict\n"
+    )
+    done = init(tmp_path, "models/tree.py:predict")
+    assert (done.returncode, done.stderr) == (2, taken)
+    assert init(tmp_path, "models/tree.py:predict", "--name", "tree_predict").returncode == 0
+    table = '[functions.tree_predict]\nentry = "models.tree:predict"\n'
+    assert table in (tmp_path / "models" / "models.toml").read_text()
+    assert stagec("plan", "models/models.toml", cwd=tmp_path).returncode == 0
+    wrong = init(tmp_path, "models/tree.py:predict", "--name", "a b")
+    assert (
+        wrong.stderr
+        == '--name: "a b" is not a name\n  write letters, digits, _ and -, not starting with a digit or -\n'
+    )
+
+
+def test_two_of_one_name_at_once_write_nothing(tmp_path: Path) -> None:
+    files = {"models/net.py": "def predict(n: int): ...", "models/tree.py": "def predict(n: int): ..."}
+    done = init(tmp_path, "models/net.py:predict", "models/tree.py:predict", files=files)
+    assert (done.returncode, "--name tree_predict" in done.stderr) == (2, True)
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["net.py", "tree.py"]
+    several = init(tmp_path, "models/net.py:predict", "models/tree.py:predict", "--name", "x")
+    assert several.stderr == "--name: it is about one function, and 2 are named\n  run the command once for each\n"
+
+
+def test_a_package_of_another_name_than_its_module(tmp_path: Path) -> None:
+    source = """
+        import cv2, sklearn.svm, yaml, PIL.Image, google.protobuf.message, some_library.part, stagec.numpy
+        import tensorflow_probability.substrates.jax as tfp, orbax.export, orbax.checkpoint
+        def predict(n: int): ...
+        """
+    init(tmp_path, "models/net.py:predict", files={"models/net.py": source})
+    assert (tmp_path / "requirements.in").read_text().split() == [
+        "opencv-python-headless",
+        "orbax-checkpoint",
+        "orbax-export",
+        "pillow",
+        "protobuf",
+        "pyyaml",
+        "scikit-learn",
+        "some-library",
+        "tensorflow-probability",
+    ]
+
+
+def test_a_lock_that_has_the_module_of_another_package_lacks_nothing(tmp_path: Path) -> None:
+    files = {
+        "requirements.in": "Some_Library\n",
+        "requirements.lock": "tfp-nightly==0.26.0.dev1 \\\n  --hash=sha256:aa\nSome.Library==1\n",
+        "models/net.py": "import tensorflow_probability, some_library\ndef predict(n: int): ...",
+    }
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert "First:" not in done.stdout
+    assert (tmp_path / "requirements.in").read_text() == "Some_Library\n"
+
+
 def test_a_workspace_of_an_older_bazel(tmp_path: Path) -> None:
     bazel = tmp_path / "bin" / "bazel"
     bazel.parent.mkdir()
@@ -325,3 +475,100 @@ def test_wrong_names(tmp_path: Path, words: list[str], said: str) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(
         Path(name).name for name in files
     )
+
+
+NET = "def predict(x: Float[Array, 'batch 784']): ..."
+
+
+@pytest.mark.parametrize("name", ["models/pipe.py", "models/device.py", "models/large.py"])
+def test_what_is_no_file_of_a_person_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "models").mkdir()
+    os.mkfifo(tmp_path / "models" / "pipe.py")
+    (tmp_path / "models" / "device.py").symlink_to("/dev/zero")
+    with (tmp_path / "models" / "large.py").open("wb") as file:
+        file.truncate(1 << 40)
+    done = init(tmp_path, f"{name}:predict")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{name}: cannot be read: it")
+    # Nor what a file imports.
+    files = {"models/net.py": f"import models.pipe, models.device, models.large\n{NET}"}
+    assert init(tmp_path, "models/net.py:predict", files=files).returncode == 0
+
+
+@pytest.mark.parametrize("target", ["../outside", "../nowhere", "models/other", "/dev/null", "FIFO"])
+@pytest.mark.parametrize("name", ["models/BUILD", "MODULE.bazel", ".bazelrc"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str, target: str) -> None:
+    root = tmp_path / "root"
+    (root / "models").mkdir(parents=True)
+    (tmp_path / "outside").write_text("outside")
+    (root / "models" / "other").write_text("other")
+    where = str(tmp_path / target[3:]) if target.startswith("..") else target
+    if target == "FIFO":
+        os.mkfifo(root / name)
+    else:
+        (root / name).symlink_to(root / where if where.startswith("models") else where)
+    done = init(root, "models/net.py:predict", files={"models/net.py": NET})
+    if done.returncode:  # else it has nothing to add to it
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"{name}: cannot be written: it is ")
+    assert (root / name).is_symlink() or target == "FIFO"
+    assert (tmp_path / "outside").read_text() == "outside"
+    assert (root / "models" / "other").read_text() == "other"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_nothing_is_written_in_a_folder_elsewhere(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "net.py").write_text(NET)
+    (root / "models").symlink_to(tmp_path / "outside")
+    done = init(root, "models/net.py:predict")
+    assert done.returncode == 2
+    assert " leads out of the workspace" in done.stderr
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["net.py"]
+
+
+DEEP = {
+    "parentheses": "x = " + "(" * 150 + "1" + ")" * 150,
+    "too many parentheses": "x = " + "(" * 5000 + "1" + ")" * 5000,
+    "operators": "x = " + "-" * 900 + "1",
+    "attributes": "if a" + ".b" * 900 + ":\n    import flax",
+    "many attributes": "if a" + ".b" * 100_000 + ":\n    import flax",
+    "sums": "x = " + "1 + " * 20_000 + "1",
+    "conditions": "if " + "not " * 900 + "TYPE_CHECKING:\n    import flax",
+    "blocks": "\n".join(" " * at + "if x:" for at in range(99)) + "\n" + " " * 99 + "import flax",
+    "an annotation": "def other(x: " + "tuple[" * 90 + "int" + "]" * 90 + "): ...",
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_python_that_is_nested_deeply(tmp_path: Path, name: str) -> None:
+    """It is read, or refused in a sentence; what it is imported by is read all the same."""
+    done = init(tmp_path, "models/deep.py:predict", files={"models/deep.py": f"{DEEP[name]}\n{NET}"})
+    assert (done.returncode, "Traceback" in done.stderr) in ((0, False), (2, False)), done.stderr
+    files = {"mine/net.py": f"import models.deep\n{NET}"}
+    assert init(tmp_path, "mine/net.py:predict", files=files).returncode == 0
+
+
+def test_a_long_chain_of_files(tmp_path: Path) -> None:
+    files = {f"models/m{at}.py": f"import models.m{at + 1}\n" for at in range(1500)}
+    files |= {"models/m1500.py": "import flax\n", "models/net.py": f"import models.m0\n{NET}"}
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "requirements.in").read_text() == "flax\n"
+
+
+def test_what_is_imported_where_no_types_are_checked_counts(tmp_path: Path) -> None:
+    source = f"from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import flax\nelse:\n    import torch\n{NET}"
+    assert init(tmp_path, "models/net.py:predict", files={"models/net.py": source}).returncode == 0
+    assert "flax" in (tmp_path / "requirements.in").read_text().split()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000 + "]" * 3000, "[" * 150 + "]" * 150, '["f32[3]"', "{a" + ".a" * 300 + "=1}"]
+)
+def test_arguments_that_are_no_toml(tmp_path: Path, text: str) -> None:
+    done = init(tmp_path, "models/net.py:predict", "--args", text, files={"models/net.py": NET})
+    assert done.returncode == 2
+    assert done.stderr.startswith("--args: not a value of TOML: ")

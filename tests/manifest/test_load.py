@@ -611,6 +611,9 @@ def test_one_rule_for_every_file_that_a_manifest_names(tmp_path: Path, ending: s
         ("x = { y" + " . y" * 200 + " = 1 }", "nested deeper than 100 levels"),
         ("x = " + "9" * 5000, "an integer has more than 64 bits"),
         ("x = [[{ y = -9223372036854775809 }]]", "an integer has more than 64 bits"),
+        ("x = [" + "[]," * 250_000 + "]", "more than 200,000 tables and arrays"),
+        ("\n".join(f"[x.y{at}" + ".z" * 90 + "]" for at in range(2500)), "more than 200,000 tables and arrays"),
+        ('x = [\'"\', """\n"\\"" """, ' + "{ y.y.y = 1 }," * 80_000 + "]", "more than 200,000 tables and arrays"),
     ],
 )
 def test_toml_that_is_too_much(tmp_path: Path, text: str, what: str) -> None:
@@ -621,6 +624,12 @@ def test_toml_that_is_too_much(tmp_path: Path, text: str, what: str) -> None:
     assert f"device.toml: not TOML: {what}" in problems_of(HEAD + target + FUNCTION, tmp_path)
     assert list(target_files(tmp_path / "device.toml")) == []
     assert time.process_time() - started < 2
+
+
+def test_texts_are_no_tables(tmp_path: Path) -> None:
+    text = 'text = """\n[[{.\\"""' + "{" * 300_000 + '"""  # ' + "[" * 300_000
+    told = problems_of(HEAD + FUNCTION + text, tmp_path)
+    assert told.startswith("m.toml: functions.f.text: unknown key")
 
 
 def test_a_manifest_that_is_too_large(tmp_path: Path) -> None:

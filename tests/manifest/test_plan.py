@@ -84,6 +84,28 @@ def test_more_executables_than_a_manifest_may_have(tmp_path: Path) -> None:
     assert time.process_time() - started < 5
 
 
+@pytest.mark.parametrize(("functions", "args", "sizes"), [(1, 2000, 3000), (40, 2000, 10)])
+def test_more_shapes_than_a_manifest_may_have(tmp_path: Path, functions: int, args: int, sizes: int) -> None:
+    """Two thousand arguments in three thousand buckets took 40 seconds."""
+
+    def manifest(count: int) -> str:
+        avals = [*(f"f32[b,{size}]" for size in range(1, count + 1)), "f32[7]", "f32[b,1]", "i32[b,1]"]
+        table = f'entry = "a:b"\nargs = {json.dumps(avals)}\nbuckets = {{ b = {list(range(1, sizes + 1))} }}\n'
+        head = '[manifest]\nname = "m"\nversion = "1"\n'
+        return head + "".join(f'[functions.f{at}]\n{table}targets = ["cpu-avx2"]\n' for at in range(functions))
+
+    started = time.process_time()
+    with pytest.raises(StagecError) as caught:
+        plan_of(manifest(args), tmp_path)
+    count = f"{functions * args * sizes:,}"
+    assert str(caught.value) == (
+        f"m.toml: functions: symbolic shapes of arguments x buckets are {count}, and a manifest may have 500,000\n"
+        "  write several manifests, or list fewer sizes"
+    )
+    assert len(plan_of(manifest(10), tmp_path).executables) == functions * sizes
+    assert time.process_time() - started < 10
+
+
 def test_a_plan(tmp_path: Path) -> None:
     planned = json.loads(plan_of(MANIFEST, tmp_path).to_json())
     old = {

@@ -118,6 +118,24 @@ def test_bound_weights_are_members(zoo: Path, plugin: Path, program: Path, tmp_p
         np.testing.assert_allclose(np.fromfile(tmp_path / "out.0", np.float32), bundle["from_file"](x), rtol=1e-6)
 
 
+def test_arrays_in_other_layouts(plugin: Path, program: Path, tmp_path: Path) -> None:
+    (tmp_path / "program").write_text("""
+        func.func @main(%x: tensor<4x3xf32> {mhlo.layout_mode = "{0,1}"}, %y: tensor<4x3xf32>)
+            -> (tensor<4x3xf32> {mhlo.layout_mode = "{0,1}"}, tensor<4x3xf32>) {
+          %0 = stablehlo.subtract %x, %y : tensor<4x3xf32>
+          return %0, %0 : tensor<4x3xf32>, tensor<4x3xf32>
+        }""")
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    (tmp_path / "x").write_bytes(x.T.tobytes())  # by columns, as the page says
+    (tmp_path / "y").write_bytes((x**2).tobytes())
+    words = [str(program), str(plugin / "xla_cpu_pjrt.so"), "program", "out", "f32[4,3]=x", "f32[4,3]=y"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    by_columns, by_rows = (np.fromfile(tmp_path / f"out.{number}", np.float32) for number in (0, 1))
+    np.testing.assert_array_equal(by_columns.reshape(3, 4).T, x - x**2)
+    np.testing.assert_array_equal(by_rows.reshape(4, 3), x - x**2)
+
+
 def test_what_the_page_says(zoo: Path, plugin: Path, tmp_path: Path) -> None:
     _, (params, x), _ = cases()["mlp_4"]
     for name, values in (("b", params["b"]), ("w", params["w"]), ("x", x)):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.reports import comparison
 from tests.building import build, checked, stagec
 
 SUFFIXES = ".cpu.json", ".cpu.stablehlo.mlirbc", ".cpu.xla", ".exported", ".exported.json"
@@ -97,6 +98,39 @@ def test_what_differs_is_told_section_by_section(bundles: Path) -> None:
     assert "  bundle\n    version: 1 -> 2\n" in why
     assert "  changed.cpu\n    source of changed: differs\n    aval args[0]: f32[4] -> f32[8]\n" in why
     assert "gone" not in why
+
+
+def test_values_are_told_as_a_person_writes_them() -> None:
+    def tree(*args: object) -> object:
+        return {"tuple": [{"tuple": list(args)}, {"dict": {}}]}
+
+    told = {
+        "compiler_options": (
+            {"xla_a": True, "xla_b": 1, "xla_c": "x"},
+            {"xla_a": False, "xla_b": 1, "xla_d": [1, "y"]},
+        ),
+        "properties": ({}, {"cores": {"count": 2}}),
+        "count": (0, 1234567),
+        "nothing": (None, {"a": {"b": True}}),
+        "in_tree": (tree({"dict": {"w": "*", "b": "*"}}, "*"), tree({"dict": {"w": "*", "c": "*"}}, "*")),
+        "out_tree": ({"tuple": ["*", ["*"]]}, {"tuple": ["*", {"tuple": ["*"]}]}),
+    }
+    row = {"name": "f", "change": "changed", **{key: {"first": a, "second": b} for key, (a, b) in told.items()}}
+    sections = ("bundle", "targets", "executables", "members", "weights", "components")
+    empty: dict[str, object] = {key: [] for key in sections}
+    assert comparison.as_text({"equal": False, **empty, "functions": [row]}).splitlines() == [
+        "functions",
+        "  ~ f",
+        "      compiler_options.xla_a: true -> false",
+        "      compiler_options.xla_c: x -> (none)",
+        "      compiler_options.xla_d: (none) -> (1, y)",
+        "      properties.cores: (none) -> { count = 2 }",
+        "      count: 0 -> 1,234,567",
+        "      nothing: (none) -> { a = { b = true } }",
+        "      in_tree: - args[0]['b']",
+        "      in_tree: + args[0]['c']",
+        "      out_tree: result[1]: list of 1 -> tuple of 1",
+    ]
 
 
 def test_what_is_no_bundle(bundles: Path) -> None:

@@ -1,5 +1,6 @@
 """Stubs of bundles: mypy accepts calls that are right, and refuses those that are wrong."""
 
+import ast
 import json
 import os
 import re
@@ -160,11 +161,15 @@ def test_names_that_python_does_not_take(zoo: Path, tmp_path: Path, cache: Path)
         leaf = {"custom": 'a"""\nimport os\nb', "auxdata": "", "children": ["*"]}
         parameters = {"dict": {"class": "*", 'no"""name\\': leaf}}
         function["in_tree"] = {"tuple": [{"tuple": [parameters]}, {"dict": {"a b": "*"}}]}
+        function["static"] = {"n=__import__('os').system('id'), m": 1, "power": 'a"]\n', "class": True}
 
     bundle = edited_index(zoo, tmp_path / "odd.aot", edit)
     text = stub(Archive(bundle), "odd_types")
     (tmp_path / "odd_types.pyi").write_text(text)
     assert "import os" not in text.splitlines()
+    tree = ast.parse(text)
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "system" in ast.unparse(node)]
+    assert "power: Literal['a\"]\\n'] = ..., **others: Any" in " ".join(text.split())
     assert mypy(cache, tmp_path, "odd_types.pyi") == []
 
 
@@ -215,3 +220,28 @@ def test_what_is_refused(zoo: Path, tmp_path: Path, words: list[str], said: str)
     done = stagec("stub", *(zoo if word == "BUNDLE" else word for word in words), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_children_without_arrays_may_be_left_out(zoo: Path, tmp_path: Path, cache: Path) -> None:
+    """As in a call, and where a result is the next argument."""
+    empty = {"tuple": []}
+
+    def edit(index: dict[str, Any]) -> None:
+        function = index["functions"]["mlp"]
+        table = {"dict": {"base": None, "parts": empty, "w": "*"}}
+        function["in_tree"] = {"tuple": [{"tuple": [table, "*", "*"]}, {"dict": {"mask": None}}]}
+
+    text = stub(Archive(edited_index(zoo, tmp_path / "left.aot", edit)), "left_types")
+    (tmp_path / "left_types.pyi").write_text(text)
+    assert "    base: NotRequired[None]\n    parts: NotRequired[tuple[()]]\n    w: NDArray[np.float32]" in text
+    assert "mask: None = ..." in text
+    (tmp_path / "used.py").write_text(
+        "import numpy as np\nfrom left_types import Mlp\n\n"
+        "X = np.ones(4, np.float32)\n\n\ndef use(mlp: Mlp) -> None:\n"
+        '    mlp({"w": X}, X, X)\n'
+        '    mlp({"w": X, "base": None}, X, X, mask=None)\n'
+        '    mlp({"base": None}, X, X)\n'
+    )
+    (complaint,) = mypy(cache, tmp_path, "used.py")
+    assert "used.py:10" in complaint
+    assert 'Missing key "w"' in complaint

@@ -40,10 +40,10 @@ def _command_problems(action, command, environments = ["stagec_python"]):
     environment = {name: value for name, value in action.env.items() if name not in own}
     inputs = [file.short_path for file in action.inputs.to_list()]
     return (
-        difference("shell", action.argv[:2], ["/bin/sh", "-c"]) +
-        difference("interpreter", action.argv[3].startswith("/"), True) +
-        difference("flags", action.argv[4:7], ["-B", "-s", "-S"]) +
-        difference("command", action.argv[8], command) +
+        difference("shell", [action.argv[0], action.argv[1].split("/")[-1]], ["/bin/sh", "start.sh"]) +
+        difference("interpreter", action.argv[2].startswith("/"), True) +
+        difference("flags", action.argv[3:6], ["-B", "-s", "-S"]) +
+        difference("command", action.argv[7], command) +
         difference("ABI", action.env["STAGEC_PYTHON_ABI"].split("-")[0], "cpython") +
         difference("depends on Python's release", "STAGEC_PYTHON_VERSION" in action.env, command in ["export", "golden"]) +
         difference("environment", environment, _ENVIRONMENT) +
@@ -74,7 +74,7 @@ def _own_inputs(action):
         file.basename
         for file in action.inputs.to_list()
         if not file.short_path.startswith("compiler/stagec/") and
-           file.basename not in ("site-packages", "fingerprint.txt", "packages.json") and
+           file.basename not in ("site-packages", "fingerprint.txt", "packages.json", "start.sh") and
            not file.basename.endswith(".params")
     ])
 

@@ -1,5 +1,6 @@
 """`Exported.call`, `Lowered` and `Compiled`: what they compute and say is what JAX computes and says."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 import stagec
 from stagec.bundle.description import DeviceAssignment
 from stagec.core.avals import parse_aval
+from stagec.core.refusal import LoadError
 from stagec.core.specs import CpuTarget
 from stagec.stages.compiled import Compiled
 from stagec.stages.errors import CannotLower
@@ -453,6 +455,42 @@ def test_arguments_in_the_memory_of_the_host() -> None:
             assert one._loaded.put(1, x)._sharding.memory_kind == "device"
 
 
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_a_donated_argument_in_the_memory_of_the_host_is_refused(kind: str) -> None:
+    x = f32(4, 3)
+    on = stagec.NamedSharding(stagec.Mesh((1,), ("x",)), stagec.PartitionSpec("x"), kind)
+    words = f"parameter 0 is donated and lies in {kind}, and a CPU reuses the buffers of its own memory alone"
+    function = stagec.jit(lambda x: x * 2, in_shardings=on, donate_argnums=0)
+    with pytest.raises(stagec.CannotCompile, match=words) as error:
+        function(x)
+    assert str(error.value).endswith("; leave out the donation, or the kind of memory")
+    with pytest.raises(stagec.CannotCompile, match=words):
+        function.trace(x).export().call(x)
+    # An executable of others, whose description says so.
+    compiled = stagec.jit(lambda x: x * 2, donate_argnums=0).lower(x).compile()
+    row = {**compiled.description.abi["parameters"][0], "memory_kind": kind}
+    abi = {**compiled.description.abi, "parameters": [row]}
+    wrong = dataclasses.replace(compiled, description=compiled.description._replace(abi=abi))
+    with pytest.raises(LoadError, match=words):
+        Compiled.deserialize(wrong.serialize())(x)
+
+
+def test_a_hundred_thousand_devices_are_refused() -> None:
+    words = "100,000 devices are wanted, and a machine's CPU becomes 4,096 at most"
+    x = f32(4)
+    with pytest.raises(LoadError, match=words):
+        stagec.devices("cpu", 100_000)
+    exported = dataclasses.replace(stagec.jit(lambda x: x * 2).trace(x).export(), nr_devices=100_000)
+    with pytest.raises(stagec.CannotCompile, match=words):
+        Exported.deserialize(exported.serialize()).call(x)
+    with pytest.raises(stagec.CannotCompile, match=words):
+        lower_exported(exported, "cpu", {}).compile()
+    compiled = stagec.jit(lambda x: x * 2).lower(x).compile()
+    wrong = dataclasses.replace(compiled, description=compiled.description._replace(nr_devices=100_000))
+    with pytest.raises(LoadError, match=words):
+        Compiled.deserialize(wrong.serialize())(x)
+
+
 def test_donation_over_devices() -> None:
     on = NamedSharding(MESH, PartitionSpec("d"))
     exported = export(lambda s: s + 1, ROWS, in_shardings=on, out_shardings=on, donate_argnums=0)
@@ -512,7 +550,7 @@ def test_executables_of_another_jaxlib_or_cpu() -> None:
     assert error.value.code == "jaxlib-version"
     target = compiled.description.target._replace(requires=("avx1024",))
     other = compiled.description._replace(target=target)
-    with pytest.raises(stagec.LoadError, match="this machine's CPU cannot run it: it lacks avx1024") as error:
+    with pytest.raises(stagec.LoadError, match="this machine's CPU has no avx1024") as error:
         Compiled.deserialize(dataclasses.replace(compiled, description=other).serialize())
     assert error.value.code == "cpu-feature"
 

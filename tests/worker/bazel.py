@@ -21,20 +21,31 @@ OUTPUTS = ("--debug-output", "--description", "--jaxpr", "--module", "--output",
 class Worker:
     """A worker of one command of stagec's, in the execution root `root`: `with Worker("export", root) as worker`."""
 
-    def __init__(self, command: str, root: Path, user: User | None = None, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        command: str,
+        root: Path,
+        user: User | None = None,
+        before: Sequence[str] = (),
+        packages: Path | None = None,
+    ) -> None:
         """Start it. user: who runs it; None: the user of the tests. before: a command that runs it.
 
-        Without such a command, skips the test where the system does not let a worker do its work.
+        packages: a folder of packages that it has besides those of the tests. Without a command `before`, skips the
+        test where the system does not let a worker do its work.
         """
         user = user or User(None, sys.executable)
         if not before:
             needs_isolation(user)
+        environment = action_environment()
+        if packages:
+            environment["PYTHONPATH"] += f":{packages}"
         words = ["-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), command, "--persistent_worker"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             [*before, user.python, *words],
             cwd=root,
-            env=action_environment(),
+            env=environment,
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

@@ -5,12 +5,13 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def f(x):
 
 
 class Attacked:
-    """A worker, and the repository that it works for. user: who runs it."""
+    """A worker, and the repository that it works for. user: who runs it. before: a command that runs it."""
 
-    def __init__(self, folder: Path, user: User) -> None:
+    def __init__(self, folder: Path, user: User, before: Sequence[str] = ()) -> None:
         self.root = folder / "root"
         (self.root / "models").mkdir(parents=True)
         (self.root / "bazel-out").mkdir()
@@ -67,7 +68,7 @@ class Attacked:
         if user.number is not None:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, user.number, user.number)
-        self.worker = Worker("export", self.root, user)
+        self.worker = Worker("export", self.root, user, before)
 
     def good(self) -> tuple[int, str]:
         """Export a function of somebody else's."""
@@ -465,6 +466,70 @@ os.kill(os.getpid(), 11)
     status, said = attacked.evil(speaks)
     assert status == 1
     assert "the process of this action died of SIGSEGV" in said
+
+
+def test_it_makes_no_process_that_its_own_end_does_not_end(attacked: Attacked) -> None:
+    """A child of its parent's would be nobody's, and its PID namespace would never end."""
+    clone_parent = 0x8000
+    told = attacked.told(f"""
+def child():
+    process = call(56, {clone_parent} | signal.SIGCHLD, 0, 0, 0, 0)
+    if process == 0:
+        os._exit(0)
+    return process
+do("child", child)
+""")
+    assert told == {"child": -1}
+    assert attacked.good() == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGRTMIN + 6, signal.SIGXFSZ])
+def test_whatever_signal_it_dies_of_the_worker_goes_on(attacked: Attacked, number: int) -> None:
+    status, said = attacked.evil(f"signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number})")
+    assert status == 1
+    assert "stagec: the process of this action died of " in said
+    assert attacked.good() == (0, "")
+
+
+def test_an_output_with_holes_takes_no_more_of_the_disk(attacked: Attacked) -> None:
+    source = """
+with open("bazel-out/holes", "wb") as file:
+    file.seek(1 << 30)
+    file.write(b"data")
+    file.truncate(3 << 30)
+"""
+    assert attacked.evil(source, "--declared", "bazel-out/holes")[0] == 0
+    made = attacked.root / "bazel-out" / "holes"
+    state = made.stat()
+    assert (state.st_size, state.st_blocks * 512 < 1 << 20) == (3 << 30, True)
+    with made.open("rb") as file:
+        assert file.read(4) == bytes(4)
+        file.seek((1 << 30) - 2)
+        assert file.read(8) == b"\0\0data\0\0"
+    made.unlink()
+
+
+def test_a_file_larger_than_any_is_told(attacked: Attacked) -> None:
+    source = "open('bazel-out/large', 'wb').truncate((1 << 63) - 4096)"
+    status, said = attacked.evil(source, "--declared", "bazel-out/large")
+    assert (status, said.splitlines()[-1]) == (1, "stagec: bazel-out/large cannot be written: File too large")
+    assert not [path.name for path in (attacked.root / "bazel-out").iterdir() if "large" in path.name]
+    assert attacked.good() == (0, "")
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_a_full_disk_is_told(name: str) -> None:
+    mounts = "mkdir bazel-out/full && mount -t tmpfs -o size=64k none bazel-out/full"
+    before = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mounts} && exec "$0" "$@"']
+    with as_user(name) as user, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        needs_isolation(user)
+        attacked = Attacked(Path(folder), user, before)
+        with attacked.worker:
+            source = "os.makedirs('bazel-out/full'); open('bazel-out/full/data', 'wb').write(b'data' * (1 << 18))"
+            status, said = attacked.evil(source, "--declared", "bazel-out/full/data")
+            assert status == 1
+            assert said.splitlines()[-1] == "stagec: bazel-out/full/data cannot be written: No space left on device"
+            assert attacked.good() == (0, "")
 
 
 def test_names_that_it_looks_for_are_not_looked_at(attacked: Attacked) -> None:

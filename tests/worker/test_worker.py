@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -269,6 +270,7 @@ DEATHS = {
     "os.kill(os.getpid(), 11)": "the process of this action died of SIGSEGV (Segmentation fault) after ",
     "os.kill(os.getpid(), 9)": "the process of this action died of SIGKILL (Killed, most likely because the machine "
     "has no memory left) after ",
+    "os.kill(os.getpid(), 40)": "the process of this action died of signal 40 (Real-time signal 6) after ",
     "os._exit(0)": "the process of this action ended with exit(0) in the middle of its work after ",
 }
 
@@ -282,6 +284,30 @@ def test_a_process_that_dies_takes_its_own_action_alone(exporting: Worker, root:
     assert last.endswith(" MiB of memory")
     assert ("models/changing.py" in output) == ("11" in death)  # Python says where it was
     assert ask(exporting, root, "def f(x):\n    return x\n") == (0, "")
+
+
+def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path) -> None:
+    """Bazel makes a repository anew as a new folder, with the same fingerprint where the same is installed."""
+    packages, source = tmp_path / "packages", "import extra\ndef f(x):\n    print(extra.number)\n    return x\n"
+    with contextlib.ExitStack() as stack:
+        worker: Worker | None = None
+        for number in range(3):
+            shutil.rmtree(packages, ignore_errors=True)
+            packages.mkdir()
+            (packages / "extra.py").write_text(f"number = {number}\n")
+            worker = worker or stack.enter_context(Worker("export", root, packages=packages))
+            assert ask(worker, root, source) == (0, f"{number}\n")
+            mounted = Path(f"/proc/{template_of(worker)}/mountinfo").read_text()
+            assert "deleted" not in mounted
+            assert ask(worker, root, source) == (0, f"{number}\n")
+
+
+def template_of(worker: Worker) -> int:
+    """The last process of those that a worker consists of."""
+    process = worker.process.pid
+    while children := Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        process = int(children[-1])
+    return process
 
 
 def test_what_the_model_prints_is_shown(exporting: Worker, root: Path) -> None:

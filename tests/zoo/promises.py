@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jaxlib
 import numpy as np
 
 import stagec
@@ -43,11 +44,12 @@ def raised(call: Callable[[], object]) -> Exception:
 
 # What only an extra of the wheel brings is asked for by name.
 unsigned = raised(lambda: stagec.load(built, keys=[b"a key"]))
-assert str(unsigned).endswith("the package cryptography, which is not installed: pip install stagec[signing]")
+assert str(unsigned).endswith("the package cryptography, which is not installed: pip install cryptography")
 untraced = raised(lambda: stagec.jit(abs))
 assert str(untraced) == (
-    "stagec.jit needs the package jax, which is not installed: pip install stagec[compiler], "
+    f"stagec.jit needs the package jax, which is not installed: pip install jax=={jaxlib.__version__}, "
     'or write frontend="arrays" for a function of stagec.numpy'
 )
 assert "jit" in dir(stagec)
-assert "Wrapped" not in dir(stagec)
+assert "Wrapped" in dir(stagec)
+assert "Traced" not in dir(stagec)

@@ -1,0 +1,102 @@
+"""Of arrays and namespaces what is not computing: attributes, processes without noise, copies, pickles."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stagec
+import stagec.numpy as xp
+from stagec import random
+from stagec.arrays.tracing import TracerError
+from tests.building import COMPILER
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path]), "PATH": ""}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+def test_namespaces_are_attributes() -> None:
+    """`import stagec` alone imports none of them."""
+    code = (
+        "import sys, stagec; assert not any(name.startswith(('jax', 'numpy', 'stagec.arrays')) for name in sys.modules)"
+    )
+    names = "stagec.lax.scan, stagec.nn.relu, stagec.random.key, stagec.numpy.linalg.det"
+    done = run(f"{code}; {names}; assert 'lax' in dir(stagec)")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("use", ["stagec.numpy.ones(2) + 1", "stagec.devices()", "stagec.random.key(0)"])
+def test_a_process_prints_nothing_of_its_own(use: str) -> None:
+    done = run(f"import stagec; {use}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_devices_are_a_tuple() -> None:
+    """Since version 2025.12 of the standard."""
+    assert type(xp.__array_namespace_info__().devices()) is tuple
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int4", "bool"])
+def test_arrays_are_pickled_as_numpys(dtype: str) -> None:
+    x = xp.asarray(np.asarray([[0, 1], [1, 0]]), dtype=xp.asarray([0], dtype=getattr(xp, dtype)).dtype)
+    for found in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), copy.copy(x)):
+        assert (type(found), found.dtype) == (type(x), x.dtype)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(x))
+        found[0, 0] = 1
+        assert not bool(x[0, 0])
+
+
+def test_keys_and_device_arrays_are_pickled() -> None:
+    key = pickle.loads(pickle.dumps(random.key(3)))
+    assert (str(key.dtype), random.key_data(key).tolist()) == ("key<fry>", [0, 3])
+    on_device = stagec.device_put(np.arange(3))
+    assert pickle.loads(pickle.dumps(on_device)).numpy().tolist() == [0, 1, 2]
+    assert copy.deepcopy(on_device).numpy().tolist() == [0, 1, 2]
+
+
+def test_what_is_not_pickled() -> None:
+    def function(x: Any) -> Any:
+        return pickle.dumps(x)
+
+    with pytest.raises(TracerError, match="pickle needs the elements of an array that is traced"):
+        stagec.jit(function, frontend="arrays")(1.0)
+    x = xp.ones(2)
+    stagec.jit(lambda x: x + 1, frontend="arrays", donate_argnums=0)(x)
+    with pytest.raises(stagec.CallError, match="was donated"):
+        pickle.dumps(x)
+
+
+def test_without_flatbuffers() -> None:
+    code = "import sys; sys.modules['flatbuffers'] = None; import stagec; "
+    calls = {
+        "serialize": "stagec.jit(lambda x: x, frontend='arrays').trace(1.0).export().serialize()",
+        "deserialize": "stagec.Exported.deserialize(b'')",
+    }
+    for name, call in calls.items():
+        done = run(code + call)
+        sentence = f"Exported.{name} needs the package flatbuffers, which is not installed: pip install flatbuffers"
+        assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
+
+
+def test_stages_are_shown_on_a_line() -> None:
+    """In both frontends."""
+    x = np.ones((2, 3), np.float32)
+    for frontend, array in (("arrays", xp), ("jax", __import__("jax").numpy)):
+
+        def predict(x: Any, y: Any) -> Any:
+            return x @ y, array.sum(x)  # noqa: B023
+
+        traced = stagec.jit(predict, frontend=frontend).trace(x, x.T)
+        assert repr(traced) == "Traced(predict(f32[2,3], f32[3,2]) -> (f32[2,2], f32[]))"
+        assert repr(traced.lower()) == "Lowered(predict(f32[2,3], f32[3,2]) -> (f32[2,2], f32[]), for cpu)"
+        exported = traced.export(("cpu", "tpu"))
+        assert repr(exported) == "Exported(predict(f32[2,3], f32[3,2]) -> (f32[2,2], f32[]), for cpu and tpu)"
+    many = stagec.jit(lambda *x: x, frontend="arrays").trace(*[1.0] * 6)
+    assert "(~f32[], ~f32[], ~f32[], ~f32[], ... 2 more)" in repr(many)

@@ -1,0 +1,183 @@
+"""What JAX traces and no artifact holds is refused with what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontends.exporting import export, spec
+
+MODEL = """
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import random
+
+IMPLEMENTATION = random.define_prng_impl(
+    key_shape=(2,),
+    seed=lambda seed: jnp.stack([seed.astype("uint32")] * 2),
+    split=lambda key, shape: jnp.broadcast_to(key, (*shape, 2)),
+    random_bits=lambda key, width, shape: jnp.zeros(shape, f"uint{width}"),
+    fold_in=lambda key, data: key,
+    name="mine",
+    tag="mine",
+)
+
+
+def given_reference():
+    return (jax.new_ref(jnp.ones(4)),)
+
+
+def reads(reference):
+    return reference[...]
+
+
+def gives_reference(x):
+    return jax.new_ref(x)
+
+
+def uses_reference(x):
+    reference = jax.new_ref(x)
+    reference[...] += 1
+    return reference[...]
+
+
+def token(x):
+    return x, lax.create_token(x)
+
+
+def own_key(x):
+    return jax.random.key(0, impl=IMPLEMENTATION)
+
+
+def given_key():
+    return (jax.random.key(0, impl=IMPLEMENTATION),)
+
+
+def draws(key):
+    return jax.random.normal(key, (3,))
+
+
+@custom_partitioning
+def parted(x):
+    return jnp.sin(x)
+
+
+parted.def_partition(
+    partition=lambda mesh, args, result: (mesh, jnp.sin, args[0].sharding, (args[0].sharding,)),
+    infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
+    sharding_rule="i -> i",
+)
+
+
+def partitioned(x):
+    return parted(x)
+
+
+def kernel(x):
+    def double(source, target):
+        target[...] = source[...] * 2
+
+    return pallas.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def dependent(x):
+    return lax.platform_dependent(x, tpu=kernel, default=lambda x: x * 2)
+
+
+def interrupted(x):
+    raise KeyboardInterrupt
+
+"""
+REFERENCE = "  a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]\n"
+KEY = "of an implementation of your own (key<mine>)\n  pass its words, jax.random.key_data(key), and write "
+KEY += "jax.random.wrap_key_data(words, impl=...) inside\n"
+REFUSED = {
+    "reads given_reference": f"functions.f.avals: model:given_reference returned a mutable reference\n{REFERENCE}",
+    "gives_reference": REFERENCE,
+    "token": "functions.f: a result is a token (AbstractToken())\n"
+    "  order belongs into one program: take and return arrays alone\n",
+    "own_key": f"functions.f: a result is a PRNG key {KEY}",
+    "draws given_key": f"functions.f: an argument is a PRNG key {KEY}",
+    "partitioned": "  custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"
+    "  write jax.shard_map over the mesh, or jax.lax.with_sharding_constraint\n",
+    "dependent": "  JAX lowers a function, and each branch of lax.platform_dependent, for all of its platforms,\n"
+    "  and a Pallas kernel is for devices: write another function in the manifest for targets with platform cpu\n",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_what_to_write_instead(model: Path, function: str) -> None:
+    entry, _, avals = function.partition(" ")
+    asked = {"entry": f"model:{entry}", "args": [] if avals else ["f32[4]"]}
+    if avals:
+        asked["avals"] = f"model:{avals}"
+    if entry == "partitioned":
+        asked |= {"mesh": [["data", 2]], "in_shardings": ["P(data)"]}
+    if entry == "dependent":
+        asked["platforms"] = ["cpu", "tpu"]
+    status, said, _ = export(model, spec(**asked))
+    assert status == 2
+    assert said.startswith("pkg/m.toml: functions.f")
+    assert said.endswith(REFUSED[function])
+
+
+@pytest.mark.parametrize("function", ["uses_reference", "dependent", "partitioned"])
+def test_what_an_artifact_holds(model: Path, function: str) -> None:
+    assert export(model, spec(entry=f"model:{function}", args=["f32[4]"]))[:2] == (0, "")
+
+
+def test_an_interrupt_is_no_mistake_of_the_model(model: Path) -> None:
+    status, said, output = export(model, spec(entry="model:interrupted"))
+    assert "tracing" not in said
+    assert "KeyboardInterrupt: " not in said
+    assert status != 0
+    assert not output.exists()
+
+
+DISTRIBUTION = """
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_pytree_node_class
+class Normal:
+    def __init__(self, mean, spread):
+        {body}
+
+    def tree_flatten(self):
+        return [leaf for leaf in (self.mean, self.spread) if hasattr(leaf, "astype")], None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+def avals():
+    return {{"given": [Normal(jnp.zeros(3), jnp.ones(3))], "x": jax.ShapeDtypeStruct((3,), "float32")}}
+
+
+def density(given, x):
+    return -(((x - given[0].mean) / given[0].spread) ** 2)
+"""
+
+
+@pytest.mark.parametrize("convert", ["jnp.asarray({})", "{}"])
+def test_a_class_that_looks_at_its_arrays(tmp_path: Path, convert: str) -> None:
+    """As distributions of TFP do, which convert them, and those of distrax, which count them."""
+    body = f"self.mean, self.spread = {convert.format('mean')}, {convert.format('spread')}"
+    (tmp_path / "model.py").write_text(DISTRIBUTION.format(body=body))
+    status, said, _ = export(tmp_path, spec(entry="model:density", args=[], avals="model:avals"))
+    assert status == 2
+    assert said == (
+        "pkg/m.toml: functions.f.avals: model:avals returned a model.Normal (at ['given'][0]), "
+        "which looks at its arrays when it is put together: JAX traces it and cannot export it\n"
+        "  return its arrays, and make the object of them in the function\n"
+    )

@@ -1,0 +1,78 @@
+"""What stagec changes of JAX's and Python's while it traces: for how long, and for which threads."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.interpreters import mlir
+
+import stagec
+from stagec.frontends import patched
+
+PATCHES = [
+    patch
+    for value in vars(patched).values()
+    for patch in (value if isinstance(value, tuple) else (value,))
+    if isinstance(patch, patched.Patch)
+]
+OWNER = f"{__name__}:Owner"
+
+
+class Owner:
+    """Has a method that tests replace."""
+
+    def name(self) -> str:
+        return "before"
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: f"{patch.owner}.{patch.name}")
+def test_each_patch_names_an_attribute_that_is_there_and_says_why(patch: patched.Patch) -> None:
+    assert callable(getattr(patch.object, patch.name))
+    assert patch.why
+
+
+def test_threads_that_lower_at_once_leave_jax_as_it_was() -> None:
+    before = {id(patch): getattr(patch.object, patch.name) for patch in PATCHES}
+    assert "get_backend" in vars(mlir.ModuleContext)
+    start = threading.Barrier(4)
+
+    def lower(k: int) -> str:
+        start.wait()
+        return stagec.jit(lambda x: jnp.sin(x) * k).lower(jax.ShapeDtypeStruct((3,), "float32")).as_text()
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            assert len(set(pool.map(lower, range(4)))) == 4
+    assert {id(patch): getattr(patch.object, patch.name) for patch in PATCHES} == before
+
+
+def test_a_thread_that_leaves_first_does_not_end_the_change_of_another() -> None:
+    patch = patched.Patch(OWNER, "name", "a test")
+    inside, left = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def first() -> None:
+        with patch.by(lambda before: lambda self: "first of " + before(self)):
+            inside.set()
+            left.wait(10)
+            seen.append(Owner().name())
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait(10)
+    assert Owner().name() == "before"
+    with patch.by(lambda before: lambda self: "second"):
+        assert Owner().name() == "second"
+    left.set()
+    thread.join(10)
+    assert (seen, Owner().name(), vars(Owner)["name"].__name__) == (["first of before"], "before", "name")
+    assert "call" not in repr(vars(Owner)["name"])
+
+
+def test_a_change_for_all_threads_holds_in_another() -> None:
+    patch = patched.Patch(OWNER, "name", "a test", everywhere=True)
+    with patch.by(lambda before: lambda self: "changed"), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(Owner().name).result() == "changed"
+    assert Owner().name() == "before"

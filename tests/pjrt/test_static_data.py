@@ -1,0 +1,93 @@
+"""Static data of the nodes of a structure is compared by type and value (pjrt/static_data.py)."""
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagec.core.same import key, same
+from stagec.pjrt.static_data import StaticData, of_nodes
+
+
+class Name(enum.StrEnum):
+    A = "a"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Pair(NamedTuple):
+    first: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    x: Any
+    kind: Any = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_pytree_node_class
+class Module:
+    def __init__(self, x: Any, kind: Any) -> None:
+        self.x, self.kind = x, kind
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self.x,), self.kind
+
+    @classmethod
+    def tree_unflatten(cls, kind: Any, children: tuple[Any]) -> "Module":
+        return cls(*children, kind)
+
+
+structure = jax.tree.structure
+
+
+def test_what_a_structure_has() -> None:
+    assert of_nodes(structure(([1, {"a": 2}, Pair(3)], None))) == ()
+    assert of_nodes(structure({1: 2, 3: {2.0: 1}, 4: Module(State(1, "a"), "b")})) == (2.0, ("a",), "b", 1, 3, 4)
+
+
+ONES = [1, 1.0, True, 1 + 0j, Level.LOW, np.int32(1), np.float64(1), (1,), (True,), ((1,),), ((1.0,),), [1], [True]]
+ONES += [{"a": 1}, {"a": True}, {1: "a"}, {True: "a"}, "a", Name.A, np.str_("a"), Pair(1), Pair(1.0), None, (None,), ()]
+
+
+@pytest.mark.parametrize("make", [State, Module], ids=lambda make: make.__name__)
+def test_what_is_equal_is_told_apart(make: Callable[[Any, Any], Any]) -> None:
+    known = [StaticData.of(structure((make(0, kind), {"a": 1}))) for kind in ONES]
+    for i, data in enumerate(known):
+        for j, kind in enumerate(ONES):
+            other = StaticData.of(structure((make(0, copy.deepcopy(kind)), {"a": 1})))
+            assert data.same(other) == (i == j) == (data.key() == other.key()), (ONES[i], kind)
+
+
+def test_keys_of_dicts() -> None:
+    keys = [1, 1.0, True, Level.LOW, "a", Name.A]
+    known = [StaticData.of(structure({key: 0})) for key in keys]
+    for i, one in enumerate(known):
+        assert [one.same(other) for other in known] == [i == j for j in range(len(keys))]
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.floats(), st.text(max_size=1)),
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=3).map(tuple), st.lists(parts, max_size=2), st.builds(Pair, parts)
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES, VALUES)
+def test_drawn_values(one: Any, other: Any) -> None:
+    first, second = (StaticData.of(structure(Module(0, value))) for value in (one, other))
+    assert first.same(StaticData.of(structure(Module(0, copy.deepcopy(one)))))
+    if one is not None and other is not None:  # jaxlib knows a node without static data
+        assert first.same(second) == same(one, other) == (key(one) == key(other))
