@@ -62,8 +62,15 @@ debian() { # debian SUITE FOLDER PACKAGE...: installs that Debian, and mounts wh
   exec {waiting}>&-
 }
 
+login=root # who `as_a_login` is; where $plain is not empty, `within` is a plain chroot
+
 within() { # within FOLDER COMMAND...: runs it where the folder is all there is
-  # Not by chroot alone: there nobody can have a user namespace, which Bazel's sandbox and stagec's workers need.
+  # Not by chroot alone, where that is not asked for: there nobody can have a user namespace, which Bazel's sandbox and
+  # stagec's workers need.
+  if [[ -n "${plain:-}" ]]; then
+    chroot "$@"
+    return
+  fi
   unshare --mount --propagation private /bin/bash -c '
     set -e
     mount --rbind "$0" "$0"
@@ -82,20 +89,27 @@ bare_machine() { # bare_machine PACKAGE...: makes a Debian 12 with these package
 }
 
 leave() { # ends what Bazel was started in $root, and removes the folder
-  within "$root" /bin/bash -c 'for file in /root/*/WORKSPACE; do cd "${file%/*}" && HOME=/root bazel shutdown; done' >/dev/null 2>&1 || true
+  for login in $(chroot "$root" sh -c 'ls /home' 2>/dev/null; echo root); do
+    as_a_login 'for file in ~/*/WORKSPACE; do cd "${file%/*}" && bazel shutdown; done' >/dev/null 2>&1 || true
+  done
   umount --recursive --lazy "$root"/{proc,dev,sys} 2>/dev/null || true
   rm -rf --one-file-system "$root"
 }
 
-clone() { # clones the last commit of this checkout into $root
+clone() { # clones the last commit of this checkout into the home of $login in $root
   if [[ -n "$(git -C "$source_root" status --porcelain)" ]]; then
     echo "tools/$tool: there are changes that are not committed; the last commit is tried without them" >&2
   fi
-  git clone --quiet --no-local "$source_root" "$root/root/stagec"
+  git clone --quiet --no-local "$source_root" "$root$(home)/stagec"
+  chroot "$root" chown --recursive "$login:" "$(home)/stagec"
+}
+
+home() { # prints that of $login in $root
+  chroot "$root" sh -c 'getent passwd "$0" | cut -d: -f6' "$login"
 }
 
 as_a_login() { # as_a_login SCRIPT ARGUMENT...: runs it in $root, with a login's variables and those that say whence packages come
-  local variables=(HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+  local variables=("HOME=$(home)" "USER=$login" LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
   mapfile -t -O "${#variables[@]}" variables < <(env | grep -iE '^(PIP_[A-Z_]+|SSL_CERT_FILE|[a-z]+_proxy)=' || true)
-  within "$root" env -i "${variables[@]}" /bin/bash -c "$1" bash "${@:2}"
+  within "$root" runuser -u "$login" -- env -i "${variables[@]}" /bin/bash -c "$1" bash "${@:2}"
 }

@@ -4,7 +4,8 @@
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
 
 `add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/patches/probe.py), and writes
-its row into compiler/stagec/patches/known_builds.json. A build that is not as those that are known gets no row, and
+its row into compiler/stagec/patches/known_builds.json, and the day of a new release of jaxlib into
+compiler/stagec/bundle/expiry.py. A build that is not as those that are known gets no row, and
 it prints what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
 nothing.
 
@@ -29,8 +30,9 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.backends.tpu import compiler as tpu  # noqa: E402
-from stagec.patches import known_builds  # noqa: E402  # found through the line above
+from stagec.backends.tpu import compiler as tpu  # noqa: E402  # found through the line above
+from stagec.bundle import expiry  # noqa: E402
+from stagec.patches import known_builds  # noqa: E402
 from stagec.patches.known_builds import Build  # noqa: E402
 
 PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
@@ -67,6 +69,8 @@ def run_add(options: argparse.Namespace) -> int:
             others = [other for other in before if other.build_id != row.build_id]
             write([*others, row])  # it compiles with what it knows
             write([*others, tried(wheel, row, options.under)])
+            if package(row) == "jaxlib":
+                write_day(row.version, released(wheel))
         except Unsuitable as error:
             write(before)
             failed += 1
@@ -138,6 +142,22 @@ def tried(wheel: Path, row: Build, under: str) -> Build:
     found = Build(**json.loads(done.stdout))
     python = f"CPython {platform.python_version()}{'t' * known_builds.python_tag().endswith('t')}"
     return dataclasses.replace(found, version=row.version, python=row.python, tested=python + (under and f", {under}"))
+
+
+def released(wheel: Path) -> str:
+    """Return the day of a wheel's files, which is that of the release: 2026-05-18."""
+    with zipfile.ZipFile(wheel) as archive:
+        member = archive.getinfo("jaxlib/__init__.py")
+    return "{:04}-{:02}-{:02}".format(*member.date_time[:3])
+
+
+def write_day(version: str, day: str) -> None:
+    """Write the day of a release into the loader's table, unless it is there."""
+    if version in expiry.RELEASED:
+        return
+    path = Path(expiry.__file__)
+    head, table, rest = re.split(r"(?<=RELEASED: Mapping\[str, str\] = \{\n)((?:    .*\n)+)", path.read_text("utf-8"))
+    path.write_text(f'{head}{table}    "{version}": "{day}",\n{rest}', "utf-8")
 
 
 def needed(row: Build) -> Iterator[str]:
