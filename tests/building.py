@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stagec.core.actions import ENVIRONMENT
+from stagec.core.builds.actions import ENVIRONMENT
 from tests.forking import Template
 
 ROOT = Path(__file__).absolute().parent.parent

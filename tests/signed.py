@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from stagec.bundle.archive import encode
 from stagec.bundle.writing import Member, gather
-from stagec.core.specs import function_spec
+from stagec.core.builds.specs import function_spec
 from tests.building import checked
 
 PACKAGES = {

@@ -13,10 +13,10 @@ import pytest
 
 from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.cli import COMMANDS, GROUPS
-from stagec.core import child
-from stagec.core.errors import StagecError
-from stagec.core.trees import Tree
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
+from stagec.core.data import child
+from stagec.core.telling.errors import StagecError
+from stagec.core.trees.tree import Tree
 from stagec.pjrt import packages
 from stagec.reports import comparison, explanation, inspection
 from stagec.stages.exported import Exported

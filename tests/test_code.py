@@ -19,6 +19,10 @@ def test_packages_import_what_the_table_says() -> None:
     assert imports.arrows(EDGES) == {name: set(one.imports) for name, one in imports.PACKAGES.items()}
 
 
+def test_rooms_of_a_package_import_what_the_table_says() -> None:
+    assert imports.arrows_between_rooms(EDGES) == {name: set(others) for name, others in imports.ROOMS.items()}
+
+
 def test_packages_of_others_are_those_of_the_table() -> None:
     found: dict[str, set[str]] = {name: set() for name in imports.PACKAGES}
     for name, path in FILES.items():
@@ -30,6 +34,7 @@ def test_packages_of_others_are_those_of_the_table() -> None:
 
 def test_nothing_imports_in_circles() -> None:
     assert imports.circles(imports.arrows(EDGES)) == []
+    assert imports.circles(imports.arrows_between_rooms(EDGES)) == []
     assert imports.circles(EDGES) == []
 
 
@@ -46,7 +51,7 @@ def test_the_page_has_the_table() -> None:
 
 def test_every_package_is_listed() -> None:
     folders = {path.parent.relative_to(imports.SOURCES) for path in FILES.values()} - {Path()}
-    assert {".".join(folder.parts) for folder in folders} == set(imports.PACKAGES)
+    assert {".".join(folder.parts) for folder in folders} == {*imports.PACKAGES, *imports.ROOMS}
 
 
 def test_expressions_are_parsed_in_one_place() -> None:

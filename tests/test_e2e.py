@@ -304,7 +304,7 @@ def test_an_edited_compiler_is_another_worker(built: Workspace) -> None:
         return {name for name, _, _ in json.loads(built.output("models.gelu.profile.json").read_text())["phases"]}
 
     assert {"other", "trace", "lower", "export"} <= phases_of_gelu()
-    with built.broken("../../compiler/stagec/core/phases.py", 'OTHER = "other"', 'OTHER = "rest"'):
+    with built.broken("../../compiler/stagec/core/telling/phases.py", 'OTHER = "other"', 'OTHER = "rest"'):
         assert {"rest", "trace"} <= phases_of_gelu()
     assert "other" in phases_of_gelu()
 

@@ -16,7 +16,7 @@ import pytest
 
 import stagec
 from stagec.cli import COMMANDS
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 from stagec.pjrt.compatibility import version as jaxlib_version
 from tests.building import COMPILER, ROOT, build
 from tests.bundles import without_executables

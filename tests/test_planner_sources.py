@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stagec.core.platforms import PLATFORMS
+from stagec.core.builds.platforms import PLATFORMS
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """

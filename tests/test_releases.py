@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 import stagec
 from stagec.bundle.archive import Archive
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 from tests.building import ROOT, checked
 from tests.building import stagec as command
 from tests.nested import NestedBazel, actions, environment, telling, workspace_files
@@ -248,7 +248,7 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     done = script(checkout, "prepare", "0.99.7", "--date", "2026-12-01")
     assert done.returncode == 0, done.stderr
-    assert 'compiler/stagec/core/version.py: VERSION = "0.99.7"\n' in done.stdout
+    assert 'compiler/stagec/core/builds/version.py: VERSION = "0.99.7"\n' in done.stdout
     done = script(checkout, "build", "--output", folder / "out")
     assert "not committed" in done.stderr
     assert not (folder / "out").exists()

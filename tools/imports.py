@@ -96,7 +96,17 @@ PACKAGES: Mapping[str, Package] = {
     "bundle": _package("the format of bundles, both sides; provenance and signatures", "core", "cryptography"),
     "costs": _package("what an optimized program costs, counted in its HLO", "core"),
     "hardware": _package("devices and topologies, from manifests/targets", "core"),
-    "core": _package("the vocabulary: avals, trees, specs, errors, phases"),
+    "core": _package("the vocabulary: trees, sizes and avals, builds, data of others, what a person is told"),
+}
+
+
+# The rooms inside of a package, and which of its rooms each imports. Nobody else's table names them.
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "core.builds": ("core.telling", "core.trees"),
+    "core.telling": ("core.sizes", "core.trees"),
+    "core.trees": ("core.data", "core.sizes"),
+    "core.sizes": (),
+    "core.data": (),
 }
 
 
@@ -110,8 +120,13 @@ def modules(sources: Path = SOURCES) -> dict[str, Path]:
 
 
 def package(module: str) -> str:
-    """Return which package a module is in: the folder that it lies in, and "" for stagec's own face."""
-    return module if module in PACKAGES else module.rpartition(".")[0]
+    """Return which package a module is in: the folder that it lies in, without rooms, and "" for stagec's own face."""
+    own = _folder(module)
+    return own.rpartition(".")[0] if own in ROOMS else own
+
+
+def _folder(module: str) -> str:
+    return module if module in PACKAGES or module in ROOMS else module.rpartition(".")[0]
 
 
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, bool]]:
@@ -149,6 +164,15 @@ def arrows(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
         if own := package(name):
             found[own] |= {package(other) for other in others} - {own, ""}
     return found
+
+
+def arrows_between_rooms(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return which rooms of its package each room imports."""
+    between: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for name, others in edges.items():
+        if (room := _folder(name)) in ROOMS:
+            between[room] |= {_folder(other) for other in others if package(other) == package(name)} - {room}
+    return between
 
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
@@ -205,6 +229,7 @@ def main() -> None:
     round_and_round = circles(between)
     levels = "" if round_and_round else f" on {max(floors(between).values()) + 1} layers"
     print(f"{len(between)} packages{levels}, {sum(map(len, between.values()))} imports between them")
+    print(f"{len(ROOMS)} rooms inside of packages, {sum(map(len, ROOMS.values()))} imports between them")
     print(f"{len(edges)} modules, {sum(map(len, edges.values()))} imports between them")
     print(f"circles of packages: {round_and_round or 'none'}")
     print(f"circles of modules: {circles(edges) or 'none'}")

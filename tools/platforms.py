@@ -1,4 +1,4 @@
-"""The rules' table of platforms, from compiler/stagec/core/platforms.py.
+"""The rules' table of platforms, from compiler/stagec/core/builds/platforms.py.
 
 usage: python3 tools/platforms.py [--write]
 

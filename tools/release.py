@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _SEMANTIC = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-[0-9A-Za-z.-]+)?")
 """https://semver.org, without metadata of builds."""
-_VERSION = Path("compiler/stagec/core/version.py")
+_VERSION = Path("compiler/stagec/core/builds/version.py")
 _CHANGELOG = Path("CHANGELOG.md")
 _SECTION = re.compile(r"^## (\S+) \((.+)\)$", re.MULTILINE)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 
 # jaxlib reads it when it is loaded, and would list devices on stderr; warnings and errors stay. jax sets the same.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from stagec.arrays.pytrees import register_dataclass, register_pytree_node
     from stagec.arrays.values import ShapeDtypeStruct
     from stagec.backends.compilation import CannotCompile
-    from stagec.core.errors import StagecError
-    from stagec.core.nodes import PyTreeNode
-    from stagec.core.refusal import CallError, LoadError
+    from stagec.core.telling.errors import StagecError
+    from stagec.core.telling.refusal import CallError, LoadError
+    from stagec.core.trees.nodes import PyTreeNode
     from stagec.frontends.jit import Wrapped
     from stagec.frontends.staging import jit
     from stagec.frontends.wrapped import Traced
@@ -124,7 +124,7 @@ _MODULES = {
     "arrays.pytrees": ("register_dataclass", "register_pytree_node"),
     "arrays.values": ("ShapeDtypeStruct",),
     "backends.compilation": ("CannotCompile",),
-    "core.errors": ("StagecError",),
+    "core.telling.errors": ("StagecError",),
     "frontends.staging": ("jit",),
     "frontends.jit": ("Wrapped",),
     "frontends.wrapped": ("Traced",),
@@ -132,14 +132,14 @@ _MODULES = {
     "pjrt.clients": ("devices",),
     "loader.function": ("Function",),
     "loader.bundle": ("Bundle",),
-    "core.refusal": ("CallError", "LoadError"),
+    "core.telling.refusal": ("CallError", "LoadError"),
     "loader.serving": ("load",),
     "stages.compiled": ("Compiled",),
     "stages.errors": ("CannotLower", "NotExported"),
     "stages.exported": ("Exported",),
     "stages.lowered": ("Lowered",),
     "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
-    "core.nodes": ("PyTreeNode",),
+    "core.trees.nodes": ("PyTreeNode",),
 }
 
 
@@ -157,7 +157,7 @@ def __getattr__(name: str) -> Any:
             try:
                 return getattr(importlib.import_module(f"stagec.{module}"), name)
             except ModuleNotFoundError as error:
-                from stagec.core.errors import missing_package
+                from stagec.core.telling.errors import missing_package
 
                 sentence = missing_package(error, f"stagec.{name}")
                 if sentence is None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core import components
+from stagec.core.builds import components
 from stagec.pjrt import accelerators, packages
 from tests.building import COMPILER, ROOT, build, checked
 from tests.building import stagec as explain

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jaxlib.mlir import ir
 
-from stagec.core.specs import FunctionSpec, to_json
+from stagec.core.builds.specs import FunctionSpec, to_json
 from stagec.hardware import catalog
 from stagec.pjrt import packages
 from stagec.stages import mlir
@@ -48,7 +48,7 @@ OURS = """
 import json, sys
 from stagec.frontends import jax as frontend
 from stagec.hardware import catalog
-from stagec.core.specs import function_spec
+from stagec.core.builds.specs import function_spec
 from stagec.stages import by_device
 from stagec.stages.exported import Exported
 target = catalog.target(sys.argv[1])

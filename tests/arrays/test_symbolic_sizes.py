@@ -9,7 +9,7 @@ import pytest
 import stagec
 from stagec import lax
 from stagec import numpy as xp
-from stagec.core.sizes import canonical_dimension
+from stagec.core.sizes.size import canonical_dimension
 
 SLICES: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv(b,2)": lambda b, c: np.s_[: b // 2],

@@ -23,7 +23,7 @@ from tests.building import COMPILER
 _COMPILE = """
 import json, sys
 given = json.loads(sys.argv[1])
-from stagec.core import specs
+from stagec.core.builds import specs
 from stagec.backends import compilation
 target = specs.target_spec(given["target"])
 backend = compilation.backend(target.platform)

@@ -9,7 +9,7 @@ import pytest
 
 from stagec.backends.cuda import compiler as cuda
 from stagec.backends.cuda import nvidia
-from stagec.core.errors import StagecError
+from stagec.core.telling.errors import StagecError
 from stagec.hardware import cuda as gpus
 from stagec.hardware import cuda_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run

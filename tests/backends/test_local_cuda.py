@@ -6,7 +6,7 @@ import pytest
 
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.cuda import local_cuda
-from stagec.core.specs import CudaTarget
+from stagec.core.builds.specs import CudaTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
 from stagec.reports import autotuning

@@ -14,7 +14,7 @@ from jaxlib import xla_client
 import stagec
 from stagec.backends import compilation
 from stagec.backends.options import known_options, suggestion
-from stagec.core import compiler_options as options
+from stagec.core.builds import compiler_options as options
 from tests.building import stagec as run_stagec
 from tests.building import write_specs
 

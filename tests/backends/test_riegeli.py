@@ -3,7 +3,7 @@
 import pytest
 
 from stagec.backends.cuda import riegeli
-from stagec.core import wire
+from stagec.core.data import wire
 
 RECORDS = [b"one", b"", b"three " * 20, b"four"]
 

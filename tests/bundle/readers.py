@@ -37,7 +37,7 @@ def _on_disk(data: bytes, suffix: str = "") -> Iterator[str]:
 def whole_bundle(data: bytes) -> str:
     """Whatever byte was changed, reading all of it refuses."""
     from stagec.bundle.archive import Archive
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     try:
         Archive("x", data).check_all()
@@ -55,8 +55,8 @@ def repacked_bundle(data: bytes) -> str:
     from stagec.bundle import index
     from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
     from stagec.bundle.stripping import strip
-    from stagec.core.errors import StagecError
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.errors import StagecError
+    from stagec.core.telling.refusal import LoadError
     from stagec.reports import inspection
 
     try:
@@ -81,8 +81,8 @@ def repacked_bundle(data: bytes) -> str:
 
 def explained_bundle(data: bytes) -> str:
     """What `explain-load` tells of such a bundle, and `diff` of it and itself."""
-    from stagec.core.errors import StagecError
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.errors import StagecError
+    from stagec.core.telling.refusal import LoadError
     from stagec.loader import serving
     from stagec.reports import comparison
 
@@ -161,7 +161,7 @@ def envelope(data: bytes) -> str:
 
     from stagec.bundle.attestation import Statement, signed_by
     from stagec.bundle.dsse import Envelope
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     try:
         found = Envelope.from_json(data)
@@ -178,7 +178,7 @@ def envelope(data: bytes) -> str:
 def statement(data: bytes) -> str:
     """It is refused, or has subjects with digests."""
     from stagec.bundle.attestation import Statement
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     try:
         found = Statement.read(data, "x")
@@ -191,7 +191,7 @@ def statement(data: bytes) -> str:
 def weights(data: bytes) -> str:
     """A safetensors file is refused, or has arrays of the bytes that they say."""
     from stagec.bundle import safetensors
-    from stagec.core.avals import num_bytes
+    from stagec.core.sizes.avals import num_bytes
 
     with _on_disk(data) as path:
         try:
@@ -204,7 +204,7 @@ def weights(data: bytes) -> str:
 
 def manifest(data: bytes) -> str:
     """A manifest is planned, or all that is wrong with it is told."""
-    from stagec.core.errors import StagecError
+    from stagec.core.telling.errors import StagecError
     from stagec.manifest import load_manifest, plan
 
     with _on_disk(data) as path:

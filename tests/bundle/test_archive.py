@@ -16,7 +16,7 @@ import pytest
 
 from stagec.bundle import archive
 from stagec.bundle.archive import Archive, encode, encode_index, members_table
-from stagec.core.refusal import LoadError
+from stagec.core.telling.refusal import LoadError
 
 DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
 

@@ -29,10 +29,10 @@ from stagec.bundle.description import Description
 from stagec.bundle.provenance import Environment, Wheel
 from stagec.bundle.safetensors import Tensor, parts
 from stagec.bundle.signing import sign
-from stagec.core import statics
-from stagec.core.avals import Aval
-from stagec.core.keyed import Item, Keyed, key_of
-from stagec.core.trees import LEAF, Tree
+from stagec.core.sizes.avals import Aval
+from stagec.core.trees import statics
+from stagec.core.trees.keyed import Item, Keyed, key_of
+from stagec.core.trees.tree import LEAF, Tree
 from stagec.stages.exported import Exported
 from tests.building import ROOT
 from tests.bundle import mutations, readers

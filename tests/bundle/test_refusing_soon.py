@@ -20,8 +20,8 @@ from stagec.bundle.attestation import signed_by
 from stagec.bundle.description import Description
 from stagec.bundle.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope
 from stagec.bundle.keys import read_keys
-from stagec.core import strict_json
-from stagec.core.refusal import LoadError
+from stagec.core.data import strict_json
+from stagec.core.telling.refusal import LoadError
 from tests.signed import write_keys
 
 SECONDS, SECONDS_A_BYTE = 1.0, 1.5e-6

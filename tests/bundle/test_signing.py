@@ -19,7 +19,7 @@ from stagec.bundle import archive
 from stagec.bundle.archive import Archive
 from stagec.bundle.dsse import PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.verification import verify
-from stagec.core import strict_json
+from stagec.core.data import strict_json
 from tests.building import COMPILER, ROOT, checked, stagec
 from tests.signed import write_bundle_of, write_keys, write_provenance
 

@@ -14,9 +14,9 @@ from stagec.bundle.archive import Archive, encode, encode_index
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.sources import OnDisk
 from stagec.bundle.writing import Inconsistent, Member
-from stagec.core.refusal import LoadError
-from stagec.core.specs import FunctionSpec, function_spec
-from stagec.core.version import VERSION
+from stagec.core.builds.specs import FunctionSpec, function_spec
+from stagec.core.builds.version import VERSION
+from stagec.core.telling.refusal import LoadError
 from stagec.pjrt import compatibility
 from stagec.stages.exported import Exported
 from tests.building import COMPILER, checked, stagec

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from stagec.backends.cpu import compiler as cpu
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
 from tests.building import COMPILER, ROOT
 
 TARGET = CpuTarget("avx2", "AVX2", 2, {})

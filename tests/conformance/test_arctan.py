@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from stagec.backends.cpu import compiler as cpu
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
 from tests.building import COMPILER, ROOT
 
 _WRONG = """
 import sys
 from stagec.backends.cpu import compiler as cpu
-from stagec.core.errors import StagecError
-from stagec.core.specs import CpuTarget
+from stagec.core.telling.errors import StagecError
+from stagec.core.builds.specs import CpuTarget
 target = CpuTarget("it", sys.argv[1], 2, {})
 cpu.prepare_process(target)
 import jax, jax.numpy as jnp, numpy as np, stagec

@@ -15,8 +15,8 @@ import pytest
 from jax._src.export import _export as jax_export
 
 import stagec
-from stagec.core.avals import DTYPES, Aval
-from stagec.core.sizes import evaluate
+from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.sizes.size import evaluate
 from stagec.stages.lowering import lower_exported
 from stagec.stages.mlir import to_bytecode
 from tests.building import ROOT, checked, write_specs

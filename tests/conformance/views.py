@@ -15,7 +15,7 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from stagec.core.trees import Tree
+from stagec.core.trees.tree import Tree
 from stagec.stages import mlir
 from stagec.stages.shardings import Mesh
 

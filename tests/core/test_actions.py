@@ -2,7 +2,7 @@
 
 import re
 
-from stagec.core import actions
+from stagec.core.builds import actions
 from tests.building import ROOT
 
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from stagec.core.avals import Aval, parse_aval
-from stagec.core.calls import Call
-from stagec.core.folding import fold
-from stagec.core.trees import LEAF, Tree
+from stagec.core.sizes.avals import Aval, parse_aval
+from stagec.core.telling.calls import Call
+from stagec.core.trees.folding import fold
+from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends.pytrees import to_tree
 
 

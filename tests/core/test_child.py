@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.core import child
+from stagec.core.data import child
 
 
 def echo(data: bytes, *more: object) -> object:

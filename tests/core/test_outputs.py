@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.core import writing
+from stagec.core.data import writing
 from tests.building import COMPILER, PYTHON, action_environment, stagec
 
 COMMAND = [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "schema", "--output"]

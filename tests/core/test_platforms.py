@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stagec.backends import compilation
-from stagec.core import specs
-from stagec.core.platforms import PLATFORMS
+from stagec.core.builds import specs
+from stagec.core.builds.platforms import PLATFORMS
 from stagec.hardware import catalog
 from stagec.manifest.models import TARGETS
 from tools import platforms

@@ -1,4 +1,4 @@
-"""One meaning of "the same static value" (core/same.py)."""
+"""One meaning of "the same static value" (core/trees/same.py)."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.core.same import key, same
+from stagec.core.trees.same import key, same
 
 
 class Color(enum.IntEnum):

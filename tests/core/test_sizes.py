@@ -1,4 +1,4 @@
-"""Sizes and what is decided of them (`core/bounds.py`): beside JAX's `shape_poly`, and at many numbers."""
+"""Sizes and what is decided of them (`core/sizes/bounds.py`): beside JAX's `shape_poly`, and at many numbers."""
 
 import contextlib
 import itertools
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stagec.core.bounds import bounds
-from stagec.core.sizes import Constraint, DimensionError, Size, parse, parse_constraint, solve
+from stagec.core.sizes.bounds import bounds
+from stagec.core.sizes.size import Constraint, DimensionError, Size, parse, parse_constraint, solve
 
 NAMES = ("a", "b", "c")
 CONSTRAINTS: Sequence[Sequence[str]] = (

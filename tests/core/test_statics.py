@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from stagec.core import statics
+from stagec.core.trees import statics
 from tests.building import COMPILER, ROOT
 
 
@@ -160,7 +160,7 @@ def test_values_without_a_stable_description(name: str) -> None:
 STABLE = """
 import sys
 sys.path[:0] = {path!r}
-from stagec.core import statics
+from stagec.core.trees import statics
 from tests.core import test_statics as these
 import jax, numpy as np
 values = [first for first, *_ in these.PAIRS.values()]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.core import wire
+from stagec.core.data import wire
 
 # field 1 varint 150; field 2 "testing"; field 3 fixed32; field 4 fixed64 (the first two from protobuf's own guide)
 MESSAGE = b"\x08\x96\x01" + b"\x12\x07testing" + b"\x1d\1\2\3\4" + b"\x21\1\2\3\4\5\6\7\x08"

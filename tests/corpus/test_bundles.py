@@ -14,7 +14,7 @@ import pytest
 import stagec
 from stagec.bundle import archive
 from stagec.bundle.archive import INDEX
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 from tests.building import checked
 from tests.building import stagec as command
 from tests.bundles import edited

@@ -15,7 +15,7 @@ from cases import GROUPS, functions, report
 
 import stagec
 from stagec.backends.cpu import compiler as cpu
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
 
 
 def named(place):

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from stagec.core import frontends
-from stagec.core.specs import FunctionSpec, to_json
+from stagec.core.builds import frontends
+from stagec.core.builds.specs import FunctionSpec, to_json
 from tests.building import stagec
 
 

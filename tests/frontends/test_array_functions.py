@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import stagec
-from stagec.core.errors import StagecError
-from stagec.core.specs import FunctionSpec, to_json
+from stagec.core.builds.specs import FunctionSpec, to_json
+from stagec.core.telling.errors import StagecError
 from stagec.manifest.load import load_manifest
 from stagec.manifest.planning import plan
 from stagec.stages.exported import Exported

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
-from stagec.core.errors import StagecError
+from stagec.core.telling.errors import StagecError
 from stagec.frontends import checkpoints, msgpack_headers
 from tests.building import action_environment, stagec
 from tests.frontends.exporting import export, spec

@@ -21,7 +21,7 @@ from jax._src import config
 
 import stagec
 import stagec.numpy as snp
-from stagec.core import same
+from stagec.core.trees import same
 from stagec.frontends import wrapped
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagec.core.avals import DTYPES
+from stagec.core.sizes.avals import DTYPES
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import lower_exported
 from tests.frontends.exporting import export, spec

@@ -11,7 +11,7 @@ import jax
 import jax.export
 import pytest
 
-from stagec.core.specs import to_json
+from stagec.core.builds.specs import to_json
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
 from tests.building import action_environment, stagec

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import stagec
-from stagec.core.specs import TargetSpec, to_json
+from stagec.core.builds.specs import TargetSpec, to_json
 from stagec.frontends import kernels
 from stagec.hardware import catalog
 from stagec.pjrt import packages

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax._src.export import _export as jax_export
 
-from stagec.core.nodes import Fields
-from stagec.core.specs import to_json
+from stagec.core.builds.specs import to_json
+from stagec.core.trees.nodes import Fields
 from stagec.pjrt import custom_calls
 from stagec.stages.exported import Exported
 from tests.building import ROOT, stagec

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core.keyed import Keyed
-from stagec.core.nodes import Fields
-from stagec.core.trees import Tree
+from stagec.core.trees.keyed import Keyed
+from stagec.core.trees.nodes import Fields
+from stagec.core.trees.tree import Tree
 from tests.zoo.nodes import Dial, Gauge, Table, Unit
 
 VECTOR = np.arange(3, dtype=np.float32)

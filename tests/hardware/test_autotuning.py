@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.core.errors import StagecError
+from stagec.core.telling.errors import StagecError
 from stagec.hardware import autotuning
 from stagec.hardware import cuda as gpus
 

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
-from stagec.core.errors import StagecError
-from stagec.core.platforms import PLATFORMS
-from stagec.core.specs import CpuTarget, CudaTarget, TpuTarget, to_json
+from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.builds.specs import CpuTarget, CudaTarget, TpuTarget, to_json
+from stagec.core.telling.errors import StagecError
 from stagec.hardware import catalog, cuda_devices
 from stagec.hardware import cpu as cpus
 from stagec.hardware import cuda as gpus

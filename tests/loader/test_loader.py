@@ -15,7 +15,7 @@ import pytest
 
 import stagec
 from stagec.bundle.description import Description
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 from stagec.pjrt import host
 from stagec.pjrt.arrays import Array
 from tests.building import COMPILER

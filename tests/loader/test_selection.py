@@ -18,7 +18,7 @@ import pytest
 import stagec
 from stagec.bundle import expiry
 from stagec.bundle.archive import INDEX, encode_index, members_table
-from stagec.core.avals import parse_aval
+from stagec.core.sizes.avals import parse_aval
 from stagec.loader.selection import _ORDER, Asked, Offer, select
 from stagec.pjrt import accelerators, host
 from stagec.pjrt.host import Host, Platform

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stagec.core.errors import StagecError
-from stagec.core.specs import Limits
+from stagec.core.builds.specs import Limits
+from stagec.core.telling.errors import StagecError
 from stagec.manifest import load_manifest, plan
 
 HEAD = """

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.core.errors import StagecError, nearest, show
-from stagec.core.specs import CudaTarget as CudaSpec
+from stagec.core.builds.specs import CudaTarget as CudaSpec
+from stagec.core.telling.errors import StagecError, nearest, show
 from stagec.manifest import load_manifest, target_files
 from stagec.manifest.load import REFUSED
 from stagec.manifest.models import (

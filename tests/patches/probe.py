@@ -120,7 +120,7 @@ PROGRAMS = {
 _COMPILE = """
 import functools, hashlib, json, sys
 given = json.loads(sys.argv[1])
-from stagec.core import specs
+from stagec.core.builds import specs
 from stagec.backends import compilation
 from stagec.patches import hash_seeds
 from stagec.backends.cuda import compiler as cuda

@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from stagec.backends.cpu import compiler as cpu
 from stagec.hardware import x86
 from stagec.patches import cpuid, hash_seeds, known_builds, machine_code
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
 from stagec.stages import mlir
 
 TEXT = '''func.func @main(%x: tensor<64xui8>) -> tensor<64xui8> {

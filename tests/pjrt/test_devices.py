@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core.platforms import PLATFORMS
+from stagec.core.builds.platforms import PLATFORMS
 from stagec.pjrt import accelerators, clients
 from tests.building import COMPILER
 

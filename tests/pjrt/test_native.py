@@ -13,7 +13,7 @@ import pytest
 
 import stagec
 from stagec.bundle.description import Description
-from stagec.core.trees import argument_path
+from stagec.core.trees.tree import argument_path
 from stagec.loader import trials
 from stagec.pjrt.arrays import dtype_of
 from tests.building import ROOT

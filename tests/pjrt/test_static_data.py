@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.core.same import key, same
+from stagec.core.trees.same import key, same
 from stagec.pjrt.static_data import StaticData, of_nodes
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stagec.bundle.archive import Archive
-from stagec.core.keyed import Item, Keyed
+from stagec.core.trees.keyed import Item, Keyed
 from stagec.reports.stubs import stub
 from tests.building import COMPILER, ROOT, checked, stagec, write_specs
 from tests.bundles import edited_index

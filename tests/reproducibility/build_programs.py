@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-from stagec.core.specs import ExecutableSpec, TargetSpec
+from stagec.core.builds.specs import ExecutableSpec, TargetSpec
 
 TARGETS = """
 [manifest]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stagec.core import components
+from stagec.core.builds import components
 from tests.building import ROOT, build, checked, stagec, write_specs
 from tests.reproducibility.conftest import MANIFEST, MODEL, write
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from stagec.core.specs import Limits
+from stagec.core.builds.specs import Limits
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import lower_exported

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from stagec.core.avals import parse_aval
-from stagec.core.refusal import CallError
+from stagec.core.sizes.avals import parse_aval
+from stagec.core.telling.refusal import CallError
 from stagec.loader.serving import compile_exported
 from stagec.pjrt.clients import devices
 from stagec.stages import mlir

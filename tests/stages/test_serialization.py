@@ -16,7 +16,7 @@ import pytest
 from jax._src.export import serialization_generated
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from stagec.core.avals import Aval
+from stagec.core.sizes.avals import Aval
 from stagec.stages import export_schema
 from stagec.stages.errors import NotExported
 from stagec.stages.exported import Exported

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jaxlib.mlir import ir
 
-from stagec.core import specs
+from stagec.core.builds import specs
 from stagec.hardware import catalog
 from stagec.stages import mlir
 from tests.building import checked, stagec

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stagec.core.keyed import Keyed
-from stagec.core.node_types import NodeTypes
-from stagec.core.trees import LEAF, Tree, TreeMismatch
+from stagec.core.trees.keyed import Keyed
+from stagec.core.trees.node_types import NodeTypes
+from stagec.core.trees.tree import LEAF, Tree, TreeMismatch
 
 values = st.recursive(
     st.integers() | st.none(),

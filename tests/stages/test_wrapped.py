@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core.avals import parse_aval
+from stagec.core.sizes.avals import parse_aval
 from stagec.frontends.jit import Wrapped
 from stagec.frontends.wrapped import Traced
 from stagec.stages.info import ArgInfo

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stagec.core import wire
+from stagec.core.data import wire
 from tests.building import COMPILER, action_environment
 from tests.users import User, needs_isolation
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from stagec.backends.cpu import compiler as cpu
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
 from tests.zoo import effects, nodes, zoo
 from tests.zoo.flat import flat
 from tests.zoo.inputs import cases

@@ -1,7 +1,7 @@
 """Symbolic sizes: dimensions of arrays whose numbers are known when an artifact is called, as in `jax.export`.
 
 A `Dim` is an expression over named sizes, of which each is at least 1 (https://docs.jax.dev/en/latest/export/shape_poly.html).
-It is a `core.sizes.Size` and what holds of its names, with Python's operators: where its value is known it is an int.
+It is a `core.sizes.size.Size` and what holds of its names, with Python's operators. A known value is an int.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stagec.core.bounds import Interval, bounds, without_equal_names
-from stagec.core.sizes import Call, Constraint, Size, parse_constraint
-from stagec.core.sizes import parse as parse_size
+from stagec.core.sizes.bounds import Interval, bounds, without_equal_names
+from stagec.core.sizes.size import Call, Constraint, Size, parse_constraint
+from stagec.core.sizes.size import parse as parse_size
 
 Shape: TypeAlias = tuple[Any, ...]
 """Sizes: ints, and `Dim` where they are symbolic."""
@@ -222,7 +222,7 @@ def symbolic_shape(text: str, *, constraints: Sequence[str] = ()) -> Shape:
 
     As `jax.export.symbolic_shape`. constraints: such as "batch >= 2" or "mod(seq, 8) == 0". Raises ValueError.
     """
-    from stagec.core.avals import parse_aval
+    from stagec.core.sizes.avals import parse_aval
 
     known = tuple(map(parse_constraint, constraints))
     return tuple(parse(size, known) for size in parse_aval(f"f32[{text.strip().strip('()')}]").shape)

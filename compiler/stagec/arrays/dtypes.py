@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from stagec.core.avals import DTYPES
+from stagec.core.sizes.avals import DTYPES
 
 DType: TypeAlias = np.dtype[Any]
 
@@ -64,7 +64,7 @@ _BY_SHORT: Mapping[str, DType] = {
 KEY: Any = KeyDType()
 """The one object of its class."""
 SHORT: Mapping[DType, str] = {dtype: short for short, dtype in _BY_SHORT.items()} | {KEY: KEY.name}
-"""The short name of each dtype, as `core.avals` writes it: "f32"."""
+"""The short name of each dtype, as `core.sizes.avals` writes it: "f32"."""
 KINDS: Mapping[DType, str] = {dtype: _kind(short) for short, dtype in _BY_SHORT.items()} | {KEY: PRNG_KEY}
 BITS: Mapping[DType, int] = {dtype: DTYPES[short].bits for short, dtype in _BY_SHORT.items()} | {KEY: 64}
 NAMED: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in _BY_SHORT.values()})

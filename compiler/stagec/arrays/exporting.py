@@ -24,8 +24,8 @@ from stagec.arrays.lowering import IRValue
 from stagec.arrays.meshes import Axes
 from stagec.arrays.program import Program
 from stagec.arrays.values import ShapedArray
-from stagec.core.partitions import Partition
-from stagec.core.sizes import solutions
+from stagec.core.sizes.partitions import Partition
+from stagec.core.sizes.size import solutions
 from stagec.stages import mlir
 
 CALLING_CONVENTION = 10

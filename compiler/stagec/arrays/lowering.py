@@ -24,8 +24,8 @@ from stagec.arrays.meshes import Axes
 from stagec.arrays.places import frames_of_user, place_of
 from stagec.arrays.program import Equation, Operand, Program
 from stagec.arrays.values import Literal, ShapedArray, physical
-from stagec.core.partitions import Partition
-from stagec.core.sizes import Size
+from stagec.core.sizes.partitions import Partition
+from stagec.core.sizes.size import Size
 
 IRValue: TypeAlias = Any
 """MLIR's value of an array. jaxlib's stubs say more of it than rules of shapes of any rank can."""

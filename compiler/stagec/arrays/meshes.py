@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from stagec.arrays.dims import Shape
 from stagec.arrays.program import Program, subprograms
 from stagec.arrays.values import shown
-from stagec.core.errors import nearest
-from stagec.core.partitions import Partition
+from stagec.core.sizes.partitions import Partition
+from stagec.core.telling.errors import nearest
 
 Axes: TypeAlias = tuple[tuple[str, int], ...]
 """Name and size of each axis of a mesh, in order; empty: no mesh."""

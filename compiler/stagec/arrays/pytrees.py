@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from jaxlib import _jax
 
-from stagec.core import node_types, statics
-from stagec.core.keyed import Keyed, key_of
-from stagec.core.node_types import serializer
-from stagec.core.nodes import Fields, PyTreeNode, name_of
-from stagec.core.one_level import OneLevel
-from stagec.core.trees import Tree, of_structure
+from stagec.core.trees import node_types, statics
+from stagec.core.trees.keyed import Keyed, key_of
+from stagec.core.trees.node_types import serializer
+from stagec.core.trees.nodes import Fields, PyTreeNode, name_of
+from stagec.core.trees.one_level import OneLevel
+from stagec.core.trees.tree import Tree, of_structure
 
 PyTreeDef = _jax.pytree.PyTreeDef
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[
 
 
 def to_tree(structure: Any) -> Tree:
-    """Return a structure as artifacts have it (`core.trees`). Raises ValueError for a node that has no description."""
+    """Return a structure as artifacts have it (`core.trees.tree`). Raises ValueError for nodes without a description."""
     return of_structure(structure, _describe, key_of)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import DType
-from stagec.core.avals import Aval
+from stagec.core.sizes.avals import Aval
 
 Scalar: TypeAlias = bool | int | float | complex
 Function = TypeVar("Function", bound=Callable[..., Any])

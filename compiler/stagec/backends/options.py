@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from stagec.core.compiler_options import BUILD_OPTIONS
+from stagec.core.builds.compiler_options import BUILD_OPTIONS
 from stagec.patches import descriptors, elf
 
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stagec.bundle import index
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces
-from stagec.core import strict_json
-from stagec.core.refusal import LoadError
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
+from stagec.core.data import strict_json
+from stagec.core.telling.refusal import LoadError
 
 FORMAT = 3
 """Version of the bundle format, where it needs nothing of a later one.
@@ -34,7 +34,8 @@ FORMAT = 3
 executable, and until when exports are readable.
 3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface;
 weights and golden arrays are members; zip64 where it is needed.
-4 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries (`core/keyed.py`). A
+4 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries
+(`core/trees/keyed.py`). A
 bundle without such trees has version 3.
 5 (November 2026): weights may lie beside the bundle (`bundle/external.py`). A bundle without such weights has version 3
 or 4.

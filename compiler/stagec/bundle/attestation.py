@@ -19,8 +19,9 @@ from stagec.bundle.archive import INDEX, Archive
 from stagec.bundle.dsse import LARGEST, PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.keys import Key, is_signed, read_keys
 from stagec.bundle.model_signing import SignedModel
-from stagec.core import json_shapes, strict_json
-from stagec.core.refusal import LoadError
+from stagec.core.data import strict_json
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 if TYPE_CHECKING:
     from stagec.bundle.keys import PublicKey

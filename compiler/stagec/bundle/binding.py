@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from stagec.core.avals import Aval, parse_aval
-from stagec.core.errors import Problem, StagecError
-from stagec.core.specs import FunctionSpec
-from stagec.core.trees import Tree
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.avals import Aval, parse_aval
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees.tree import Tree
 
 _LISTED = 20
 """How many arrays a message lists."""

@@ -8,10 +8,11 @@ from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST
-from stagec.core import json_shapes, strict_json
-from stagec.core.avals import parse_aval
-from stagec.core.calls import Call
-from stagec.core.trees import Tree
+from stagec.core.data import strict_json
+from stagec.core.sizes.avals import parse_aval
+from stagec.core.telling.calls import Call
+from stagec.core.trees import json_shapes
+from stagec.core.trees.tree import Tree
 
 _TEXTS = json_shapes.array(json_shapes.text)
 _DESCRIPTION = json_shapes.record({}, {"parameters": _TEXTS, "donated": _TEXTS}, rest=json_shapes.anything)

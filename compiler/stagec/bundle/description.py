@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from stagec.core import json_shapes, naming, strict_json
-from stagec.core.avals import Aval, parse_aval
-from stagec.core.trees import Tree
+from stagec.core.builds import naming
+from stagec.core.data import strict_json
+from stagec.core.sizes.avals import Aval, parse_aval
+from stagec.core.trees import json_shapes
+from stagec.core.trees.tree import Tree
 
 Scalar: TypeAlias = str | bool | int | float
 FORMAT = 2
@@ -110,7 +112,7 @@ class Description(NamedTuple):
     exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the exported artifact, of the StableHLO module
         made of it for this target and bucket, and of the executable.
     executable_bytes: size of the executable.
-    components: what it was made from: name -> {"value", "sha256"} (stagec/core/components.py).
+    components: what it was made from: name -> {"value", "sha256"} (stagec/core/builds/components.py).
     """
 
     manifest: str

@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.core import json_shapes, reading, strict_json
-from stagec.core.refusal import LoadError
+from stagec.core.data import reading, strict_json
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_SIGNATURES = 32

@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from stagec.bundle import index
 from stagec.bundle.sources import in_pieces, sha256_of
-from stagec.core import json_shapes, reading, strict_json
-from stagec.core.avals import Aval, num_bytes, parse_aval
-from stagec.core.reading import RegularFile
-from stagec.core.refusal import LoadError
+from stagec.core.data import reading, strict_json
+from stagec.core.data.reading import RegularFile
+from stagec.core.sizes.avals import Aval, num_bytes, parse_aval
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 Check: TypeAlias = Literal["load", "use", "never"]
 """When the digest of a file is compared: before anything else, before its first array is used, or not at all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stagec.bundle.archive import INDEX, Archive
-from stagec.core.errors import Problem, StagecError, nearest
+from stagec.core.telling.errors import Problem, StagecError, nearest
 
 
 def select(archive: Archive, wanted: Sequence[str]) -> dict[str, Iterable[bytes]]:

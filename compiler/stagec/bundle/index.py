@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagec.bundle.description import TARGET, Description
-from stagec.core import json_shapes
-from stagec.core.avals import dimension_variables, num_bytes, parse_aval
-from stagec.core.sizes import parse
-from stagec.core.strict_json import shown
-from stagec.core.trees import Tree
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
+from stagec.core.data.strict_json import shown
+from stagec.core.sizes.avals import dimension_variables, num_bytes, parse_aval
+from stagec.core.sizes.size import parse
+from stagec.core.trees import json_shapes
+from stagec.core.trees.tree import Tree
 
 FORMAT_WITH_KEYS = 4
 """Version of the bundle format since which trees may be other than plain; that of bundles with such trees."""

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from stagec.core import reading
-from stagec.core.errors import Problem, StagecError, install
-from stagec.core.refusal import LoadError
+from stagec.core.data import reading
+from stagec.core.telling.errors import Problem, StagecError, install
+from stagec.core.telling.refusal import LoadError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (

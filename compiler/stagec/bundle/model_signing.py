@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.bundle import keys
 from stagec.bundle.dsse import PAYLOAD_TYPE, pae
-from stagec.core import json_shapes
-from stagec.core.refusal import LoadError
-from stagec.core.strict_json import shown
+from stagec.core.data.strict_json import shown
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Archive

@@ -19,10 +19,10 @@ from stagec.bundle import referrers
 from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import REFERRERS
 from stagec.bundle.sources import in_pieces, sha256_of
-from stagec.core import writing
-from stagec.core.errors import Problem, StagecError
-from stagec.core.reading import RegularFile
-from stagec.core.refusal import LoadError
+from stagec.core.data import writing
+from stagec.core.data.reading import RegularFile
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
 
 WORK = ".stagec-pull"
 _LOCK = "lock"

@@ -16,7 +16,7 @@ from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 
 BUILDER = "urn:stagec:builder:bazel"
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX, Statement
 from stagec.bundle.dsse import LARGEST, Envelope
-from stagec.core import json_shapes, strict_json
-from stagec.core.refusal import LoadError
+from stagec.core.data import strict_json
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Archive

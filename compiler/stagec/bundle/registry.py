@@ -23,9 +23,10 @@ from stagec.bundle import layout, placing, referrers
 from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import Descriptor, FileOf, Layout
 from stagec.bundle.placing import Folder
-from stagec.core import json_shapes, strict_json
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
+from stagec.core.data import strict_json
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 _REFERENCE = re.compile(
     r"(?P<repository>[^/@:]+(?::[0-9]+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)+)"

@@ -14,9 +14,10 @@ from typing import Any
 
 from stagec.bundle.archive import Content, content
 from stagec.bundle.sources import Part
-from stagec.core import json_shapes, strict_json
-from stagec.core.avals import Aval, num_bytes
-from stagec.core.reading import RegularFile
+from stagec.core.data import strict_json
+from stagec.core.data.reading import RegularFile
+from stagec.core.sizes.avals import Aval, num_bytes
+from stagec.core.trees import json_shapes
 
 LARGEST_HEADER = 100_000_000
 """Bytes of a header: the format's own limit."""

@@ -13,7 +13,7 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import bundle_name
 from stagec.bundle.provenance import Environment, all_wheels, package_url
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
 
 
 def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:

@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from stagec.core import reading
-from stagec.core.reading import RegularFile
-from stagec.core.refusal import LoadError
+from stagec.core.data import reading
+from stagec.core.data.reading import RegularFile
+from stagec.core.telling.refusal import LoadError
 
 _PIECE = 1 << 20
 """Bytes that are read at once of what may be larger than memory."""

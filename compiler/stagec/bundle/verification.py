@@ -8,8 +8,8 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import Vouching
 from stagec.bundle.external import Files
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
 
 VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
 """Verdicts: signed by enough of the keys; not damaged, and nobody was asked who made it; neither."""

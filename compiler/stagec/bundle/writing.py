@@ -15,10 +15,12 @@ from stagec.bundle.expiry import readable_until
 from stagec.bundle.external import Description as DescribedFile
 from stagec.bundle.external import Outside
 from stagec.bundle.safetensors import Tensor
-from stagec.core import components, json_shapes, strict_json
-from stagec.core.avals import tolerance
-from stagec.core.specs import FunctionSpec
-from stagec.core.version import VERSION
+from stagec.core.builds import components
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.version import VERSION
+from stagec.core.data import strict_json
+from stagec.core.sizes.avals import tolerance
+from stagec.core.trees import json_shapes
 
 
 @dataclass(frozen=True)

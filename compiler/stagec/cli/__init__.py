@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from stagec.core.errors import StagecError, missing_package, nearest, printable
-from stagec.core.version import VERSION
+from stagec.core.builds.version import VERSION
+from stagec.core.telling.errors import StagecError, missing_package, nearest, printable
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "begin": (
@@ -204,7 +204,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _profiled(options: argparse.Namespace, command: str) -> int | None:
     from stagec.cli.files import write_whole
-    from stagec.core import phases
+    from stagec.core.telling import phases
 
     phases.start()
     status: int | None = options.run(options)

@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.core.progress import Progress
+    from stagec.core.telling.progress import Progress
     from stagec.reports import autotuning
 
     with Progress("autotune") as progress:

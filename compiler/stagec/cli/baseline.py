@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stagec.cli.files import print_json, print_text, read, write_whole
 from stagec.cli.options import add_inventory
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from stagec.cli.files import print_json, print_text
 from stagec.cli.options import at_least, more_than_0
 from stagec.cli.run import bucket
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 _ONCE = "--start"
 
@@ -44,8 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.once:
         return _start(options)
-    from stagec.core.progress import Progress
-    from stagec.core.refusal import Refusal
+    from stagec.core.telling.progress import Progress
+    from stagec.core.telling.refusal import Refusal
     from stagec.loader import latency, trials
     from stagec.loader.serving import load
 

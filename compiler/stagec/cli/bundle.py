@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Sums, on_disk, print_json, read, read_text, read_weights, split, write_parts
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Content
@@ -60,7 +60,8 @@ def preload() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from stagec.core import phases, specs
+    from stagec.core.builds import specs
+    from stagec.core.telling import phases
 
     with phases.phase("import"):
         from stagec.bundle.archive import pieces

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import print_json, print_text
 from stagec.cli.options import add_manifest_import_roots, add_weights
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
-    from stagec.core.specs import ExecutableSpec
+    from stagec.core.builds.specs import ExecutableSpec
     from stagec.reports.inputs import Inputs
 
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec.core.specs import CpuTarget
+    from stagec.core.builds.specs import CpuTarget
     from stagec.reports import inputs
 
     options.import_root = options.import_root or ["."]
@@ -66,7 +66,7 @@ def _compared(
     import numpy as np
 
     from stagec.bundle import safetensors
-    from stagec.core import specs
+    from stagec.core.builds import specs
     from stagec.pjrt.arrays import dtype_of
 
     golden = {"bucket": dict(spec.bucket), "seed": options.seed, "inputs": None, "outputs": {}}
@@ -104,7 +104,7 @@ def _compared(
 
 def _run(words: Sequence[str], variables: Mapping[str, str]) -> None:
     """Run another command in a process of its own: XLA reads its environment once."""
-    from stagec.core import actions
+    from stagec.core.builds import actions
 
     env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
     done = subprocess.run([*actions.command(), *words], env=env, capture_output=True, text=True, check=False)

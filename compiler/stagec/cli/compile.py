@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import read, read_text, write_whole
-from stagec.core import naming, phases
-from stagec.core.errors import StagecError
-from stagec.core.specs import ExecutableSpec, executable_spec
+from stagec.core.builds import naming
+from stagec.core.builds.specs import ExecutableSpec, executable_spec
+from stagec.core.telling import phases
+from stagec.core.telling.errors import StagecError
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled

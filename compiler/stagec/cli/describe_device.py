@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from stagec.cli.files import print_json, write_whole
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

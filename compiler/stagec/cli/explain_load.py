@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import print_json, print_text
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
     from stagec.loader import serving
     from stagec.loader.selection import Policy
 

@@ -39,7 +39,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from stagec.core import phases, specs
+    from stagec.core.builds import specs
+    from stagec.core.telling import phases
 
     spec = specs.function_spec(read_text(options.spec))
     with phases.phase("import"):

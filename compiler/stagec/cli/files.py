@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.core import reading, writing
-from stagec.core.errors import Problem, StagecError, printable
+from stagec.core.data import reading, writing
+from stagec.core.telling.errors import Problem, StagecError, printable
 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
@@ -28,7 +28,7 @@ def write_parts(path: str, parts: Iterable[bytes | memoryview]) -> None:
     """Write what `--output` and its like name: a file whole, anything else as it is.
 
     parts: what is in it, one after the other; when they raise something, no file is written. Links are followed
-    (`core/writing.py`).
+    (`core/data/writing.py`).
     Raises StagecError, naming the file, where that is not possible: a full disk, a folder that is read-only.
     """
     try:

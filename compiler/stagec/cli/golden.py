@@ -51,7 +51,7 @@ def _on_cpu_of(file: str | None) -> Iterator[None]:
         yield
         return
     from stagec.backends.cpu import compiler
-    from stagec.core import specs
+    from stagec.core.builds import specs
 
     target = specs.executable_spec(read_text(file)).target
     assert isinstance(target, specs.CpuTarget)
@@ -63,7 +63,7 @@ def _on_cpu_of(file: str | None) -> Iterator[None]:
 def _golden(options: argparse.Namespace) -> None:
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
-    from stagec.core import specs
+    from stagec.core.builds import specs
     from stagec.frontends import golden
 
     spec = specs.function_spec(read_text(options.spec))

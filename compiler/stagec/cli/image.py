@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import print_json, read, split, write_below
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.bundle.layout import FileOf, Layout
@@ -41,7 +41,7 @@ def layout_of(options: argparse.Namespace) -> Layout:
     from stagec.bundle.archive import Archive
     from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX
     from stagec.bundle.dsse import LARGEST
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     try:
         archive = Archive(options.bundle)
@@ -80,7 +80,7 @@ def layout_of(options: argparse.Namespace) -> Layout:
 def _checked(file: FileOf) -> Iterator[bytes]:
     """Yield a file piece by piece. Raises StagecError at the end where it is another one."""
     from stagec.bundle.sources import in_pieces
-    from stagec.core.reading import RegularFile
+    from stagec.core.data.reading import RegularFile
 
     opened, state = RegularFile(file.path), hashlib.sha256()
     for piece in in_pieces(opened, 0, opened.size):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import print_json, print_text
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.manifest.inference import Function

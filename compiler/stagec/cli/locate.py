@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagec.cli.files import print_json, print_text
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

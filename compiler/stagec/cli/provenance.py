@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from stagec.cli.files import digest, print_json, read, read_text, write_whole
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 NAMED = ("NAME", "FILE")
 
@@ -52,7 +52,7 @@ def preload() -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle import provenance, sbom
     from stagec.bundle.archive import Archive
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     environments = []
     for path in options.packages:

@@ -8,7 +8,7 @@ import re
 from stagec.cli.files import print_json, print_text
 from stagec.cli.image import add_content, layout_of
 from stagec.cli.pull import add_registry
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

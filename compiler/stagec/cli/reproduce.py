@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec.core.progress import Progress
+    from stagec.core.telling.progress import Progress
     from stagec.reports.reproducibility import Executable, Export, reproduce
 
     exports, executables = [], []

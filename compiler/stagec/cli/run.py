@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import print_json, print_text, read_arrays, write_whole
 from stagec.cli.options import add_weights
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.loader import golden
@@ -44,8 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int | None:
     import numpy as np
 
-    from stagec.core.progress import Progress
-    from stagec.core.refusal import Refusal
+    from stagec.core.telling.progress import Progress
+    from stagec.core.telling.refusal import Refusal
     from stagec.loader import trials
     from stagec.loader.serving import load
 
@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> int | None:
 def _compare(options: argparse.Namespace) -> int:
     """Compare with golden outputs; the status is 1 where one differs."""
     from stagec.bundle.archive import Archive
-    from stagec.core.progress import Progress
-    from stagec.core.refusal import Refusal
+    from stagec.core.telling.progress import Progress
+    from stagec.core.telling.refusal import Refusal
     from stagec.loader import golden
 
     checks: list[golden.Check] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import print_json, read, write_whole
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.bundle.keys import PrivateKey
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     from stagec.bundle.archive import Archive
     from stagec.bundle.attestation import Statement
     from stagec.bundle.dsse import Envelope
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     def passphrase() -> bytes:
         try:
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
 def _sign_files(options: argparse.Namespace, key: PrivateKey) -> None:
     from stagec.bundle import keys, model_signing
     from stagec.bundle.archive import Archive
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
     try:

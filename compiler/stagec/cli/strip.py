@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import Sums, print_json, write_parts
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle.archive import Archive, pieces
     from stagec.bundle.stripping import strip
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
 
     sums = Sums()
     try:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from stagec.cli.files import print_json, print_text, write_whole
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle.archive import Archive
-    from stagec.core.refusal import LoadError
+    from stagec.core.telling.refusal import LoadError
     from stagec.reports import stubs
 
     output = options.output

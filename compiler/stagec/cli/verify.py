@@ -6,7 +6,7 @@ import argparse
 
 from stagec.cli.files import print_json, print_text
 from stagec.cli.options import add_weights
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

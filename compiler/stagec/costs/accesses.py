@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from stagec.core.specs import COLLECTIVES
+from stagec.core.builds.specs import COLLECTIVES
 from stagec.costs import hlo, operations
 from stagec.costs.hlo import Computation, Instruction, Program
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from stagec.core.specs import COLLECTIVES
+from stagec.core.builds.specs import COLLECTIVES
 from stagec.costs import hlo
 from stagec.costs.hlo import Computation, Instruction
 

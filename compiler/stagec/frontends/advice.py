@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from stagec.core.errors import StagecError
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.telling.errors import StagecError
 from stagec.frontends.evaluation import KEY_IMPLEMENTATIONS
 
 

@@ -11,10 +11,10 @@ from stagec.arrays.meshes import Axes
 from stagec.arrays.namespace import parallel
 from stagec.arrays.program import Program
 from stagec.arrays.values import ShapedArray
-from stagec.core import partitions
-from stagec.core.partitions import Partition
-from stagec.core.specs import FunctionSpec
-from stagec.core.trees import Tree
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes import partitions
+from stagec.core.sizes.partitions import Partition
+from stagec.core.trees.tree import Tree
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 
 

@@ -23,9 +23,9 @@ from stagec.arrays.primitives.derivatives import vjp_program
 from stagec.arrays.program import Program, constant_bytes, pruned
 from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
-from stagec.core.avals import Aval, arrow
-from stagec.core.specs import CompilerOption
-from stagec.core.trees import LEAF, Tree
+from stagec.core.builds.specs import CompilerOption
+from stagec.core.sizes.avals import Aval, arrow
+from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends import array_shardings, updates
 from stagec.frontends.jit import NONE, Arguments, Run, Wrapped
 from stagec.pjrt import dialects

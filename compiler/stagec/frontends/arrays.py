@@ -13,12 +13,12 @@ import numpy as np
 from stagec.arrays import dims, dtypes, meshes, pytrees
 from stagec.arrays.primitives import contractions
 from stagec.arrays.values import ShapeDtypeStruct
-from stagec.core import phases
-from stagec.core.avals import Aval, AvalError
-from stagec.core.errors import StagecError
-from stagec.core.sizes import parse_constraint
-from stagec.core.specs import FunctionSpec
-from stagec.core.version import VERSION
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.version import VERSION
+from stagec.core.sizes.avals import Aval, AvalError
+from stagec.core.sizes.size import parse_constraint
+from stagec.core.telling import phases
+from stagec.core.telling.errors import StagecError
 from stagec.frontends import (
     array_shardings,
     array_stages,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.core.errors import StagecError, nearest
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.telling.errors import StagecError, nearest
 from stagec.stages.exported import Exported
 
 

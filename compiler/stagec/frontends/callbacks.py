@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.export
 
-from stagec.core.errors import Problem
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.telling.errors import Problem
 from stagec.frontends import patched, user_code
 
 _CALLBACKS = frozenset(patch.object.name for patch in patched.CALLBACKS)

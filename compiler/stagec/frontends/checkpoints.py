@@ -1,7 +1,7 @@
 """Avals of arguments that a file says: the header of a safetensors file, the metadata of a checkpoint of flax or orbax.
 
-A leaf of `args` and `kwargs` names the file (`core.avals.FILES`). No weights are read. Libraries are imported here when
-a function names a file of theirs.
+A leaf of `args` and `kwargs` names the file (`core.sizes.avals.FILES`). No weights are read. Libraries are imported
+here when a function names a file of theirs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stagec.arrays import pytrees
 from stagec.bundle import safetensors
-from stagec.core.avals import DTYPES, FILES, Aval
-from stagec.core.errors import Problem, nearest
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.avals import DTYPES, FILES, Aval
+from stagec.core.telling.errors import Problem, nearest
 from stagec.frontends import msgpack_headers
 
 Tree: TypeAlias = Any

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxlib import _jax
 
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
 from stagec.frontends import user_code
 from stagec.frontends.frontend import NamedArray
 from stagec.pjrt.arrays import Array

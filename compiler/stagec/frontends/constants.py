@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from stagec.core.avals import DTYPES, Aval, num_bytes
-from stagec.core.errors import Problem
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.avals import DTYPES, Aval, num_bytes
+from stagec.core.telling.errors import Problem
 from stagec.frontends import stablehlo
 from stagec.frontends.frontend import NamedArray
 from stagec.stages import mlir

@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxlib import _jax
 
-from stagec.core.avals import FILES, Aval, parse_aval
-from stagec.core.errors import Problem, StagecError
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.avals import FILES, Aval, parse_aval
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.frontends import repeatable, updates, user_code
 
 NUMBERS = (bool, int, float, complex)

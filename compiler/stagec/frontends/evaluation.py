@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stagec.core.avals import Aval
+from stagec.core.sizes.avals import Aval
 from stagec.stages.exported import Exported
 
 KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from stagec.core.one_level import OneLevel, StaticLeaf
+from stagec.core.trees.one_level import OneLevel, StaticLeaf
 from stagec.frontends.entries import NUMBERS
 
 jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf.value), lambda value, _: StaticLeaf(value))

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
-from stagec.core.errors import missing_package
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.telling.errors import missing_package
 
 NamedArray: TypeAlias = tuple[str, Any, str]
 """An array that a function reaches by a name: the name, the array, and FILE:LINE of the function that uses it."""

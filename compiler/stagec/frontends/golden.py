@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from stagec.bundle.safetensors import Tensor
-from stagec.core.avals import DTYPES, Aval, evaluate_shape, physical
-from stagec.core.errors import StagecError, nearest
-from stagec.core.specs import FunctionSpec
-from stagec.core.trees import argument_path
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.avals import DTYPES, Aval, evaluate_shape, physical
+from stagec.core.telling.errors import StagecError, nearest
+from stagec.core.trees.tree import argument_path
 from stagec.frontends import user_code
 from stagec.frontends.frontend import frontend
 from stagec.loader import trials

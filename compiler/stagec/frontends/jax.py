@@ -18,12 +18,13 @@ import jax.monitoring
 import numpy as np
 from jax._src import util
 
-from stagec.core import partitions, phases
-from stagec.core.avals import DTYPES, Aval
-from stagec.core.errors import StagecError
-from stagec.core.platforms import PLATFORMS
-from stagec.core.specs import FunctionSpec
-from stagec.core.version import VERSION
+from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.version import VERSION
+from stagec.core.sizes import partitions
+from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.telling import phases
+from stagec.core.telling.errors import StagecError
 from stagec.frontends import (
     advice,
     callbacks,

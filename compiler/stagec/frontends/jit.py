@@ -1,7 +1,7 @@
 """What `jit` of every frontend has in common: which arguments are static, and what a call keeps, under which key.
 
 A frontend's `Tracer` says how it traces and what is known of an array; the key is the same for all: static values and
-static data of nodes by type and value (`core.same`), structure, arrays, and every setting that changes a program.
+static data of nodes by type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias
 
 from jaxlib import _jax
 
-from stagec.core import same
+from stagec.core.trees import same
 from stagec.pjrt.static_data import StaticData
 from stagec.stages.lowered import Lowered
 

@@ -19,8 +19,8 @@ import jax
 from jax._src import config
 from jax._src.interpreters import mlir
 
-from stagec.core.errors import StagecError
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.telling.errors import StagecError
 from stagec.frontends import patched
 
 _MOSAIC_GPU = b"mosaic_gpu_v2"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stagec.core.errors import Problem, StagecError
-from stagec.core.specs import FunctionSpec
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.telling.errors import Problem, StagecError
 
 _INFO = ".dist-info"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stagec.core.errors import Problem, StagecError
-from stagec.core.sizes import names_in
-from stagec.core.specs import FunctionSpec
-from stagec.core.trees import argument_path
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.size import names_in
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees.tree import argument_path
 from stagec.stages.exported import Exported
 
 

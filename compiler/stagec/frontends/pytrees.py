@@ -3,7 +3,7 @@
 JAX serializes tuples, lists, dicts with texts as keys, and None; any other type needs a name and its static data as
 bytes (https://docs.jax.dev/en/latest/export/export.html, register_pytree_node_serialization). Types that the user
 registered so keep what they were registered with. The others are described by what JAX knows of every node: namedtuples
-as JAX itself does it, and the rest as `core/one_level.py` says.
+as JAX itself does it, and the rest as `core/trees/one_level.py` says.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import jax
 import jax.export
 import jax.tree_util
 
-from stagec.core.avals import Aval
-from stagec.core.errors import Problem, StagecError
-from stagec.core.keyed import key_of, with_keys
-from stagec.core.node_types import serializer
-from stagec.core.nodes import STATIC, Fields, name_of
-from stagec.core.one_level import PLACEHOLDERS, OneLevel, StaticLeaf
-from stagec.core.trees import Tree, of_structure
+from stagec.core.sizes.avals import Aval
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees.keyed import key_of, with_keys
+from stagec.core.trees.node_types import serializer
+from stagec.core.trees.nodes import STATIC, Fields, name_of
+from stagec.core.trees.one_level import PLACEHOLDERS, OneLevel, StaticLeaf
+from stagec.core.trees.tree import Tree, of_structure
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
 

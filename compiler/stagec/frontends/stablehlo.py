@@ -17,10 +17,10 @@ from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
-from stagec.core.avals import DTYPES, Aval, mlir_name
-from stagec.core.specs import FunctionSpec
-from stagec.core.trees import LEAF, Tree
-from stagec.core.version import VERSION
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.version import VERSION
+from stagec.core.sizes.avals import DTYPES, Aval, mlir_name
+from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends.frontend import NamedArray
 from stagec.pjrt import compatibility, custom_calls
 from stagec.stages import mlir

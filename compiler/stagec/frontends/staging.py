@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
-from stagec.core.errors import either, missing_package, near
-from stagec.core.frontends import TRACERS
-from stagec.core.specs import CompilerOption
+from stagec.core.builds.frontends import TRACERS
+from stagec.core.builds.specs import CompilerOption
+from stagec.core.telling.errors import either, missing_package, near
 
 if TYPE_CHECKING:
     from stagec.stages.lowered import Lowered

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxlib import _jax
 
-from stagec.core.errors import Problem
-from stagec.core.trees import argument_path
+from stagec.core.telling.errors import Problem
+from stagec.core.trees.tree import argument_path
 from stagec.frontends import closures, user_code
 
 Refusal: TypeAlias = "Callable[[str, str], Exception]"

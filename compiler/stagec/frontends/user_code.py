@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagec.core import distributions, phases
-from stagec.core.errors import Problem, StagecError
+from stagec.core.builds import distributions
+from stagec.core.telling import phases
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.frontends import packages
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ import numpy as np
 from jax._src import config, core, mesh
 from jax.extend import source_info_util
 
-from stagec.core.avals import arrow
-from stagec.core.specs import CompilerOption
+from stagec.core.builds.specs import CompilerOption
+from stagec.core.sizes.avals import arrow
 from stagec.frontends import callbacks, exporting, forwarding, kernels, updates
 from stagec.frontends.jit import Arguments, Run, Wrapped, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree

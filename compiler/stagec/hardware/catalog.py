@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from stagec.core.errors import Problem, StagecError, near
-from stagec.core.platforms import PLATFORMS
-from stagec.core.specs import TargetSpec
+from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.builds.specs import TargetSpec
+from stagec.core.telling.errors import Problem, StagecError, near
 from stagec.hardware.tables import Entry
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
 from stagec.hardware import tables
 from stagec.hardware.tables import Entry
 

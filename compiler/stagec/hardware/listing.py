@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stagec.core.platforms import PLATFORMS
+from stagec.core.builds.platforms import PLATFORMS
 from stagec.hardware.tables import Entry
 
 _HEAD = ("target", "memory", "bf16 peak", "bandwidth", "links", "what it is")

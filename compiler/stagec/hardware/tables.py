@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.core.platforms import PLATFORMS
+from stagec.core.builds.platforms import PLATFORMS
 
 _FOLDER = Path(__file__).parent.parent / "targets"
 """A link to manifests/targets; in an installed package, the files themselves."""

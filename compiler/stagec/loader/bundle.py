@@ -10,9 +10,9 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
-from stagec.core.avals import Aval, parse_aval, physical
-from stagec.core.node_types import NodeTypes, Types
-from stagec.core.refusal import CallError, LoadError
+from stagec.core.sizes.avals import Aval, parse_aval, physical
+from stagec.core.telling.refusal import CallError, LoadError
+from stagec.core.trees.node_types import NodeTypes, Types
 from stagec.loader.function import Function
 from stagec.loader.loaded import Compile, Loaded
 from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
@@ -162,7 +162,7 @@ class Bundle(Mapping[str, Function]):
         return list(self._functions)
 
     def _unknown(self, name: str, names: Mapping[str, Function]) -> KeyError:
-        from stagec.core.errors import nearest, show  # most processes need none
+        from stagec.core.telling.errors import nearest, show  # most processes need none
 
         # KeyError shows the text as Python writes it: without single quotes in it, nothing is escaped.
         return KeyError(f"the bundle {self.name} has no function {show(name)}: {nearest(str(name), names)}")

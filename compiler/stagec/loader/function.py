@@ -13,11 +13,11 @@ from jaxlib import _jax
 
 from stagec.bundle import index
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import naming
-from stagec.core.avals import Aval, num_bytes, parse_aval
-from stagec.core.refusal import CallError, LoadError
-from stagec.core.same import same
-from stagec.core.trees import Tree
+from stagec.core.builds import naming
+from stagec.core.sizes.avals import Aval, num_bytes, parse_aval
+from stagec.core.telling.refusal import CallError, LoadError
+from stagec.core.trees.same import same
+from stagec.core.trees.tree import Tree
 from stagec.loader import selection
 from stagec.loader.flat import Flat
 from stagec.loader.loaded import Loaded
@@ -29,7 +29,7 @@ from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
-    from stagec.core.calls import Call
+    from stagec.core.telling.calls import Call
     from stagec.loader.padding import Fit, Padding
 
 _MOST_CALLS = 10

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
-from stagec.core import naming
-from stagec.core.avals import parse_aval
+from stagec.core.builds import naming
+from stagec.core.sizes.avals import parse_aval
 from stagec.loader import trials
 from stagec.loader.bundle import Bundle
 from stagec.pjrt.arrays import dtype_of

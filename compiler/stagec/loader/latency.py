@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from stagec.bundle.description import Description
-from stagec.core import naming
-from stagec.core.refusal import LoadError
+from stagec.core.builds import naming
+from stagec.core.telling.refusal import LoadError
 from stagec.loader import trials
 from stagec.loader.function import Function
 from stagec.pjrt import compatibility

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
-from stagec.core.node_types import NodeTypes
+from stagec.core.trees.node_types import NodeTypes
 from stagec.loader.selection import Asked, Shapes
 from stagec.pjrt import clients
 from stagec.pjrt.calling_convention import Convention

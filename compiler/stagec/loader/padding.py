@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from stagec.core.avals import Aval
-from stagec.core.sizes import DimensionError, evaluate, solve
+from stagec.core.sizes.avals import Aval
+from stagec.core.sizes.size import DimensionError, evaluate, solve
 from stagec.pjrt.calling_convention import OMITTED
 
 _Slices = tuple[slice, ...]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from stagec.core import naming
-from stagec.core.avals import Aval, evaluate_shape, physical
-from stagec.core.refusal import LoadError
+from stagec.core.builds import naming
+from stagec.core.sizes.avals import Aval, evaluate_shape, physical
+from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.custom_calls import UNKNOWN
 from stagec.pjrt.host import Host, cpu_refusal
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.bundle.archive import Archive
-from stagec.core.node_types import Types
-from stagec.core.refusal import CallError, LoadError
+from stagec.core.telling.refusal import CallError, LoadError
+from stagec.core.trees.node_types import Types
 from stagec.loader.bundle import Bundle
 from stagec.loader.selection import Policy, Shapes
 from stagec.pjrt.calling_convention import Convention, Interface

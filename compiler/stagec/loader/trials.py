@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.bundle.description import Description
-from stagec.core.avals import Aval, physical
-from stagec.core.node_types import NodeTypes
-from stagec.core.refusal import CallError
-from stagec.core.trees import argument_path
+from stagec.core.sizes.avals import Aval, physical
+from stagec.core.telling.refusal import CallError
+from stagec.core.trees.node_types import NodeTypes
+from stagec.core.trees.tree import argument_path
 from stagec.loader.bundle import Bundle
 from stagec.loader.function import Function
 from stagec.pjrt.arrays import dtype_of

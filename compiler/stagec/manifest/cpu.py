@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from stagec.core import specs
+from stagec.core.builds import specs
 from stagec.hardware.cpu import PARALLELISM
 from stagec.manifest.tables import CompilerOptions, Table
 

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stagec.core import distributions, expressions, reading
-from stagec.core.avals import AvalError, dimension_variables, parse_aval
-from stagec.core.errors import Problem, StagecError, nearest
+from stagec.core.builds import distributions
+from stagec.core.data import reading
+from stagec.core.sizes import expressions
+from stagec.core.sizes.avals import AvalError, dimension_variables, parse_aval
+from stagec.core.telling.errors import Problem, StagecError, nearest
 
 DESCRIBING = ("{}_avals", "{}_example_inputs", "{}_example_args", "avals", "example_inputs", "example_args")
 """Names of what describes the arguments of a function, in the order in which they are looked for."""

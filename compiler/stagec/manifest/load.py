@@ -16,10 +16,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stagec.core import frontends, reading
-from stagec.core.errors import Problem, StagecError, nearest, show
-from stagec.core.frontends import Frontend
-from stagec.core.specs import TargetSpec
+from stagec.core.builds import frontends
+from stagec.core.builds.frontends import Frontend
+from stagec.core.builds.specs import TargetSpec
+from stagec.core.data import reading
+from stagec.core.telling.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
 from stagec.manifest import toml
 from stagec.manifest.models import (

@@ -16,7 +16,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from stagec.core.frontends import FRONTENDS
+from stagec.core.builds.frontends import FRONTENDS
 from stagec.manifest.cpu import CpuTarget
 from stagec.manifest.cuda import CudaTarget
 from stagec.manifest.environment import ENVIRONMENT_SCHEMA, read_environment

@@ -6,12 +6,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from stagec.core import frontends, naming, same
-from stagec.core.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
-from stagec.core.errors import Problem, StagecError, nearest, show
-from stagec.core.partitions import Partition, parse
-from stagec.core.sizes import DimensionError, parse_constraint
-from stagec.core.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
+from stagec.core.builds import frontends, naming
+from stagec.core.builds.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
+from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
+from stagec.core.sizes.partitions import Partition, parse
+from stagec.core.sizes.size import DimensionError, parse_constraint
+from stagec.core.telling.errors import Problem, StagecError, nearest, show
+from stagec.core.trees import same
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function, Header, Weights

@@ -7,8 +7,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from stagec.core import reading
-from stagec.core.errors import Problem, StagecError
+from stagec.core.data import reading
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.manifest import toml
 from stagec.manifest.values import SCALAR_SCHEMA, Scalar, read_scalar
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stagec.core import compiler_options, reading
-from stagec.core.errors import Problem, StagecError
-from stagec.core.specs import TargetSpec
+from stagec.core.builds import compiler_options
+from stagec.core.builds.specs import TargetSpec
+from stagec.core.data import reading
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.hardware import catalog
 from stagec.manifest import toml
 from stagec.manifest.models import TARGETS, Document, Target

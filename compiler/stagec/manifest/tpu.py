@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from stagec.core import specs
+from stagec.core.builds import specs
 from stagec.hardware.tpu import generations
 from stagec.hardware.tpu_topologies import TOPOLOGY, parse_topology
 from stagec.manifest.tables import SHAPE, CompilerOptions, Table

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic_core import PydanticCustomError
 
-from stagec.core.avals import DTYPES, FILES, AvalError, parse_aval
-from stagec.core.errors import nearest, show
-from stagec.core.partitions import PartitionError, parse, write
-from stagec.core.sizes import DimensionError, parse_constraint
-from stagec.core.specs import COLLECTIVES
+from stagec.core.builds.specs import COLLECTIVES
+from stagec.core.sizes.avals import DTYPES, FILES, AvalError, parse_aval
+from stagec.core.sizes.partitions import PartitionError, parse, write
+from stagec.core.sizes.size import DimensionError, parse_constraint
+from stagec.core.telling.errors import nearest, show
 
 _PART = "[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 _FOLDERS = f"({_PART}/)*"

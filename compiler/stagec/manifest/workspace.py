@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagec.core import distributions
-from stagec.core.errors import Problem, StagecError
-from stagec.core.version import VERSION
+from stagec.core.builds import distributions
+from stagec.core.builds.version import VERSION
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.manifest.inference import Function
 
 MODULE, WORKSPACE = "MODULE.bazel", "WORKSPACE"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stagec.core import wire
+from stagec.core.data import wire
 from stagec.patches import elf
 
 SECTION = "protodesc_cold"

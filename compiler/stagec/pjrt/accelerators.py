@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stagec.core.platforms import PLATFORMS
-from stagec.core.refusal import LoadError
+from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.packages import library
 
 _DEVICES = Path("/dev")

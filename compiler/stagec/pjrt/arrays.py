@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxlib import _jax, xla_client
 
-from stagec.core.avals import DTYPES, Aval
-from stagec.core.node_types import children_by_jax
-from stagec.core.refusal import CallError
+from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.telling.refusal import CallError
+from stagec.core.trees.node_types import children_by_jax
 from stagec.pjrt import clients, compatibility, layouts
 from stagec.pjrt.shardings import Index, Sharding
 

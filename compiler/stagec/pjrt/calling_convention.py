@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from jaxlib import _jax
 
-from stagec.core.avals import Aval, holds
-from stagec.core.node_types import NodeTypes, Seen
-from stagec.core.refusal import CallError
-from stagec.core.same import same
-from stagec.core.trees import Tree, TreeMismatch, argument_path
+from stagec.core.sizes.avals import Aval, holds
+from stagec.core.telling.refusal import CallError
+from stagec.core.trees.node_types import NodeTypes, Seen
+from stagec.core.trees.same import same
+from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import Array, dtype_of, to_numpy
 from stagec.pjrt.executable import ArraySpecs, Executable
 from stagec.pjrt.prepared import Kinds, Prepared
@@ -23,7 +23,7 @@ from stagec.pjrt.weights import Weight
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stagec.core.calls import Call
+    from stagec.core.telling.calls import Call
 
 
 class Convention(Protocol):
@@ -156,7 +156,7 @@ class Signature:
         """How it is called: what whoever made it knows, else what its trees say."""
         if self._made_usage:
             return self._made_usage()
-        from stagec.core.calls import Call  # calls that fit do without
+        from stagec.core.telling.calls import Call  # calls that fit do without
 
         found = self.description
         trees = found.in_tree, found.in_avals, found.out_tree, found.out_avals

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxlib import _jax, xla_client
 
-from stagec.core.refusal import LoadError
+from stagec.core.telling.refusal import LoadError
 from stagec.pjrt import turns
 
 # Several threads may ask first: two clients for the same devices would not share arrays.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxlib import _jax
 
-from stagec.core.avals import mlir_name
+from stagec.core.sizes.avals import mlir_name
 from stagec.pjrt import clients, turns
 from stagec.pjrt.shardings import Sharding
 

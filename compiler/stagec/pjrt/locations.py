@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.core import child, reading
+from stagec.core.data import child, reading
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir  # a child process reads the files of others

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import util
 from pathlib import Path
 
-from stagec.core.platforms import Plugin
+from stagec.core.builds.platforms import Plugin
 
 
 def folder(package: str) -> Path | None:

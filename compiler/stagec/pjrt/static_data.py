@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxlib import _jax
 
-from stagec.core.same import key, same
+from stagec.core.trees.same import key, same
 
 _TUPLES = _jax.pytree.PyTreeRegistry(
     enable_none=False, enable_tuple=True, enable_namedtuple=False, enable_list=False, enable_dict=False

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stagec.bundle.archive import Archive
-from stagec.core.avals import num_bytes, parse_aval
-from stagec.core.refusal import CallError
-from stagec.core.trees import Tree
+from stagec.core.sizes.avals import num_bytes, parse_aval
+from stagec.core.telling.refusal import CallError
+from stagec.core.trees.tree import Tree
 from stagec.pjrt.arrays import AbstractArray, Array, dtype_of, put
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
-    from stagec.core.calls import Call
+    from stagec.core.telling.calls import Call
 
 
 class Weight:

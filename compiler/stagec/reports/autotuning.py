@@ -10,9 +10,9 @@ from pathlib import PurePosixPath
 
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.cuda import local_cuda
-from stagec.core.errors import Problem, StagecError
-from stagec.core.progress import Progress
-from stagec.core.specs import CudaTarget, ExecutableSpec
+from stagec.core.builds.specs import CudaTarget, ExecutableSpec
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.progress import Progress
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.autotuning import Result
 from stagec.pjrt import compatibility

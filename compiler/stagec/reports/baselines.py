@@ -12,8 +12,9 @@ from typing import Any
 
 from stagec.backends.analysis import UNKNOWN, Metric
 from stagec.bundle.description import LARGEST
-from stagec.core import json_shapes, strict_json
-from stagec.core.errors import Problem, StagecError
+from stagec.core.data import strict_json
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees import json_shapes
 from stagec.reports.measurements import Executable
 from stagec.stages.limits import in_bytes
 

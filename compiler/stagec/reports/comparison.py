@@ -10,11 +10,11 @@ from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.core.errors import Problem, StagecError
-from stagec.core.folding import what_it_is
-from stagec.core.refusal import LoadError
-from stagec.core.same import same
-from stagec.core.trees import Tree, argument_path
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees.folding import what_it_is
+from stagec.core.trees.same import same
+from stagec.core.trees.tree import Tree, argument_path
 from stagec.reports import explanation
 
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")

@@ -1,4 +1,4 @@
-"""What `stagec explain A B` reports: which components of two artifacts differ, by name (`stagec.core.components`).
+"""What `stagec explain A B` reports: which components of two artifacts differ, by name (`core.builds.components`).
 
 In the place of an artifact stand the current inputs (`stagec.reports.inputs`): all that one is made from is known
 before XLA compiles.
@@ -19,12 +19,14 @@ from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import child, components, json_shapes, naming, reading, strict_json
-from stagec.core.calls import Call
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
-from stagec.core.specs import FunctionSpec
-from stagec.core.trees import argument_path
+from stagec.core.builds import components, naming
+from stagec.core.builds.specs import FunctionSpec
+from stagec.core.data import child, reading, strict_json
+from stagec.core.telling.calls import Call
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
+from stagec.core.trees.tree import argument_path
 from stagec.reports import inputs
 from stagec.reports.inputs import Inputs
 from stagec.stages.exported import Exported

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.bundle.description import LARGEST
-from stagec.core import actions, reading, specs, strict_json
-from stagec.core.errors import Problem, StagecError
-from stagec.core.specs import ExecutableSpec, FunctionSpec
+from stagec.core.builds import actions, specs
+from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
+from stagec.core.data import reading, strict_json
+from stagec.core.telling.errors import Problem, StagecError
 
 FORMAT = 1
 """Version of the JSON that names the inputs that Bazel built. 1 (November 2026): the first."""

@@ -11,9 +11,11 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of, of_interface
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import child, json_shapes, naming, reading, strict_json
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
+from stagec.core.builds import naming
+from stagec.core.data import child, reading, strict_json
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 
 _START = 1000
 """Bytes of a file that tell its kind."""

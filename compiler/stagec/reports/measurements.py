@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import reading
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
+from stagec.core.data import reading
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
 from stagec.stages import inventory
 from stagec.stages.inventory import Inventory
 

@@ -18,11 +18,12 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.dsse import Envelope
-from stagec.core import naming, reading, strict_json
-from stagec.core.avals import DTYPES
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
-from stagec.core.trees import argument_path
+from stagec.core.builds import naming
+from stagec.core.data import reading, strict_json
+from stagec.core.sizes.avals import DTYPES
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees.tree import argument_path
 from stagec.reports import measurements, profiles
 from stagec.reports.measurements import Executable
 

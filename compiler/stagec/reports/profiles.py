@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from stagec.core.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.reports import traces
 
 _SUFFIX = ".profile.json"

@@ -22,9 +22,10 @@ from stagec.bundle.attestation import Statement
 from stagec.bundle.model_signing import SignedModel
 from stagec.bundle.provenance import directory_hash
 from stagec.bundle.sources import sha256_of
-from stagec.core import json_shapes, reading, strict_json
-from stagec.core.errors import Problem, StagecError
-from stagec.core.refusal import LoadError
+from stagec.core.data import reading, strict_json
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 from stagec.reports import comparison
 
 _WITHOUT_CACHES = ("--remote_cache=", "--disk_cache=", "--remote_executor=", "--symlink_prefix=/")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.backends.compilation import backend
-from stagec.core import actions, specs
-from stagec.core.errors import Problem, StagecError
-from stagec.core.progress import Progress
+from stagec.core.builds import actions, specs
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.progress import Progress
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of
-from stagec.core.avals import DTYPES, Aval, physical
-from stagec.core.calls import Argument, Call
-from stagec.core.errors import printable
-from stagec.core.keyed import Keyed
-from stagec.core.nodes import STATIC
-from stagec.core.trees import Tree
+from stagec.core.sizes.avals import DTYPES, Aval, physical
+from stagec.core.telling.calls import Argument, Call
+from stagec.core.telling.errors import printable
+from stagec.core.trees.keyed import Keyed
+from stagec.core.trees.nodes import STATIC
+from stagec.core.trees.tree import Tree
 
 _HEADER = '''"""Types of the bundle {name} {version}. `stagec stub` wrote this file.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stagec.core.avals import Aval
-from stagec.core.trees import argument_path
+from stagec.core.sizes.avals import Aval
+from stagec.core.trees.tree import argument_path
 from stagec.costs import hlo
 from stagec.stages.program import Program
 from stagec.stages.shardings import NamedSharding

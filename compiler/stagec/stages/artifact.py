@@ -8,8 +8,8 @@ from typing import Self, TypeAlias
 
 from jaxlib import xla_client
 
-from stagec.core.avals import Aval
-from stagec.core.trees import Tree
+from stagec.core.sizes.avals import Aval
+from stagec.core.trees.tree import Tree
 from stagec.stages.shardings import NamedSharding
 
 OneSharding: TypeAlias = NamedSharding | xla_client.HloSharding | None

@@ -12,11 +12,12 @@ from jaxlib.mlir import ir
 
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, DoesNotFit
-from stagec.core import components, naming, phases
-from stagec.core.errors import Problem, StagecError
-from stagec.core.specs import ExecutableSpec
-from stagec.core.trees import argument_path
-from stagec.core.version import VERSION
+from stagec.core.builds import components, naming
+from stagec.core.builds.specs import ExecutableSpec
+from stagec.core.builds.version import VERSION
+from stagec.core.telling import phases
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees.tree import argument_path
 from stagec.pjrt import compatibility, locations
 from stagec.stages import by_device, inventory, limits, mlir
 from stagec.stages.compiled import Compiled

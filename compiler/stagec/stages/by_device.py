@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stagec.bundle import archive, index
-from stagec.core import json_shapes
-from stagec.core.refusal import LoadError
-from stagec.core.specs import TargetSpec
+from stagec.core.builds.specs import TargetSpec
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
 from stagec.stages.errors import NotExported
 
 _INDEX = json_shapes.record(

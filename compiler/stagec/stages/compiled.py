@@ -15,10 +15,10 @@ from jaxlib import _jax
 
 from stagec.bundle import archive, index
 from stagec.bundle.description import Description
-from stagec.core import json_shapes
-from stagec.core.avals import Aval
-from stagec.core.refusal import CallError, LoadError
-from stagec.core.trees import Tree
+from stagec.core.sizes.avals import Aval
+from stagec.core.telling.refusal import CallError, LoadError
+from stagec.core.trees import json_shapes
+from stagec.core.trees.tree import Tree
 from stagec.pjrt import clients, compatibility, host
 from stagec.pjrt.calling_convention import Signature
 from stagec.pjrt.executable import Executable

@@ -11,9 +11,9 @@ from jaxlib.mlir import ir
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile
 from stagec.bundle.description import Target
-from stagec.core import phases
-from stagec.core.compiler_options import described
-from stagec.core.specs import CompilerOption, TargetSpec
+from stagec.core.builds.compiler_options import described
+from stagec.core.builds.specs import CompilerOption, TargetSpec
+from stagec.core.telling import phases
 from stagec.pjrt import clients, compatibility
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import donation_refusal

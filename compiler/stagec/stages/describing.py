@@ -12,10 +12,10 @@ from jaxlib.mlir import ir
 from stagec.backends import analysis
 from stagec.backends.compilation import CompiledModule, Hardware
 from stagec.bundle.description import Description, DeviceAssignment, Target
-from stagec.core import phases
-from stagec.core.compiler_options import described
-from stagec.core.specs import Scalar, TargetSpec
-from stagec.core.version import VERSION
+from stagec.core.builds.compiler_options import described
+from stagec.core.builds.specs import Scalar, TargetSpec
+from stagec.core.builds.version import VERSION
+from stagec.core.telling import phases
 from stagec.pjrt import compatibility
 from stagec.pjrt.custom_calls import TOOLCHAIN, provider
 from stagec.stages import abi, mlir

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib import xla_client
 
-from stagec.core.avals import Aval, arrow
-from stagec.core.calls import Call
-from stagec.core.errors import missing_package
-from stagec.core.node_types import NodeTypes
-from stagec.core.refusal import CallError
-from stagec.core.sizes import DimensionError, solve
-from stagec.core.trees import TreeMismatch, argument_path
+from stagec.core.sizes.avals import Aval, arrow
+from stagec.core.sizes.size import DimensionError, solve
+from stagec.core.telling.calls import Call
+from stagec.core.telling.errors import missing_package
+from stagec.core.telling.refusal import CallError
+from stagec.core.trees.node_types import NodeTypes
+from stagec.core.trees.tree import TreeMismatch, argument_path
 from stagec.stages import mlir
 from stagec.stages.artifact import Artifact, OneSharding
 from stagec.stages.shardings import NamedSharding, named_sharding

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.core.avals import Aval
-from stagec.core.trees import Tree
+from stagec.core.sizes.avals import Aval
+from stagec.core.trees.tree import Tree
 from stagec.pjrt.arrays import dtype_of
 from stagec.stages.shardings import Format
 

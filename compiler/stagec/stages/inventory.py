@@ -12,8 +12,9 @@ from typing import Any
 from stagec.backends.analysis import UNKNOWN, buffers
 from stagec.backends.compilation import Hardware
 from stagec.bundle.description import LARGEST, Description
-from stagec.core import json_shapes, strict_json
-from stagec.core.specs import ExecutableSpec
+from stagec.core.builds.specs import ExecutableSpec
+from stagec.core.data import strict_json
+from stagec.core.trees import json_shapes
 from stagec.costs import collectives, hlo, totals
 from stagec.stages.limits import named
 

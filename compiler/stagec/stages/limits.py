@@ -14,10 +14,10 @@ from typing import Any
 from stagec.backends.analysis import UNKNOWN, Buffer, buffers
 from stagec.backends.compilation import DoesNotFit, Hardware
 from stagec.bundle.description import Description
-from stagec.core import naming
-from stagec.core.avals import DTYPES, Aval
-from stagec.core.errors import Problem
-from stagec.core.specs import ExecutableSpec
+from stagec.core.builds import naming
+from stagec.core.builds.specs import ExecutableSpec
+from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.telling.errors import Problem
 
 _LARGEST = 8
 """How many arrays a message lists."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
-from stagec.core.avals import arrow
-from stagec.core.specs import CompilerOption, TargetSpec
+from stagec.core.builds.specs import CompilerOption, TargetSpec
+from stagec.core.sizes.avals import arrow
 from stagec.pjrt import clients, compatibility
 from stagec.stages import mlir
 from stagec.stages.info import args_info, donate_argnums, out_info

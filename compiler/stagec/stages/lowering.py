@@ -10,7 +10,7 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from stagec.core.avals import Aval, evaluate_shape, physical
+from stagec.core.sizes.avals import Aval, evaluate_shape, physical
 from stagec.stages import mlir
 from stagec.stages.artifact import Artifact
 from stagec.stages.branches import inline_known_branches

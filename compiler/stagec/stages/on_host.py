@@ -12,8 +12,8 @@ from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware
 from stagec.backends.cpu import compiler as cpu
 from stagec.bundle.description import Target
-from stagec.core.compiler_options import described
-from stagec.core.specs import CompilerOption
+from stagec.core.builds.compiler_options import described
+from stagec.core.builds.specs import CompilerOption
 from stagec.hardware import x86
 from stagec.pjrt import arrays, clients, host, turns
 from stagec.pjrt.calling_convention import Signature

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stagec.core.avals import Aval
-from stagec.core.specs import CompilerOption
-from stagec.core.trees import Tree
+from stagec.core.builds.specs import CompilerOption
+from stagec.core.sizes.avals import Aval
+from stagec.core.trees.tree import Tree
 from stagec.stages.artifact import OneSharding
 
 

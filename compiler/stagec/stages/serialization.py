@@ -14,9 +14,9 @@ import flatbuffers
 from flatbuffers import number_types as types
 from jaxlib import xla_client
 
-from stagec.core.avals import Aval, parse_aval
-from stagec.core.keyed import Item, with_keys
-from stagec.core.trees import LEAF, Tree
+from stagec.core.sizes.avals import Aval, parse_aval
+from stagec.core.trees.keyed import Item, with_keys
+from stagec.core.trees.tree import LEAF, Tree
 from stagec.stages import export_schema as schema
 from stagec.stages.artifact import Artifact, OneSharding
 from stagec.stages.errors import NotExported

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from jaxlib import xla_client
 
-from stagec.core import partitions
+from stagec.core.sizes import partitions
 
 _UNREDUCED = xla_client.OpSharding.Type.UNREDUCED
 AXIS_TYPES = ("Auto", "Explicit", "Manual")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from stagec.core import wire
+from stagec.core.data import wire
 
 
 @dataclass(frozen=True)

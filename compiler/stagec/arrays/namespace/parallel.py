@@ -17,7 +17,7 @@ from stagec.arrays.namespace.promotion import array_of, inexact
 from stagec.arrays.places import AtUsersLine
 from stagec.arrays.primitives import collectives, elementwise, sharding, structural
 from stagec.arrays.values import axis_of
-from stagec.core.partitions import Partition
+from stagec.core.sizes.partitions import Partition
 
 
 @contextmanager

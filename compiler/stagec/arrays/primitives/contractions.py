@@ -20,7 +20,7 @@ from stagec.arrays.primitives.structural import reshape, transpose
 from stagec.arrays.primitives.windows import dilated
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import ShapedArray, shown
-from stagec.core.errors import nearest
+from stagec.core.telling.errors import nearest
 
 Axes = tuple[int, ...]
 PRECISIONS = {

@@ -21,7 +21,7 @@ from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, pruned
 from stagec.arrays.values import ShapedArray, shown
-from stagec.core.partitions import Partition
+from stagec.core.sizes.partitions import Partition
 
 
 def constrained(x: Any, mesh: Axes, partition: Partition) -> Any:

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
-from stagec.core import phases, wire
-from stagec.core.specs import CpuTarget
+from stagec.core.builds.specs import CpuTarget
+from stagec.core.data import wire
+from stagec.core.telling import phases
 from stagec.hardware import x86
 from stagec.patches import cores, cpuid, hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, turns

@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.cuda import nvidia, riegeli
-from stagec.core import phases, wire
-from stagec.core.errors import StagecError
-from stagec.core.specs import CudaTarget
+from stagec.core.builds.specs import CudaTarget
+from stagec.core.data import wire
+from stagec.core.telling import phases
+from stagec.core.telling.errors import StagecError
 from stagec.costs.links import Links, Switch
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.cuda_devices import Device

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from stagec.core.errors import show
+from stagec.core.telling.errors import show
 from stagec.hardware import cuda
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from stagec.backends.cuda import highwayhash
-from stagec.core import wire
+from stagec.core.data import wire
 
 SIGNATURE = bytes.fromhex("83af70d10d884a3f")
 """The first bytes of every file."""

@@ -3,7 +3,7 @@
 A size is built from integers and names with `+ - *`, `^` (a power), and `floordiv mod max min`, as in
 `jax.export.symbolic_shape`. Written by a person it may also have parentheses, `//` and `%`; the canonical spelling has
 none of these, so that JAX reads it. Manifests and artifacts hold the spelling, everything else a `Size`.
-`core.bounds` has what is known of a size's value.
+`core.sizes.bounds` has what is known of a size's value.
 """
 
 import ast
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, Union
 
-from stagec.core import expressions
+from stagec.core.sizes import expressions
 
 FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stagec.core.nodes import imported, name_of
+from stagec.core.trees.nodes import imported, name_of
 
 LARGEST_ARRAY = 1024
 """Bytes of an array that a description has whole; of a larger one it has the SHA-256."""

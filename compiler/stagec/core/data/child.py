@@ -26,7 +26,7 @@ _PROGRAM = """
 import json, sys
 request = json.loads(sys.argv[1])
 sys.path[:] = request["path"]
-from stagec.core import child
+from stagec.core.data import child
 child.answer(request)
 """
 

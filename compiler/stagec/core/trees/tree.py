@@ -16,11 +16,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from stagec.core.nodes import STATIC, Fields
-from stagec.core.same import same
+from stagec.core.trees.nodes import STATIC, Fields
+from stagec.core.trees.same import same
 
 if TYPE_CHECKING:
-    from stagec.core.keyed import Key, Keyed
+    from stagec.core.trees.keyed import Key, Keyed
 
 Kind = Literal["leaf", "none", "tuple", "list", "dict", "custom"]
 
@@ -147,7 +147,7 @@ class Tree(NamedTuple):
             case "dict" if all(type(key) is str for key in self.keys):
                 return {"dict": dict(zip(self.keys, children, strict=True))}
             case "dict":
-                from stagec.core.keyed import key_to_json
+                from stagec.core.trees.keyed import key_to_json
 
                 return {"dict": [[key_to_json(key), child] for key, child in zip(self.keys, children, strict=True)]}
             case "custom":
@@ -168,7 +168,7 @@ class Tree(NamedTuple):
             case {"dict": dict(items), **rest} if not rest:
                 return Tree("dict", tuple(map(Tree.from_json, items.values())), tuple(items))
             case {"dict": list(pairs), **rest} if not rest and pairs:
-                from stagec.core.keyed import keys_from_json
+                from stagec.core.trees.keyed import keys_from_json
 
                 keys, children = keys_from_json(pairs)
                 return Tree("dict", tuple(map(Tree.from_json, children)), keys)
@@ -361,7 +361,7 @@ def of_structure(structure: Any, describe: Callable[[Any], tuple[str, bytes]], k
 
 
 def _read_keyed(auxdata: bytes) -> Keyed | None:
-    from stagec.core.keyed import Keyed
+    from stagec.core.trees.keyed import Keyed
 
     return Keyed.from_bytes(auxdata)
 

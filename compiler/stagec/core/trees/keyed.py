@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from stagec.core import statics
-from stagec.core.nodes import Fields
+from stagec.core.trees import statics
+from stagec.core.trees.nodes import Fields
 
 LONGEST = 2**12
 """Bytes of the description of a class's other fields that an artifact has whole."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stagec.core.specs import CompilerOption, Scalar
+from stagec.core.builds.specs import CompilerOption, Scalar
 
 LEVELS: Mapping[str, int] = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39}
 """Levels of effort (https://openxla.org/xla/effort_levels): xla.ExecutionOptions.EffortLevel."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stagec.core.trees import Tree
+from stagec.core.trees.tree import Tree
 
 _MOST_PARTS = 9
 """Texts and numbers of a step that are looked at: a file of somebody else's may have keys of any length."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stagec.core import folding
-from stagec.core.avals import Aval, physical
-from stagec.core.folding import Row
-from stagec.core.trees import Tree, TreeMismatch, argument_path
+from stagec.core.sizes.avals import Aval, physical
+from stagec.core.trees import folding
+from stagec.core.trees.folding import Row
+from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 
 _WIDEST = 64
 """Characters of a path beyond which what is there does not wait for a column."""

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stagec.core.nodes import STATIC, Fields, PyTreeNode, imported, name_of
-from stagec.core.trees import Maker, Makers, Taker, Takers, Tree, TreeMismatch
+from stagec.core.trees.nodes import STATIC, Fields, PyTreeNode, imported, name_of
+from stagec.core.trees.tree import Maker, Makers, Taker, Takers, Tree, TreeMismatch
 
 if TYPE_CHECKING:
-    from stagec.core.one_level import OneLevel, StaticLeaf
+    from stagec.core.trees.one_level import OneLevel, StaticLeaf
 
 Types = Iterable[object] | Mapping[str, type | PyTreeNode]
 """What a caller gives: classes and objects, of which results have the types and static parts; or what stands for a
@@ -85,7 +85,7 @@ class NodeTypes:
     def _of_leaf(self, value: Any) -> tuple[Sequence[Any], bytes] | None:
         if value is None or (isinstance(value, dict) and not value):
             return None  # what plain containers have there
-        from stagec.core.one_level import StaticLeaf
+        from stagec.core.trees.one_level import StaticLeaf
 
         try:
             auxdata = StaticLeaf(value).describe()
@@ -96,7 +96,7 @@ class NodeTypes:
 
     def _of_name(self, name: str, base: type) -> Taker:
         def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
-            from stagec.core.one_level import OneLevel
+            from stagec.core.trees.one_level import OneLevel
 
             level = OneLevel.of(value) if isinstance(value, base) and name_of(type(value)) == name else None
             if level is None:
@@ -112,7 +112,7 @@ class NodeTypes:
 
     def _learn(self, example: object) -> Iterator[type]:
         """Yield the types of the nodes of an object, and remember their static parts."""
-        from stagec.core.one_level import OneLevel
+        from stagec.core.trees.one_level import OneLevel
 
         level = OneLevel.of(example)
         if level is None:
@@ -127,7 +127,7 @@ class NodeTypes:
             yield from self._learn(child)
 
     def _maker_of_leaf(self, node: Tree) -> Maker | None:
-        from stagec.core.one_level import StaticLeaf
+        from stagec.core.trees.one_level import StaticLeaf
 
         if not self._all and not self._given:
             return None
@@ -187,8 +187,8 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
 
     It has made one, of placeholders, that is described as the node is.
     """
-    from stagec.core import statics
-    from stagec.core.one_level import PLACEHOLDERS, OneLevel
+    from stagec.core.trees import statics
+    from stagec.core.trees.one_level import PLACEHOLDERS, OneLevel
 
     fields, keyed = node.fields, node.keyed
     for placeholder in PLACEHOLDERS:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from stagec.core.avals import parse_aval
-from stagec.core.strict_json import shown
-from stagec.core.trees import Tree
+from stagec.core.data.strict_json import shown
+from stagec.core.sizes.avals import parse_aval
+from stagec.core.trees.tree import Tree
 
 _LONGEST = 1000
 """Characters of what a reader of avals or trees says is wrong: it repeats what it read."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from stagec.core.sizes import Call, Constraint, DimensionError, Factor, Monomial, Size
+from stagec.core.sizes.size import Call, Constraint, DimensionError, Factor, Monomial, Size
 
 Interval: TypeAlias = tuple[float, float]
 """The least and the largest value: ints, or -inf and inf."""

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stagec.core import statics
-from stagec.core.keyed import Entry, Item, Keyed, key_of
-from stagec.core.nodes import Fields
+from stagec.core.trees import statics
+from stagec.core.trees.keyed import Entry, Item, Keyed, key_of
+from stagec.core.trees.nodes import Fields
 
 PLACEHOLDERS = (object, float)
 """What makes leaves of objects that are made for their structure: as in JAX, and numbers for a class that computes."""

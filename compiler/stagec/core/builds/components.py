@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stagec.core.trees import Tree, argument_path
+from stagec.core.trees.tree import Tree, argument_path
 
 Table = dict[str, dict[str, str]]
 """Name of the component -> {"value": text, "sha256": hex digest}."""

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from stagec.core import expressions
+from stagec.core.sizes import expressions
 
 UNSPECIFIED = "unspecified"
 """What stands for a sharding that is left to XLA; JAX writes None."""

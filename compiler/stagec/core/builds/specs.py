@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from stagec.core import naming
-from stagec.core.errors import Problem, StagecError
+from stagec.core.builds import naming
+from stagec.core.telling.errors import Problem, StagecError
 
 Scalar = str | bool | int | float
 CompilerOption = Scalar | bytes
@@ -129,7 +129,7 @@ class CpuTarget:
     parallelism: int
     """Into how many partitions XLA may split an operation."""
     compiler_options: Mapping[str, CompilerOption]
-    """XLA flags without their dashes, and the others that `core.compiler_options` knows."""
+    """XLA flags without their dashes, and the others that `core.builds.compiler_options` knows."""
     platform: Literal["cpu"] = "cpu"
 
     def summary(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stagec.core.sizes import DimensionError, canonical_dimension, evaluate, names_in
+from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, names_in
 
 
 class DType(NamedTuple):

@@ -1,0 +1,1 @@
+"""What an action is given and what its results are called."""

@@ -1,0 +1,1 @@
+"""Data of others, read strictly, and files, written whole. On the standard library alone."""

@@ -1,0 +1,1 @@
+"""Avals, and the sizes of their dimensions."""

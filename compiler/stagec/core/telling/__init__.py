@@ -1,0 +1,1 @@
+"""What stagec says to a person: errors, refusals, progress, seconds, calls."""

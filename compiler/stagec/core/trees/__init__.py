@@ -1,0 +1,1 @@
+"""Pytrees as data: structures, nodes of the model's own types, static values."""
