@@ -286,9 +286,10 @@ print(*[warning.message for warning in told if warning.category is RuntimeWarnin
     words = [
         "unshare",
         "--mount",
+        "--propagation=unchanged",  # the root of a chroot may not be a mount, and unshare would refuse it
         "sh",
         "-c",
-        'mount -t tmpfs none /proc && exec "$@"',
+        'mount --make-private /proc && mount -t tmpfs none /proc && exec "$@"',
         "sh",
         sys.executable,
         "-c",
