@@ -54,9 +54,8 @@ if TYPE_CHECKING:
     from stagec.core.telling.errors import StagecError
     from stagec.core.telling.refusal import CallError, LoadError
     from stagec.core.trees.nodes import PyTreeNode
-    from stagec.frontends.jit import Wrapped
+    from stagec.frontends.jit import Traced, Wrapped
     from stagec.frontends.staging import jit
-    from stagec.frontends.wrapped import Traced
     from stagec.loader.bundle import Bundle
     from stagec.loader.function import Function
     from stagec.loader.serving import load
@@ -126,8 +125,7 @@ _MODULES = {
     "backends.compilation": ("CannotCompile",),
     "core.telling.errors": ("StagecError",),
     "frontends.staging": ("jit",),
-    "frontends.jit": ("Wrapped",),
-    "frontends.wrapped": ("Traced",),
+    "frontends.jit": ("Traced", "Wrapped"),
     "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
     "loader.function": ("Function",),
@@ -167,8 +165,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What `help` and completion list: without JAX, not the stages of functions that JAX traces."""
-    import importlib.util
-
-    missing = () if importlib.util.find_spec("jax") else _MODULES["frontends.wrapped"]
-    return [name for name in (*__all__, *_NAMESPACES) if name not in missing]
+    return [*__all__, *_NAMESPACES]

@@ -1,4 +1,4 @@
-"""What `stagec.jit` promises, the same for both frontends (frontends/jit.py, wrapped.py and array_stages.py)."""
+"""What `stagec.jit` promises, the same for both frontends (frontends/jit.py)."""
 
 import ast
 import contextlib
@@ -22,7 +22,7 @@ from jax._src import config
 import stagec
 import stagec.numpy as snp
 from stagec.core.trees import same
-from stagec.frontends import wrapped
+from stagec.frontends import jax_tracer
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 
 X = np.arange(1, 4, dtype=np.float32)
@@ -321,7 +321,7 @@ def test_no_setting_of_jax_is_forgotten() -> None:
         if kind.endswith("_state") and isinstance(name, ast.Constant):
             (in_context if "include_in_trace_context" in words else others).add(name.value)
     assert "jax_enable_x64" in in_context
-    known = {f"jax_{name}" for name in NO_PROGRAM.split()} | {*wrapped._BEYOND}
+    known = {f"jax_{name}" for name in NO_PROGRAM.split()} | {*jax_tracer._BEYOND}
     assert {name for name in others if not name.startswith("jax2tf_")} <= known
 
 

@@ -15,8 +15,7 @@ import pytest
 
 import stagec
 from stagec.core.sizes.avals import parse_aval
-from stagec.frontends.jit import Wrapped
-from stagec.frontends.wrapped import Traced
+from stagec.frontends.jit import Traced, Wrapped
 from stagec.stages.info import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 from tests.conformance.views import portable

@@ -52,4 +52,4 @@ assert str(untraced) == (
 )
 assert "jit" in dir(stagec)
 assert "Wrapped" in dir(stagec)
-assert "Traced" not in dir(stagec)
+assert "Traced" in dir(stagec)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from stagec.core.telling import phases
 from stagec.core.telling.errors import StagecError
 from stagec.frontends import (
     array_shardings,
-    array_stages,
+    array_tracer,
     checkpoints,
     closures,
     entries,
@@ -30,11 +30,11 @@ from stagec.frontends import (
     source_locations,
     user_code,
 )
-from stagec.frontends.array_stages import Traced
-from stagec.frontends.jit import Wrapped
+from stagec.frontends.array_tracer import ArrayTracer
 from stagec.pjrt import compatibility, dialects
 
 named_arrays = closures.named_arrays
+T = TypeVar("T")
 
 
 @repeatable.clock_and_chance()
@@ -45,7 +45,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
     Returns the bytes of `jax.export`'s serialization format, which hold no source location, and no bytes: the same
     module is for all devices. Raises StagecError for every mistake of the user's.
     """
-    traced = _traced(spec, import_roots)
+    traced = _traced(spec, import_roots, ArrayTracer.trace)
     with phases.phase("lower"):
         serialized = user_code.run(  # what stores derivatives is what traces them
             lambda: traced.export(spec.platforms).serialize(spec.vjp_order),
@@ -59,9 +59,9 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
 @repeatable.clock_and_chance()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources."""
-    traced = _traced(spec, import_roots)
+    function, _, _ = _traced(spec, import_roots, ArrayTracer.flat)
     with dialects.make_context():
-        module = traced.module_with_locations(spec.platforms)
+        module = function.module(spec.platforms, located=True)
         source_locations.rewrite(module, import_roots)
         return str(module.operation.get_asm(enable_debug_info=True))
 
@@ -69,7 +69,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 @repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the program of the function of `spec`, as text: what a jaxpr is to JAX."""
-    return _traced(spec, import_roots).as_text()
+    return _traced(spec, import_roots, ArrayTracer.trace).as_text()
 
 
 def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
@@ -83,7 +83,7 @@ def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
     """Return what the function itself gives, traced again for the shapes of the values: not what was exported of it."""
-    wrapped, args, kwargs = _prepared(spec, import_roots)
+    tracer, args, kwargs = _prepared(spec, import_roots)
     with _settings(spec):
         leaves, structure = pytrees.flatten((args, kwargs))
         pairs = zip(leaves, values, strict=True)
@@ -91,7 +91,7 @@ def results(
             [ShapeDtypeStruct(value.shape, leaf.dtype, leaf.weak_type) for leaf, value in pairs]
         )
         repeatable.again(spec.key)
-        traced = wrapped.trace(*given, **named)
+        traced = tracer.trace(given, named)
         return list(map(np.asarray, traced.lower().compile().call_flat(values)))
 
 
@@ -100,22 +100,23 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
     return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
 
 
-def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> Traced:
-    """Return the function of `spec` traced. Raises StagecError with all that is wrong."""
-    wrapped, args, kwargs = _prepared(spec, import_roots)
+def _traced(
+    spec: FunctionSpec, import_roots: Sequence[str], trace: Callable[[ArrayTracer, tuple[Any, ...], dict[str, Any]], T]
+) -> T:
+    """Return the function of `spec` traced, as `trace` does it. Raises StagecError with all that is wrong."""
+    tracer, args, kwargs = _prepared(spec, import_roots)
     failed = f"tracing {spec.entry} raised"
     repeatable.again(spec.key)
     with _settings(spec), phases.phase("trace"):
         try:
-            traced: Traced = user_code.run(lambda: wrapped.trace(*args, **kwargs), failed, spec.manifest, spec.key)
+            return user_code.run(lambda: trace(tracer, args, kwargs), failed, spec.manifest, spec.key)
         except StagecError as error:
             more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
             raise StagecError(*error.problems, *more) from error.__cause__
-    return traced
 
 
-def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped, tuple[Any, ...], dict[str, Any]]:
-    """Return the function of `spec`, ready to be traced, and its abstract arguments."""
+def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[ArrayTracer, tuple[Any, ...], dict[str, Any]]:
+    """Return the tracer of the function of `spec`, and its abstract arguments."""
     os.environ.update(spec.environment)
     user_code.add_import_roots(import_roots)
     packages.check(spec, import_roots)
@@ -126,7 +127,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped,
         args, kwargs = _arguments(spec, import_roots)
         entries.check_names(spec, function, args, kwargs)
         static = {name: entries.hashable(value) for name, value in spec.static.items()}
-        wrapped = array_stages.jit(
+        tracer = ArrayTracer(
             entries.bind(function, static) if static else function,
             donate_argnums=tuple(spec.donate_argnums) or None,
             donate_argnames=tuple(spec.donate_argnames) or None,
@@ -135,7 +136,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[Wrapped,
             out_shardings=lambda structure: array_shardings.of_manifest(spec, "out_shardings", structure),
             refusal=entries.refusal(spec),
         )
-    return wrapped, args, kwargs
+    return tracer, args, kwargs
 
 
 @contextlib.contextmanager
@@ -173,5 +174,5 @@ def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[st
 
 
 def _abstract(leaf: Any) -> ShapeDtypeStruct:
-    aval = array_stages.abstract(leaf)
+    aval = array_tracer.abstract(leaf)
     return ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type)

@@ -1,7 +1,8 @@
-"""What `jit` of every frontend has in common: which arguments are static, and what a call keeps, under which key.
+"""The first two stages of every frontend: `Wrapped`, which `jit` gives, and `Traced`.
 
-A frontend's `Tracer` says how it traces and what is known of an array; the key is the same for all: static values and
-static data of nodes by type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
+A frontend's `Tracer` says how it traces and what a program depends on of an array. All else is here, once: which
+arguments are static, what a call keeps, and under which key. The key has static values and static data of nodes by
+type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
 """
 
 from __future__ import annotations
@@ -11,16 +12,24 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias
 
 from jaxlib import _jax
 
+from stagec.core.builds.specs import CompilerOption
+from stagec.core.sizes.avals import arrow
 from stagec.core.trees import same
+from stagec.core.trees.tree import Tree
+from stagec.frontends.user_code import positional
 from stagec.pjrt.static_data import StaticData
+from stagec.stages.exported import Exported
+from stagec.stages.info import ArgInfo, donate_argnums
 from stagec.stages.lowered import Lowered
+from stagec.stages.lowering import lower_exported
 
 Run: TypeAlias = "Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]"
-"""Takes the leaves of a call and what is known of each, and gives those of the result."""
+"""Takes the leaves of a call and `abstract` of each, and gives the leaves of the result."""
 
 
 class Arguments(NamedTuple):
@@ -35,21 +44,21 @@ class Arguments(NamedTuple):
         numbers: SupportsIndex | Iterable[SupportsIndex] | None,
         names: str | Iterable[str] | None,
     ) -> Arguments:
-        """Read what `jit` is given. As in JAX, None means that the one is found from the other; () means none."""
-        found = None if numbers is None else _indices(numbers)
+        """Return the arguments that `jit` was given. As in JAX, None is derived from the other; () means none."""
+        indices = None if numbers is None else _indices(numbers)
         called = None if names is None else (names,) if isinstance(names, str) else tuple(names)
-        if found is None or called is None:
+        if indices is None or called is None:
             either = inspect.Parameter.POSITIONAL_OR_KEYWORD
             try:
                 pairs = list(enumerate(inspect.signature(fun).parameters.values()))
             except (TypeError, ValueError):
                 pairs = []
             named = [(i, parameter.name) for i, parameter in pairs if parameter.kind is either]
-            if found is None:
-                found = tuple(i for i, name in named if name in (called or ()))
+            if indices is None:
+                indices = tuple(i for i, name in named if name in (called or ()))
             elif called is None:
-                called = tuple(name for i, name in named if i in found)
-        return Arguments(found, called or ())
+                called = tuple(name for i, name in named if i in indices)
+        return Arguments(indices, called or ())
 
     def places(self, count: int) -> set[int]:
         """Return which of `count` positional arguments they are; negative numbers count from the end."""
@@ -73,6 +82,12 @@ class Arguments(NamedTuple):
         places, left = self.places(len(args)), iter(others)
         return [value if i in places else next(left) for i, value in enumerate(args)]
 
+    def other_parameters(self, fun: Callable[..., Any]) -> tuple[str, ...]:
+        """Return the names of a function's positional parameters that are not these; the last may be `*name`."""
+        names = positional(fun)
+        own = {*self.names, *(names[i] for i in self.places(len(names)))}
+        return tuple(name for name in names if name not in own)
+
 
 NONE = Arguments()
 
@@ -84,7 +99,13 @@ def _indices(numbers: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...
 
 
 class Tracer(Protocol):
-    """How a frontend traces one function, and runs what it traced."""
+    """How a frontend traces one function, and runs what it traced.
+
+    static: the arguments that are static. like: what has the function's name and signature.
+    """
+
+    static: Arguments
+    like: Any
 
     def within(self) -> bool:
         """Whether a call is part of something else: of a trace around it, or of a mode in which nothing is compiled."""
@@ -98,7 +119,7 @@ class Tracer(Protocol):
     def abstract(self, leaf: Any) -> Hashable:
         """Return what a program depends on of an argument. Raises TypeError for what is not an array or a number."""
 
-    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
         """Return the function traced for arguments like these. Raises what the function raises."""
 
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
@@ -123,12 +144,11 @@ class Wrapped:
     that change a program, such as `jax.enable_x64` or a mesh.
     """
 
-    def __init__(self, fun: Callable[..., Any], like: Any, static: Arguments, tracer: Tracer) -> None:
-        """like: the function, or what has its name and signature."""
+    def __init__(self, fun: Callable[..., Any], tracer: Tracer) -> None:
         # First of all: the function's attributes come along, and may have names of ours.
-        functools.update_wrapper(self, like)
+        functools.update_wrapper(self, tracer.like)
         self.__wrapped__ = fun
-        self._static = static
+        self._static = tracer.static
         self._tracer = tracer
         self._compiled: dict[Hashable, list[tuple[StaticData, Run, Any]]] = {}
 
@@ -164,8 +184,8 @@ class Wrapped:
         """Return the method of an instance; of the class, this function."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the function as a `Traced`, for arguments like these: arrays, or `jax.ShapeDtypeStruct`.
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Return the function as a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`.
 
         Static arguments are given as values. Raises what the function raises.
         """
@@ -173,8 +193,7 @@ class Wrapped:
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
-        lowered: Lowered = self.trace(*args, **kwargs).lower()
-        return lowered
+        return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result's shapes and dtypes for arguments like these, as a tree of `ShapeDtypeStruct`.
@@ -192,6 +211,110 @@ class Wrapped:
         return f"Wrapped({getattr(self, '__name__', self.__wrapped__)})"
 
 
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A function traced for arguments of certain shapes and dtypes.
+
+    Fields and methods are those of `jax.stages.Traced`
+    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Traced), and `export`.
+
+    fun_name: name of the function.
+    program: what it does, as equations: JAX's closed jaxpr, or a program of stagec's.
+    in_tree: structure of `(args, kwargs)` without the static ones; out_tree: of the result.
+    in_structure, out_structure: the same as jaxlib's PyTreeDef, which knows the user's own types.
+    flat_in_avals, flat_out_avals: JAX's avals, or a `ShapeDtypeStruct` each, in the order of the trees' leaves.
+    donated: for each argument, whether the caller gives its buffer away.
+    """
+
+    fun_name: str
+    program: Any
+    in_tree: Tree
+    out_tree: Tree
+    in_structure: Any
+    out_structure: Any
+    flat_in_avals: Sequence[Any]
+    flat_out_avals: Sequence[Any]
+    donated: Sequence[bool]
+    _compiler_options: Mapping[str, CompilerOption]
+    _short: Callable[[Any], str]
+    """How an aval of the program is written in one word."""
+    _out_info: Callable[[], Any]
+    _evaluate: Callable[..., Any]
+    """Takes what the function takes without static arguments, and evaluates the program."""
+    _export: Callable[[Sequence[str], Sequence[Any], bool], Exported]
+    """Takes platforms, JAX's checks that are off, and whether the module is for one compiler, in the newest form."""
+
+    def __repr__(self) -> str:
+        inputs, outputs = map(self._short, self.program.in_avals), map(self._short, self.program.out_avals)
+        return f"Traced({self.fun_name}{arrow(list(inputs), list(outputs))})"
+
+    @property
+    def jaxpr(self) -> Any:
+        """JAX's name of `program`."""
+        return self.program
+
+    @property
+    def in_avals(self) -> Any:
+        """The aval of each argument, in the structure `(args, kwargs)` of the user's own types."""
+        return self.in_structure.unflatten(self.flat_in_avals)
+
+    @property
+    def out_avals(self) -> Any:
+        """The aval of each result, in the structure of the result."""
+        return self.out_structure.unflatten(self.flat_out_avals)
+
+    @property
+    def args_info(self) -> Any:
+        """An `ArgInfo` for each argument, in the structure `(args, kwargs)` of the user's own types.
+
+        Its dtype is JAX's where numpy has none (PRNG keys).
+        """
+        pairs = zip(self.flat_in_avals, self.donated, strict=True)
+        return self.in_structure.unflatten([ArgInfo(tuple(aval.shape), aval.dtype, given) for aval, given in pairs])
+
+    @property
+    def out_info(self) -> Any:
+        """A `ShapeDtypeStruct` for each result; JAX's has the sharding that was asked for."""
+        return self._out_info()
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Indices of the donated arguments, among the leaves of the arguments."""
+        return donate_argnums(self.donated)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the program gives, evaluated operation by operation: arrays of the frontend's, or its tracers."""
+        return self._evaluate(*args, **kwargs)
+
+    def as_text(self) -> str:
+        """Return the program as a string: its equations, one a line."""
+        return f"{self.program}\n"
+
+    def lower(self, platforms: Sequence[str] = ("cpu",), *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
+        """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
+
+        lowering_platforms: JAX's name of `platforms`, which it replaces.
+        Raises ValueError for several platforms, NotImplementedError for callbacks into Python, and CannotLower where
+        sizes are symbolic: those are bound when an `Exported` is called or compiled.
+        """
+        platforms = lowering_platforms or platforms
+        if len(platforms) != 1:
+            raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
+        lowered = lower_exported(self._export(platforms, (), True), platforms[0], {})
+        return replace(lowered, compiler_options=self._compiler_options)
+
+    def export(self, platforms: Sequence[str] = ("cpu",), disabled_checks: Sequence[Any] = ()) -> Exported:
+        """Return the function as an exported artifact for several platforms; sizes may be symbolic.
+
+        disabled_checks: those of `jax.export.export`, for a function that JAX traced.
+        Raises StagecError with every type in the trees that cannot be described, and the line to add for each, and
+        TypeError for `disabled_checks` where JAX does not export. To read the artifact, JAX wants each type of the
+        user's own registered (`jax.export.register_pytree_node_serialization`, under the name that `in_tree` and
+        `out_tree` have).
+        """
+        return self._export(platforms, disabled_checks, False)
+
+
 def flatten(tree: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, and jaxlib's PyTreeDef: JAX's where the process has imported JAX."""
     leaves, structure = _jax.pytree.default_registry().flatten(tree)
@@ -201,7 +324,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
     """Return the key of static arguments, by place: types and values.
 
-    of: what they are given to, for messages. Raises ValueError for a value without a hash.
+    of: what takes them, for messages. Raises ValueError for a value without a hash.
     """
     if not static:
         return ()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from stagec.core.builds.frontends import TRACERS
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.telling.errors import either, missing_package, near
 
 if TYPE_CHECKING:
+    from stagec.frontends.jit import Traced, Tracer
     from stagec.stages.lowered import Lowered
-
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -22,7 +20,7 @@ R_co = TypeVar("R_co", covariant=True)
 class Jitted(Protocol[P, R_co]):
     """What `jit` gives, for type checkers: a `Wrapped` of either frontend, which takes what the function takes.
 
-    It gives what the function gives, with NumPy's or stagec's arrays in the places of those that are traced.
+    It gives what the function gives, with NumPy's or stagec's arrays where the trace has its own.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -34,7 +32,7 @@ class Jitted(Protocol[P, R_co]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]: ...
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Return a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`."""
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -47,42 +45,28 @@ class Jitted(Protocol[P, R_co]):
         """Forget what was compiled."""
 
 
-@overload
-def jit(
-    fun: Callable[P, R_co],
-    /,
-    *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    keep_unused: bool = False,
-    inline: bool = False,
-    compiler_options: Mapping[str, CompilerOption] | None = None,
-    host_callbacks: str = "refuse",
-    frontend: str = "jax",
-) -> Jitted[P, R_co]: ...
+class Options(TypedDict, total=False):
+    """The keyword parameters of `jit`, for type checkers."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: Mapping[str, CompilerOption] | None
+    host_callbacks: str
+    frontend: str
 
 
 @overload
-def jit(
-    fun: None = None,
-    /,
-    *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    keep_unused: bool = False,
-    inline: bool = False,
-    compiler_options: Mapping[str, CompilerOption] | None = None,
-    host_callbacks: str = "refuse",
-    frontend: str = "jax",
-) -> Callable[[Callable[P, R_co]], Jitted[P, R_co]]: ...
+def jit(fun: Callable[P, R_co], /, **options: Unpack[Options]) -> Jitted[P, R_co]: ...
+
+
+@overload
+def jit(fun: None = None, /, **options: Unpack[Options]) -> Callable[[Callable[P, R_co]], Jitted[P, R_co]]: ...
 
 
 def jit(
@@ -122,32 +106,41 @@ def jit(
     Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, ValueError for
     another `host_callbacks` or `frontend`, and ModuleNotFoundError where JAX is wanted and not installed.
     """
-    shared: dict[str, Any] = {
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-        "in_shardings": in_shardings,
-        "out_shardings": out_shardings,
-    }
-    of_jax = {"inline": inline}
-    if frontend == "arrays":
-        from stagec.frontends import array_stages
+    tracer = _tracers(frontend)(
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        keep_unused=keep_unused,
+        inline=inline,
+        compiler_options=compiler_options or {},
+        host_callbacks=host_callbacks,
+        refused=tuple(refused),
+    )
+    from stagec.frontends.jit import Wrapped
 
-        given = [name for name, value in {**of_jax, **refused}.items() if value]
-        if given or host_callbacks != "refuse":
-            raise TypeError(f'jit() does not take {", ".join(given) or "host_callbacks"} with frontend = "arrays"')
-        wrap: Callable[..., Any] = functools.partial(array_stages.jit, **shared, compiler_options=compiler_options)
-        return wrap if fun is None else wrap(fun)
+    def wrap(fun: Callable[..., Any]) -> Wrapped:
+        return Wrapped(fun, tracer(fun))
+
+    return wrap if fun is None else wrap(fun)
+
+
+def _tracers(frontend: str) -> Callable[..., Callable[[Callable[..., Any]], Tracer]]:
+    """Return what takes the parameters of `jit`, refuses what the frontend does not have, and makes tracers."""
     if frontend not in TRACERS:
         raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")
+    if frontend == "arrays":
+        from stagec.frontends import array_tracer
+
+        return array_tracer.tracers
     try:
-        wrapped = importlib.import_module("stagec.frontends.wrapped")
+        from stagec.frontends import jax_tracer
     except ModuleNotFoundError as error:
         sentence = missing_package(error, "stagec.jit")
         if sentence is None:
             raise
         instead = 'or write frontend="arrays" for a function of stagec.numpy'
         raise ModuleNotFoundError(f"{sentence}, {instead}", name=error.name) from None
-    return wrapped.jit(fun, {**shared, **of_jax}, compiler_options or {}, host_callbacks, refused)
+    return jax_tracer.tracers

@@ -1,9 +1,10 @@
-"""`Traced` of the JAX frontend, in front of stagec's own stages (https://docs.jax.dev/en/latest/jax.stages.html).
+"""The tracer of the JAX frontend, in front of stagec's own stages (https://docs.jax.dev/en/latest/jax.stages.html).
 
 Tracing is JAX's. What comes after it (`Lowered`, `Compiled`, `Exported`) needs no JAX: calls are compiled and run by
 jaxlib, with numpy arrays in and numpy arrays out.
 """
 
+# ruff: noqa: D102 - `jit.Tracer` documents the methods
 from __future__ import annotations
 
 import dataclasses
@@ -19,16 +20,11 @@ from jax._src import config, core, mesh
 from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
-from stagec.core.sizes.avals import arrow
 from stagec.frontends import callbacks, exporting, forwarding, kernels, updates
-from stagec.frontends.jit import Arguments, Run, Wrapped, flatten, static_key
+from stagec.frontends.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
-from stagec.frontends.user_code import positional
 from stagec.pjrt.static_data import StaticData
 from stagec.stages.exported import Exported
-from stagec.stages.info import ArgInfo
-from stagec.stages.lowered import Lowered
-from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import NamedSharding
 
 _SETTINGS: Any = jax.config
@@ -44,16 +40,16 @@ _REFUSED = {
 }
 
 
-def jit(
-    fun: Callable[..., Any] | None,
-    options: Mapping[str, Any],
+def tracers(
+    *,
     compiler_options: Mapping[str, CompilerOption],
     host_callbacks: str,
     refused: Iterable[str],
-) -> Any:
-    """Return `fun` as a `Wrapped`; without `fun`, a decorator. `staging.jit` says what the parameters mean.
+    **options: Any,
+) -> Callable[[Callable[..., Any]], JaxTracer]:
+    """Return what makes the tracer of a function. `staging.jit` says what the parameters mean.
 
-    options: those of `jax.jit`, with shardings of ours too. refused: names that were given besides.
+    refused: names of others that were given. options: those of `jax.jit`, with shardings of ours too.
     """
     for name in refused:
         if name in _REFUSED:
@@ -61,22 +57,17 @@ def jit(
         raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
     if host_callbacks not in ("refuse", "drop"):
         raise ValueError(f'host_callbacks is {host_callbacks!r}; write "refuse" or "drop"')
-    options = dict(options)
     for name in ("in_shardings", "out_shardings"):
         shardings = options.pop(name)
         if shardings is not None:
             options[name] = jax.tree.map(_to_jax, shardings)
-
-    def wrap(fun: Callable[..., Any]) -> Wrapped:
-        static = Arguments.of(fun, options["static_argnums"], options["static_argnames"])
-        tracer = _Tracer(fun, options, static, compiler_options, host_callbacks)
-        return Wrapped(fun, tracer.jitted, static, tracer)
-
-    return wrap if fun is None else wrap(fun)
+    return functools.partial(
+        JaxTracer, options=options, compiler_options=compiler_options, host_callbacks=host_callbacks
+    )
 
 
-class _Tracer:
-    """Traces a function with JAX; `jitted` is what `jax.jit` makes of it.
+class JaxTracer:
+    """Traces a function with JAX; `like` is what `jax.jit` makes of it.
 
     JAX keeps what it traced, by static values that it compares with `==` below the first level, and without some
     settings. So each of our keys has a function of its own, which JAX has not seen.
@@ -86,19 +77,16 @@ class _Tracer:
         self,
         fun: Callable[..., Any],
         options: Mapping[str, Any],
-        static: Arguments,
         compiler_options: Mapping[str, CompilerOption],
         host_callbacks: str,
     ) -> None:
-        self.jitted: Any = jax.jit(fun, **options)
+        self.static = Arguments.of(fun, options["static_argnums"], options["static_argnames"])
+        self.like: Any = jax.jit(fun, **options)
         self._fun = fun
         self._options = options
-        self._static = static
         self._compiler_options = compiler_options
         self._host_callbacks = host_callbacks
-        names = positional(fun)
-        left_out = {*static.names, *(names[i] for i in static.numbers if -len(names) <= i < len(names))}
-        self._parameters = tuple(name for name in names if name not in left_out)
+        self._parameters = self.static.other_parameters(fun)
         self._apart: dict[Hashable, Any] = {}
 
     def within(self) -> bool:
@@ -120,8 +108,53 @@ class _Tracer:
         return aval.shape, aval.dtype, aval.weak_type
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
-        jitted = self._jitted_for(args, kwargs)
-        return Traced(jitted, args, kwargs, self._compiler_options, self._host_callbacks, self._parameters)
+        with callbacks.handling(self._host_callbacks):
+            traced = self._jitted_for(args, kwargs).trace(*args, **kwargs)
+        infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
+        return Traced(
+            fun_name=traced.fun_name,
+            program=traced.jaxpr,
+            in_tree=to_tree(traced.in_tree),
+            out_tree=to_tree(traced.out_tree),
+            in_structure=traced.in_tree,
+            out_structure=traced.out_tree,
+            flat_in_avals=jax.tree.leaves(traced.in_avals),
+            flat_out_avals=traced.jaxpr.out_avals,
+            donated=[info.donated for info in infos],
+            _compiler_options=self._compiler_options,
+            _short=lambda aval: str(aval.str_short(short_dtypes=True)),
+            _out_info=lambda: traced.out_info,
+            _evaluate=traced,
+            _export=functools.partial(self._export, traced, args, kwargs),
+        )
+
+    def _export(
+        self,
+        traced: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        platforms: Sequence[str],
+        checks: Sequence[jax.export.DisabledSafetyCheck],
+        newest: bool,
+    ) -> Exported:
+        """Export what was traced. newest: also calls without a guarantee for later versions of their provider."""
+        function: Any = _AsTraced(traced)
+        try:
+            with callbacks.handling(self._host_callbacks):
+                if newest:
+                    with kernels.newest():
+                        exported = exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
+                else:
+                    exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
+                    exported = exporter(*args, **kwargs)
+        except Exception as error:
+            if refusals := callbacks.sentences(traced.jaxpr.jaxpr, platforms, traced.fun_name):
+                raise NotImplementedError("\n".join(refusals)) from error
+            raise
+        if not newest:
+            trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
+            check("", traced.fun_name, trees)
+        return _ours(exported, self._host_callbacks, self._parameters)
 
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
         traced = self.trace(args, kwargs)
@@ -137,16 +170,16 @@ class _Tracer:
             return self._jitted_for(args, kwargs).eval_shape(*args, **kwargs)
 
     def clear(self) -> None:
-        self.jitted.clear_cache()
+        self.like.clear_cache()
         self._apart.clear()
 
     def _jitted_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the function under `jax.jit`, for these static values and settings alone."""
-        dynamic, static = self._static.split(args, kwargs)
+        dynamic, static = self.static.split(args, kwargs)
         nodes = StaticData.of(flatten(dynamic)[1]).key()
-        key = static_key(self.jitted.__name__, static), nodes, _beyond()
+        key = static_key(self.like.__name__, static), nodes, _beyond()
         if key not in self._apart:
-            self._apart[key] = jax.jit(_another(self._fun, self.jitted.__name__), **self._options)
+            self._apart[key] = jax.jit(_another(self._fun, self.like.__name__), **self._options)
         return self._apart[key]
 
 
@@ -177,102 +210,6 @@ def _exclude_our_files() -> None:
         source_info_util.register_exclusion(file)
 
 
-class Traced:
-    """A function traced for arguments of certain shapes and dtypes.
-
-    Fields and methods are those of `jax.stages.Traced`
-    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Traced), and `export`.
-
-    jaxpr: JAX's closed jaxpr.
-    fun_name: name of the function.
-    in_tree: structure of `(args, kwargs)` without the static ones; out_tree: of the result.
-    out_structure: JAX's PyTreeDef of the result, which knows the user's own types.
-    args_info: an `ArgInfo` for each argument, in the structure `(args, kwargs)` of the user's own types; its dtype is
-        JAX's where numpy has none (PRNG keys).
-    donate_argnums: indices of the donated arguments, among the leaves of the arguments.
-    """
-
-    def __init__(
-        self,
-        jitted: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        compiler_options: Mapping[str, CompilerOption],
-        host_callbacks: str,
-        parameters: tuple[str, ...],
-    ) -> None:
-        with callbacks.handling(host_callbacks):
-            self._traced = jitted.trace(*args, **kwargs)
-        self._host_callbacks = host_callbacks
-        self._parameters = parameters
-        self._export = functools.partial(_export, _AsTraced(self._traced), host_callbacks, args, kwargs)
-        self._compiler_options = compiler_options
-        self.jaxpr = self._traced.jaxpr
-        self.fun_name: str = self._traced.fun_name
-        self.in_tree = to_tree(self._traced.in_tree)
-        self.out_structure = self._traced.out_tree
-        self.out_tree = to_tree(self.out_structure)
-        self.args_info = jax.tree.map(
-            lambda info: ArgInfo(tuple(info.shape), info.dtype, info.donated),
-            self._traced.args_info,
-            is_leaf=lambda info: hasattr(info, "donated"),
-        )
-        self.donate_argnums: tuple[int, ...] = self._traced.donate_argnums
-
-    def __repr__(self) -> str:
-        avals = self.jaxpr.in_avals, self.jaxpr.out_avals
-        inputs, outputs = ([aval.str_short(short_dtypes=True) for aval in side] for side in avals)
-        return f"Traced({self.fun_name}{arrow(inputs, outputs)})"
-
-    @property
-    def in_avals(self) -> Any:
-        """JAX's aval of each argument, in the structure `(args, kwargs)` of the user's own types."""
-        return self._traced.in_avals
-
-    @property
-    def out_avals(self) -> Any:
-        """JAX's aval of each result, in the structure of the result."""
-        return self._traced.out_avals
-
-    @property
-    def out_info(self) -> Any:
-        """A `jax.ShapeDtypeStruct` for each result, with the sharding that was asked for."""
-        return self._traced.out_info
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what JAX gives when it evaluates the jaxpr, operation by operation: JAX's arrays, or its tracers."""
-        return self._traced(*args, **kwargs)
-
-    def lower(self, platforms: Sequence[str] = ("cpu",), *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
-        """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
-
-        lowering_platforms: JAX's name of `platforms`, which it replaces.
-        Raises ValueError for several platforms, NotImplementedError for callbacks into Python, and CannotLower where
-        dimensions are symbolic: those are bound to sizes when an `Exported` is called or compiled.
-        """
-        platforms = lowering_platforms or platforms
-        if len(platforms) != 1:
-            raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
-        # An executable is for one compiler: nothing needs to be in an older form, or guaranteed.
-        with kernels.newest():
-            ours = _ours(self._export(platforms, (), any_custom_call=True), self._host_callbacks, self._parameters)
-        return dataclasses.replace(lower_exported(ours, platforms[0], {}), compiler_options=self._compiler_options)
-
-    def export(
-        self, platforms: Sequence[str] = ("cpu",), disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = ()
-    ) -> Exported:
-        """Return the function as an exported artifact for several platforms; dimensions may be symbolic.
-
-        disabled_checks: those of `jax.export.export`.
-        Raises StagecError with every type in the trees that cannot be described, and the line to add for each. To read
-        the artifact, JAX wants each type of the user's own registered (`jax.export.register_pytree_node_serialization`,
-        under the name that `in_tree` and `out_tree` have).
-        """
-        exported = self._export(platforms, disabled_checks)
-        check("", self.fun_name, {"the arguments have": exported.in_tree, "the result has": exported.out_tree})
-        return _ours(exported, self._host_callbacks, self._parameters)
-
-
 class _AsTraced:
     """A `jax.stages.Wrapped` that was traced: `jax.export` lowers what it gives, and traces nothing again.
 
@@ -287,28 +224,6 @@ class _AsTraced:
         return self._traced
 
     __call__ = lower = eval_shape = trace
-
-
-def _export(
-    traced: _AsTraced,
-    host_callbacks: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    platforms: Sequence[str],
-    checks: Sequence[Any],
-    any_custom_call: bool = False,
-) -> jax.export.Exported:
-    """Return JAX's export. any_custom_call: also of calls without a guarantee for later versions of their provider."""
-    function: Any = traced
-    try:
-        with callbacks.handling(host_callbacks):
-            if any_custom_call:
-                return exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
-            return jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
-    except Exception as error:
-        if found := callbacks.sentences(traced.trace().jaxpr.jaxpr, platforms, traced.__name__):
-            raise NotImplementedError("\n".join(found)) from error
-        raise
 
 
 def _ours(exported: jax.export.Exported, host_callbacks: str, parameters: tuple[str, ...] = ()) -> Exported:
