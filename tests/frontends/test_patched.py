@@ -1,22 +1,20 @@
 """What stagec changes of JAX's and Python's while it traces: for how long, and for which threads."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 from jax._src.interpreters import mlir
 
 import stagec
 from stagec.frontends import patched
+from stagec.frontends.patched import PATCHES
 
-PATCHES = [
-    patch
-    for value in vars(patched).values()
-    for patch in (value if isinstance(value, tuple) else (value,))
-    if isinstance(patch, patched.Patch)
-]
 OWNER = f"{__name__}:Owner"
 
 
@@ -31,6 +29,24 @@ class Owner:
 def test_each_patch_names_an_attribute_that_is_there_and_says_why(patch: patched.Patch) -> None:
     assert callable(getattr(patch.object, patch.name))
     assert patch.why
+    assert bool(patch.until) == (patch.owner.startswith("jax") and patch not in patched.CALLBACKS)
+
+
+def test_a_lowering_rule_cannot_stand_in_for_a_dropped_callback() -> None:
+    """`jax.export` takes rules for primitives. With them a callback is lowered to nothing, and its effects stay."""
+    rules = tuple((patch.object, lambda *_, **__: []) for patch in patched.CALLBACKS)
+
+    def exported(function: Callable[[Any], Any]) -> jax.export.Exported:
+        return jax.export.export(jax.jit(function), _override_lowering_rules=rules)(jnp.ones(3))
+
+    def prints(x: Any, ordered: bool = False) -> Any:
+        jax.debug.print("{}", x, ordered=ordered)
+        return x + 1
+
+    assert exported(prints).unordered_effects
+    assert not exported(lambda x: x + 1).unordered_effects
+    with pytest.raises(ValueError, match="needs to set `tokens_out`"):
+        exported(lambda x: prints(x, ordered=True))
 
 
 def test_threads_that_lower_at_once_leave_jax_as_it_was() -> None:

@@ -3,6 +3,10 @@
 A change holds inside of a `with` statement, for the thread that entered it or for all. The attribute is replaced when
 the first thread enters and put back when the last one leaves, under one lock: threads that trace at once leave nothing
 behind. What stands there meanwhile asks what holds for the thread that calls it. Standard library only.
+
+`jax.export` takes rules that lower an operation in another way (`_override_lowering_rules`). They replace none of these
+patches: a rule cannot call the one that it replaces, nor see where the operation was bound; and what it leaves out
+stays among the effects of the artifact (tests/frontends/test_patched.py).
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ class Patch:
         """Say what is replaced; nothing is changed yet.
 
         owner: "module" or "module:Class" that has it. name: of the attribute, a function or a method.
-        why: what goes wrong without it. until: what makes it superfluous; "" where nothing in sight does.
+        why: what goes wrong without it.
+        until: a piece of JAX's sources: the first release that does not have it may need no patch, and
+            `tools/known_builds.py names` says so; "" where nothing in sight makes it superfluous.
         everywhere: whether a change holds for all threads, and not only for the one that enters it.
         """
         self.owner, self.name, self.why, self.until, self.everywhere = owner, name, why, until, everywhere
@@ -113,7 +119,7 @@ class Patch:
 
 
 def caller() -> str:
-    """Return the name of the module that called a replaced function; to be called by what replaces it."""
+    """Return the name of the module that called a replaced function. What replaces the function calls this."""
     frame = sys._getframe(1)
     replaces = (__name__, frame.f_globals["__name__"])
     while frame.f_back and frame.f_globals.get("__name__") in replaces:
@@ -140,28 +146,29 @@ _MLIR = "jax._src.interpreters.mlir"
 BACKEND = Patch(
     *(f"{_MLIR}:ModuleContext", "get_backend"),
     "JAX takes older forms of operations where no backend is there to ask whether it knows the newer ones",
-    "an option of jax.export says that the compiler is that of this jaxlib",
+    ".get_backend(optional=True)",
 )
 FORMS = Patch(
     *(f"{_MLIR}:LoweringRuleContext", "is_forward_compat"),
     "a module is lowered for each kind of device where an operation has another form for exports: this notices it",
-    "jax.export says which operations have one",
+    ".is_forward_compat()",
 )
 CONTEXT_MESH = Patch(
     *("jax._src.pjit", "get_ctx_mesh"),
     "JAX counts the devices of a mesh without devices only where an argument, a result or an Explicit axis names it",
-    "jax.sharding.use_abstract_mesh counts those of Auto axes too, as jax.set_mesh does",
+    "if not abs_mesh.empty and abs_mesh._any_axis_explicit:",
 )
-LOCAL_DEVICES = Patch("jax", "local_devices", "a kernel may ask which device is there, and this machine has none")
-DEFAULT_DEVICE = Patch("jax.extend.backend", "get_default_device", LOCAL_DEVICES.why)
-DEFAULT_DEVICE_OF_ALL = Patch("jax._src.interpreters.pxla", "get_default_device", LOCAL_DEVICES.why)
+_NO_DEVICE = "a kernel may ask which device is there, and this machine has none"
+LOCAL_DEVICES = Patch("jax", "local_devices", _NO_DEVICE, 'jax.local_devices(backend="gpu")')
+DEFAULT_DEVICE = Patch("jax.extend.backend", "get_default_device", _NO_DEVICE, "backend.get_default_device()")
+DEFAULT_DEVICE_OF_ALL = Patch("jax._src.interpreters.pxla", "get_default_device", _NO_DEVICE, "get_default_device().")
 EFFECTS = tuple(
     Patch(
         *("jax._src.effects:EffectTypeSet", name),
         "JAX lists effects in the order of a set of classes, which follows their addresses",
-        "JAX sorts them",
+        f"return [eff for eff in effects if {condition}]",
     )
-    for name in ("filter_in", "filter_not_in")
+    for name, condition in (("filter_in", "self.contains(eff)"), ("filter_not_in", "not self.contains(eff)"))
 )
 
 _CALLBACKS = {
@@ -204,3 +211,11 @@ ENTROPY = (*_of_all("os", ("urandom", "getrandom"), _CHANCE), *_of_all("random",
 (SEED,) = _of_all("random", ("seed",), _CHANCE)
 (SEED_OF_CLASS,) = _of_all("random:Random", ("seed",), _CHANCE)
 UUID1, NODE = _of_all("uuid", ("uuid1", "getnode"), "they have the clock's time and the address of this machine")
+
+PATCHES: tuple[Patch, ...] = tuple(
+    patch
+    for value in tuple(globals().values())
+    for patch in (value if isinstance(value, tuple) else (value,))
+    if isinstance(patch, Patch)
+)
+"""All of them."""
