@@ -1,13 +1,13 @@
 """Static parts of pytree nodes, and keys of dicts, as data that is the same in every process.
 
-JAX compares static data with `==`, which a file cannot. So a value is described by what it is made of: numbers, texts
+JAX compares static data with `==`, which a file cannot. So a value is described by what it is made of: numbers, strings
 and containers as they are; classes and functions by the name under which they are imported; functions inside of others
 by their name and by what they have closed over, not by their code, which is in the program; dataclasses and namedtuples
 by their fields; other objects by what Python's copy protocol says of them
 (https://docs.python.org/3/library/copy.html). No address, no hash and no order of a set is in a description.
 
-A description is JSON: values that JSON has are themselves, others are objects with one telling key. Standard library
-only: numpy's arrays are known by what they have.
+A description is JSON: values that JSON has are themselves, others are objects with telling keys. `_KINDS` has a row for
+each kind of value. Standard library only: numpy's arrays are known by their attributes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import functools
 import hashlib
 import json
 import math
-import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from stagec.core.trees.nodes import imported, name_of
+from stagec.core.trees.nodes import Fields, imported, name_of
 
 LARGEST_ARRAY = 1024
 """Bytes of an array that a description has whole; of a larger one it has the SHA-256."""
@@ -32,7 +31,7 @@ _MOST = 100_000
 """Values in a description: those of the largest model that we know are a tenth."""
 _DEEPEST = 60
 _WORD = 2**63
-"""Integers from there on are texts: readers of JSON differ."""
+"""Integers from there on are strings: readers of JSON differ."""
 
 
 class Unknown(LookupError):
@@ -48,310 +47,32 @@ def describe(value: object, where: str = "") -> Any:
 
 
 def canonical(described: object) -> str:
-    """Return the one text of a description."""
+    """Return the one string of a description."""
     return json.dumps(described, sort_keys=True, separators=(",", ":"))
-
-
-class _Describer:
-    """Describes one value; `above` are the containers that it is in."""
-
-    def __init__(self) -> None:
-        self._above: list[int] = []
-        self._left = _MOST
-
-    def value(self, value: Any, where: str) -> Any:
-        self._left -= 1
-        if self._left < 0 or len(self._above) > _DEEPEST:
-            raise ValueError(f"{where or 'it'} is too large to be described")
-        match value:
-            case None | bool() | str() if type(value) in (type(None), bool, str):
-                return value
-            case int() if type(value) is int:
-                return value if abs(value) < _WORD else {"int": str(value)}
-            case float() if type(value) is float:
-                return value if math.isfinite(value) else {"float": str(value)}
-            case complex() if type(value) is complex:
-                return {"complex": [self.value(value.real, where), self.value(value.imag, where)]}
-            case bytes() if type(value) is bytes:
-                return {"bytes": value.hex()}
-        if isinstance(value, enum.Enum):
-            return self._member(value, where)
-        if (name := _importable(value)) is not None:
-            return {"name": name}
-        if id(value) in self._above:
-            return {"cycle": len(self._above) - self._above.index(id(value))}
-        self._above.append(id(value))
-        try:
-            return self._compound(value, where)
-        finally:
-            self._above.pop()
-
-    def _compound(self, value: Any, where: str) -> Any:
-        kind = type(value)
-        if kind is list:
-            return self._items(value, where)
-        if kind is tuple:
-            return {"tuple": self._items(value, where)}
-        if kind in (set, frozenset):
-            return {kind.__name__: sorted((self.value(item, where) for item in value), key=canonical)}
-        if kind is dict:
-            return {"dict": self._pairs(value, where)}
-        if kind is OrderedDict:
-            items = value.items()
-            return {"ordered": [[self.value(key, where), self.value(one, f"{where}[{key!r}]")] for key, one in items]}
-        if kind.__name__ == "PyTreeDef" and hasattr(value, "node_data"):
-            return {"treedef": self._structure(value, where)}
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return self._object(value, dict(zip(kind._fields, value, strict=True)), where)
-        if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "__array__"):
-            return _array(value, where)
-        if kind.__module__ in ("numpy", "numpy.dtypes") and hasattr(value, "itemsize") and not value.names:
-            return {"dtype": _dtype(value)}
-        if isinstance(value, types.FunctionType):
-            return self._function(value, where)
-        if isinstance(value, types.MethodType):
-            return {"method": value.__name__, "of": self.value(value.__self__, where)}
-        if isinstance(value, functools.partial):
-            parts = self.value(value.func, where), self._items(value.args, where), self._pairs(value.keywords, where)
-            return dict(zip(("partial", "args", "kwargs"), parts, strict=True))
-        if isinstance(value, type) or (callable(value) and hasattr(value, "__wrapped__")):
-            # A class inside of a function; what a decorator made of one, as `jax.jit` does.
-            within = None if isinstance(value, type) else self.value(value.__wrapped__, where)
-            return {"local": name_of(value if isinstance(value, type) else kind), "wraps": within}
-        if isinstance(value, types.ModuleType):
-            return {"module": value.__name__}
-        if dataclasses.is_dataclass(value):
-            found = {field.name for field in dataclasses.fields(value) if field.compare and hasattr(value, field.name)}
-            return self._object(value, {name: getattr(value, name) for name in sorted(found)}, where)
-        return self._reduced(value, where)
-
-    def _items(self, values: Any, where: str) -> list[Any]:
-        return [self.value(item, f"{where}[{i}]") for i, item in enumerate(values)]
-
-    def _structure(self, tree: Any, where: str) -> Any:
-        data = tree.node_data()
-        if data is None or data[0] is type(None):
-            return None if data else "*"
-        children = [self._structure(child, where) for child in tree.children()]
-        return [*(self.value(part, where) for part in data), children]
-
-    def _pairs(self, values: Mapping[Any, Any], where: str) -> list[Any]:
-        pairs = [[self.value(key, where), self.value(item, f"{where}[{key!r}]")] for key, item in values.items()]
-        return sorted(pairs, key=canonical)
-
-    def _object(self, value: object, fields: Mapping[str, Any], where: str) -> Any:
-        described = {name: self.value(item, f"{where}.{name}".removeprefix(".")) for name, item in fields.items()}
-        return {"object": name_of(type(value)), "fields": described}
-
-    def _member(self, value: enum.Enum, where: str) -> Any:
-        described = {"enum": name_of(type(value)), "name": value.name}
-        # Where a member is its value too, one who has no class may use that.
-        plain = isinstance(value, int | str | float)
-        return {**described, "value": self.value(value.value, where)} if plain else described
-
-    def _function(self, value: types.FunctionType, where: str) -> Any:
-        closed = {}
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                closed[name] = self.value(cell.cell_contents, f"{where}.{name}".removeprefix("."))
-            except ValueError as error:
-                if str(error) == "Cell is empty":
-                    continue
-                raise
-        defaults = self._items(value.__defaults__ or (), where), self._pairs(value.__kwdefaults__ or {}, where)
-        return {"function": name_of(value), "closure": closed, "defaults": list(defaults)}
-
-    def _reduced(self, value: Any, where: str) -> Any:
-        kind = type(value)
-        try:
-            found: Any = value.__reduce_ex__(4)
-        except Exception as error:  # of a class of whoever
-            raise ValueError(f"{where or 'it'} is a {_kind(kind)}, which no two processes have in common") from error
-        if isinstance(found, str):
-            return {"name": f"{value.__module__}:{found}"}
-        made, args, state, items, entries = (*found, *(None,) * (5 - len(found)))[:5]
-        described = {"made": self.value(made, where), "args": self._items(args, where)}
-        if state is not None:
-            described["state"] = self.value(state, where)
-        if items is not None:
-            described["items"] = self._items(items, where)
-        if entries is not None:
-            described["entries"] = [[self.value(key, where), self.value(item, where)] for key, item in entries]
-        return described
-
-
-def _importable(value: Any) -> str | None:
-    """Return the name under which `value` is found in its module; None for others."""
-    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
-    if not isinstance(name, str) or not isinstance(module, str):
-        return None
-    return f"{module}:{name}" if imported(f"{module}:{name}") is value else None
-
-
-def _array(value: Any, where: str) -> Any:
-    try:
-        array = value.__array__()
-        shape, data = list(array.shape), array.tobytes()
-    except Exception as error:  # a tracer, or an array that was deleted
-        raise ValueError(f"{where or 'it'} is a {_kind(type(value))} without values") from error
-    if array.dtype.hasobject:
-        raise ValueError(f"{where or 'it'} is an array of Python objects")
-    whole = {"bytes": data.hex()} if len(data) <= LARGEST_ARRAY else {"sha256": hashlib.sha256(data).hexdigest()}
-    return {"array": _dtype(array.dtype), "shape": shape, "kind": name_of(type(value)), **whole}
-
-
-def _dtype(dtype: Any) -> str:
-    """Return numpy's text of a dtype; those of ml_dtypes have only a name."""
-    return str(dtype.name if dtype.kind == "V" and not dtype.names else dtype.str)
-
-
-def _kind(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def rebuild(described: Any) -> Any:
     """Return the value of a description: of plain values and containers, of what is imported, and of what has fields.
 
-    Nothing is imported, and nothing of the description's is called but an enum, by the name of its member. Raises
-    Unknown for others, ValueError for what is no description.
+    It imports nothing, and calls nothing that the description names but an enum, by the name of its member. Raises
+    Unknown for others, ValueError or TypeError for what is not a description.
     """
-    match described:
-        case None | bool() | int() | float() | str():
-            return described
-        case list():
-            return list(map(rebuild, described))
-        case {"tuple": list(items)}:
-            return tuple(map(rebuild, items))
-        case {"set": list(items)}:
-            return set(map(rebuild, items))
-        case {"frozenset": list(items)}:
-            return frozenset(map(rebuild, items))
-        case {"dict": list(pairs)}:
-            return {rebuild(key): rebuild(value) for key, value in _of_pairs(pairs)}
-        case {"ordered": list(pairs)}:
-            return OrderedDict((rebuild(key), rebuild(value)) for key, value in _of_pairs(pairs))
-        case {"treedef": structure, **rest} if not rest:
-            return _treedef(structure)
-        case {"int": str(digits)}:
-            return int(digits)
-        case {"float": str(name)}:
-            return float(name)
-        case {"complex": [real, imaginary]}:
-            return complex(rebuild(real), rebuild(imaginary))
-        case {"bytes": str(data), **rest} if not rest:
-            return bytes.fromhex(data)
-        case {"name": str(name), **rest} if not rest:
-            return _found(name)
-        case {"enum": str(name), "name": str(member)}:
-            kind = _found(name)
-            if isinstance(kind, type) and issubclass(kind, enum.Enum) and member in kind.__members__:
-                return kind[member]
-            raise Unknown(f"{name}.{member}")
-        case {"object": str(name), "fields": dict(fields)}:
-            return _of_fields(_found(name), {key: rebuild(value) for key, value in fields.items()})
-        case {"array": str(dtype), "shape": list(shape), "kind": "numpy:ndarray", "bytes": str(data)}:
-            return _numpy().frombuffer(bytes.fromhex(data), dtype).reshape(shape)
-        case {"array": str(dtype), "shape": [], "bytes": str(data), "kind": str(kind)} if kind.startswith("numpy:"):
-            return _numpy().frombuffer(bytes.fromhex(data), dtype)[0]
-        case {"dtype": str(name)}:
-            return _numpy().dtype(name)
-        case dict():
-            raise Unknown(text(described))
-    raise ValueError(f"not a description: {described!r}")
+    if not isinstance(described, dict):
+        return list(map(rebuild, described)) if isinstance(described, list) else described
+    kind, parts = _kind_of(described)
+    if kind.rebuild is None:
+        raise Unknown(text(described))
+    return kind.rebuild(*map(_rebuild_part, parts, kind.shape.values()))
 
 
-def _treedef(structure: Any) -> Any:
-    jax = sys.modules.get("jax.tree_util")
-    if jax is None:
-        raise Unknown("PyTreeDef")
-    match structure:
-        case "*" | None:
-            return jax.tree_structure(structure)
-        case [kind, auxdata, list(children)]:
-            data = rebuild(kind), rebuild(auxdata)
-            below = list(map(_treedef, children))
-            return jax.PyTreeDef.from_node_data_and_children(jax.default_registry, data, below)
-    raise ValueError(f"not a description: {structure!r}")
-
-
-def _found(name: str) -> Any:
-    found = imported(name)
-    if found is None:
-        raise Unknown(name)
-    return found
-
-
-def _of_fields(kind: Any, values: Mapping[str, object]) -> object:
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if {field.name for field in dataclasses.fields(kind)} != values.keys():
-            raise Unknown(name_of(kind))
-        result = object.__new__(kind)
-        for name, value in values.items():
-            object.__setattr__(result, name, value)
-        return result
-    if isinstance(kind, type) and issubclass(kind, tuple) and {*getattr(kind, "_fields", ())} == values.keys():
-        return kind(**values)
-    raise Unknown(str(kind))
-
-
-def _numpy() -> Any:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        raise Unknown("numpy")
-    return numpy
-
-
-def _of_pairs(pairs: list[Any]) -> Iterator[tuple[Any, Any]]:
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"not a description: {pair!r}")
-        yield pair[0], pair[1]
+def _rebuild_part(part: Any, of: object) -> Any:
+    return {name: rebuild(value) for name, value in part.items()} if of is dict else rebuild(part)
 
 
 def text(described: Any) -> str:
     """Write a description for a reader, as Python would: `Color.RED`, `(0, 'a')`."""
-    match described:
-        case list():
-            return f"[{', '.join(map(text, described))}]"
-        case {"tuple": list(items)}:
-            return f"({', '.join(map(text, items))}{',' if len(items) == 1 else ''})"
-        case {"dict": list(pairs)}:
-            return "{" + ", ".join(f"{text(key)}: {text(value)}" for key, value in _of_pairs(pairs)) + "}"
-        case {"ordered": list(pairs)}:
-            return f"OrderedDict({', '.join(f'{text(key)}: {text(value)}' for key, value in _of_pairs(pairs))})"
-        case {"treedef": _}:
-            return "a PyTreeDef"
-        case {"set": list(items)} | {"frozenset": list(items)}:
-            return "{" + ", ".join(map(text, items)) + "}"
-        case {"int": str(number)} | {"float": str(number)}:
-            return number
-        case {"bytes": str(data), **rest} if not rest:
-            return repr(bytes.fromhex(data))
-        case {"enum": str(name), "name": member}:
-            return f"{_short(name)}.{member}"
-        case {"object": str(name), "fields": dict(fields)}:
-            return f"{_short(name)}({', '.join(f'{key}={text(value)}' for key, value in fields.items())})"
-        case {"dtype": str(name)}:
-            return name
-        case {"array": dtype, "shape": shape}:
-            return f"an array of {dtype} and shape {tuple(shape)}"
-        case {"method": name, "of": owner}:
-            return f"{text(owner)}.{name}"
-        case {"partial": function}:
-            return f"a partial of {text(function)}"
-        case {"made": _, "args": [{"name": str(name)}, *_]}:
-            return f"a {_short(name)}"
-        case {"name": str(name)} | {"function": str(name)} | {"local": str(name)} | {"module": str(name)}:
-            return _short(name)
-        case {"made": made}:
-            return f"an object that {text(made)} makes"
-        case dict():
-            return canonical(described)
-    return repr(described)
-
-
-def _short(name: str) -> str:
-    return name.partition(":")[2] or name
+    kind, parts = _kind_of(described)
+    return kind.text(*parts) if kind.text else canonical(described)
 
 
 def plain(described: Any) -> Any:
@@ -359,10 +80,8 @@ def plain(described: Any) -> Any:
     match described:
         case {"tuple": list(items)}:
             return tuple(map(plain, items))
-        case {"enum": str(), "name": str(), "value": value}:
-            return rebuild(value)
         case {"enum": str(), "name": str(member)}:
-            return member
+            return rebuild(described["value"]) if "value" in described else member
         case {"object": str()}:
             return text(described)
     return rebuild(described)
@@ -373,53 +92,330 @@ def difference(was: Any, now: Any, where: str = "") -> str:
 
     where: what the values are. One that is only its digest, {"sha256": ...}, is "another one".
     """
-    for step, before, after in _parts(was, now):
-        if before != after:
-            return difference(before, after, f"{where}{step}")
-    if any(isinstance(one, dict) and one.keys() == {"sha256"} for one in (was, now)):
+    (kind, before), (kind_now, after) = _kind_of(was), _kind_of(now)
+    names = [i for i, of in enumerate(kind.shape.values()) if of is str]
+    if kind is kind_now and kind.parts and all(before[i] == after[i] for i in names):
+        for old, new in zip(kind.parts(*before), kind.parts(*after), strict=False):
+            for step in (step for step in old if old.keys() == new.keys() and old[step] != new[step]):
+                return difference(old[step], new[step], where + (step if step.startswith((".", "[")) else ""))
+    if any(isinstance(side, dict) and side.keys() == {"sha256"} for side in (was, now)):
         return f"{where.removeprefix('.') or 'it'} is another one than it was"
     return f"{where.removeprefix('.') or 'it'} is {_cut(text(now))}, it was {_cut(text(was))}"
 
 
-def _parts(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the parts that both have; nothing where they have other ones."""
-    match was, now:
-        case (list(), list()) | ({"tuple": list()}, {"tuple": list()}):
-            before, after = (one if isinstance(one, list) else one["tuple"] for one in (was, now))
-            if len(before) == len(after):
-                yield from ((f"[{i}]", *pair) for i, pair in enumerate(zip(before, after, strict=True)))
-        case ({"dict": list(before)}, {"dict": list(after)}) | ({"ordered": list(before)}, {"ordered": list(after)}):
-            yield from _of_tables(_by_text(before), _by_text(after), "[{}]")
-        case ({"function": first}, {"function": second}) if first == second:
-            yield from _of_tables(was["closure"], now["closure"], ".{}")
-            yield "", was["defaults"], now["defaults"]
-        case ({"object": first}, {"object": second}) if first == second:
-            yield from _of_tables(was["fields"], now["fields"], ".{}")
-        case ({"method": first}, {"method": second}) if first == second:
-            yield "", was["of"], now["of"]
-        case ({"local": first}, {"local": second}) if first == second:
-            yield "", was["wraps"], now["wraps"]
-        case ({"partial": _}, {"partial": _}):
-            yield from (("", was[key], now[key]) for key in ("partial", "args", "kwargs"))
-        case ({"made": _, "state": {"dict": list(before)}}, {"made": _, "state": {"dict": list(after)}}):
-            yield "", [was["made"], was["args"]], [now["made"], now["args"]]
-            yield from _of_tables(_of_attributes(before), _of_attributes(after), ".{}")
-        case ({"made": _}, {"made": _}) if was.keys() == now.keys():
-            yield from (("", was[key], now[key]) for key in was)
+def _cut(written: str, longest: int = 120) -> str:
+    return written if len(written) <= longest else written[: longest - 3] + "..."
 
 
-def _by_text(pairs: list[Any]) -> Mapping[str, Any]:
-    return {text(key): value for key, value in _of_pairs(pairs)}
+class _Describer:
+    """Describes one value; `_above` are the values that it is in."""
+
+    def __init__(self) -> None:
+        self._above: list[int] = []
+        self._left = _MOST
+
+    def value(self, value: Any, where: str) -> Any:
+        self._left -= 1
+        if self._left < 0 or len(self._above) > _DEEPEST:
+            raise ValueError(f"{where or 'it'} is too large to be described")
+        kind = _OF_TYPE.get(type(value)) or next(kind for kind in _OTHERS if kind.values(value))
+        if id(value) in self._above:
+            return {"cycle": len(self._above) - self._above.index(id(value))}
+        self._above.append(id(value))
+        try:
+            return kind.describe(self, value, where)
+        finally:
+            self._above.pop()
+
+    def items(self, values: Any, where: str) -> list[Any]:
+        return [self.value(item, f"{where}[{i}]") for i, item in enumerate(values)]
+
+    def unordered(self, values: Any, where: str) -> list[Any]:
+        return sorted((self.value(item, where) for item in values), key=canonical)
+
+    def pairs(self, values: Mapping[Any, Any], where: str) -> list[Any]:
+        return [[self.value(key, where), self.value(item, f"{where}[{key!r}]")] for key, item in values.items()]
+
+    def sorted_pairs(self, values: Mapping[Any, Any], where: str) -> list[Any]:
+        return sorted(self.pairs(values, where), key=canonical)
+
+    def fields(self, values: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+        return {name: self.value(item, f"{where}.{name}".removeprefix(".")) for name, item in values}
 
 
-def _of_attributes(pairs: list[Any]) -> Mapping[str, Any]:
-    return {key if isinstance(key, str) else text(key): value for key, value in _of_pairs(pairs)}
+def _float(_: _Describer, value: float, where: str) -> Any:
+    return value if math.isfinite(value) else {"float": str(value)}
 
 
-def _of_tables(was: Mapping[str, Any], now: Mapping[str, Any], step: str) -> Iterator[tuple[str, Any, Any]]:
-    if was.keys() == now.keys():
-        yield from ((step.format(key), was[key], now[key]) for key in was)
+def _member(describer: _Describer, value: enum.Enum, where: str) -> Any:
+    described = {"enum": name_of(type(value)), "name": value.name}
+    # Where a member is its value too, one who has no class may use that.
+    is_plain = isinstance(value, int | str | float)
+    return {**described, "value": describer.value(value.value, where)} if is_plain else described
 
 
-def _cut(text: str, longest: int = 120) -> str:
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+def _rebuild_member(kind_name: str, member: str, _: object) -> Any:
+    kind = _here(kind_name)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and member in kind.__members__:
+        return kind[member]
+    raise Unknown(f"{kind_name}.{member}")
+
+
+def _importable(value: Any) -> bool:
+    """Whether `value` is found in its module under its name."""
+    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
+    return isinstance(name, str) and isinstance(module, str) and imported(f"{module}:{name}") is value
+
+
+def _here(name: str) -> Any:
+    """Return what is imported under a name."""
+    value = imported(name)
+    if value is None:
+        raise Unknown(name)
+    return value
+
+
+def _treedef(describer: _Describer, value: Any, where: str) -> Any:
+    def structure(tree: Any) -> Any:
+        data = tree.node_data()
+        if data is None or data[0] is type(None):
+            return None if data else "*"
+        children = list(map(structure, tree.children()))
+        return [*(describer.value(part, where) for part in data), children]
+
+    return {"treedef": structure(value)}
+
+
+def _rebuild_treedef(structure: Any) -> Any:
+    jax = _here("jax:tree_util")
+    if structure in ("*", None):
+        return jax.tree_structure(structure)
+    kind, auxdata, children = structure
+    below = list(map(_rebuild_treedef, children))
+    return jax.PyTreeDef.from_node_data_and_children(jax.default_registry, (kind, auxdata), below)
+
+
+def _namedtuple(describer: _Describer, value: Any, where: str) -> Any:
+    return {"object": name_of(type(value)), "fields": describer.fields(zip(value._fields, value, strict=True), where)}
+
+
+def _dataclass(describer: _Describer, value: Any, where: str) -> Any:
+    names = {field.name for field in dataclasses.fields(value) if field.compare and hasattr(value, field.name)}
+    fields = ((name, getattr(value, name)) for name in sorted(names))
+    return {"object": name_of(type(value)), "fields": describer.fields(fields, where)}
+
+
+def _rebuild_object(name: str, values: Mapping[str, Any]) -> Any:
+    kind = _here(name)
+    is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    names = [field.name for field in dataclasses.fields(kind)] if is_dataclass else getattr(kind, "_fields", ())
+    if not isinstance(kind, type) or {*names} != values.keys() or not (is_dataclass or issubclass(kind, tuple)):
+        raise Unknown(name)
+    return Fields(tuple(names)).build(kind, [values[name] for name in names])
+
+
+def _text_of_object(name: str, fields: Mapping[str, Any]) -> str:
+    return f"{_short(name)}({', '.join(f'{field}={text(value)}' for field, value in fields.items())})"
+
+
+def _array(_: _Describer, value: Any, where: str) -> Any:
+    try:
+        array = value.__array__()
+        shape, data = list(array.shape), array.tobytes()
+    except Exception as error:  # a tracer, or an array that was deleted
+        raise ValueError(f"{where or 'it'} is a {_name(type(value))} without values") from error
+    if array.dtype.hasobject:
+        raise ValueError(f"{where or 'it'} is an array of Python objects")
+    whole = {"bytes": data.hex()} if len(data) <= LARGEST_ARRAY else {"sha256": hashlib.sha256(data).hexdigest()}
+    return {"array": _dtype(array.dtype), "shape": shape, "kind": name_of(type(value)), **whole}
+
+
+def _rebuild_array(dtype: str, shape: list[int], kind: str, data: str | None, _: str | None) -> Any:
+    if data is None or not (kind == "numpy:ndarray" or (kind.startswith("numpy:") and not shape)):
+        raise Unknown(kind)
+    array = _here("numpy:frombuffer")(bytes.fromhex(data), dtype)
+    return array.reshape(shape) if kind == "numpy:ndarray" else array[0]
+
+
+def _dtype(dtype: Any) -> str:
+    """Return how numpy writes a dtype; those of ml_dtypes have only a name."""
+    return str(dtype.name if dtype.kind == "V" and not dtype.names else dtype.str)
+
+
+def _function(describer: _Describer, value: types.FunctionType, where: str) -> Any:
+    cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    closed = ((name, cell.cell_contents) for name, cell in cells if cell != types.CellType())  # that one is empty
+    described = {"function": name_of(value), "closure": describer.fields(closed, where)}
+    positional, by_keyword = value.__defaults__ or (), value.__kwdefaults__ or {}
+    return {**described, "defaults": [describer.items(positional, where), describer.sorted_pairs(by_keyword, where)]}
+
+
+def _partial(describer: _Describer, value: Any, where: str) -> Any:
+    of, args = describer.value(value.func, where), describer.items(value.args, where)
+    return {"partial": of, "args": args, "kwargs": describer.sorted_pairs(value.keywords, where)}
+
+
+def _local(describer: _Describer, value: Any, where: str) -> Any:
+    """Describe a class inside of a function, or what a decorator made of a function, as `jax.jit` does."""
+    if isinstance(value, type):
+        return {"local": name_of(value), "wraps": None}
+    return {"local": name_of(type(value)), "wraps": describer.value(value.__wrapped__, where)}
+
+
+def _made(describer: _Describer, value: Any, where: str) -> Any:
+    try:
+        reduced: Any = value.__reduce_ex__(4)
+    except Exception as error:  # of a class of whoever
+        kind = _name(type(value))
+        raise ValueError(f"{where or 'it'} is a {kind}, which no two processes have in common") from error
+    if isinstance(reduced, str):
+        return {"name": f"{value.__module__}:{reduced}"}
+    made, args, state, items, entries = (*reduced, *(None,) * (5 - len(reduced)))[:5]
+    described = {"made": describer.value(made, where), "args": describer.items(args, where)}
+    if state is not None:
+        described["state"] = describer.value(state, where)
+    if items is not None:
+        described["items"] = describer.items(items, where)
+    if entries is not None:
+        described["entries"] = [[describer.value(key, where), describer.value(item, where)] for key, item in entries]
+    return described
+
+
+def _text_of_made(made: Any, args: list[Any], *_: object) -> str:
+    match args:
+        case [{"name": str(name)}, *_]:
+            return f"a {_short(name)}"
+    return f"an object that {text(made)} makes"
+
+
+def _parts_of_made(made: Any, args: Any, entries: Any, items: Any, state: Any) -> _Parts:
+    match state:
+        case {"dict": list(pairs)}:
+            values = {key if isinstance(key, str) else text(key): value for key, value in pairs}
+            return {"made": [made, args]}, _attributes(values)
+    return _without_steps(args, entries, items, made, state)
+
+
+def _name(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _short(name: str, *_: object) -> str:
+    return name.partition(":")[2] or name
+
+
+def _listed(items: Iterable[Any]) -> str:
+    return ", ".join(map(text, items))
+
+
+def _text_of_set(items: list[Any]) -> str:
+    return f"{{{_listed(items)}}}"
+
+
+def _text_of_dict(pairs: list[Any]) -> str:
+    return f"{{{', '.join(f'{text(key)}: {text(value)}' for key, value in pairs)}}}"
+
+
+_Parts: TypeAlias = tuple[Mapping[str, Any], ...]
+"""Groups of parts by the step that leads there, or by another name where a reader needs none.
+
+A group is compared where both descriptions have the same steps in it.
+"""
+
+
+def _items(items: list[Any]) -> _Parts:
+    return ({f"[{i}]": item for i, item in enumerate(items)},)
+
+
+def _entries(pairs: list[Any]) -> _Parts:
+    return ({f"[{text(key)}]": value for key, value in pairs},)
+
+
+def _without_steps(*parts: Any) -> _Parts:
+    return ({str(i): part for i, part in enumerate(parts) if part is not None},)
+
+
+def _attributes(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {f".{name}": value for name, value in values.items()}
+
+
+class _Kind(NamedTuple):
+    """A kind of values: how one is described, and what is done with its description.
+
+    The last three get what a description has under each key of the shape; None where it lacks one.
+
+    values: which values are of this kind: those of a type, or those for which a function is true.
+    shape: the keys of a description, and the types of what it has there; the first key tells the kind.
+    describe: describer, value, place -> description.
+    rebuild: takes the parts rebuilt, and returns the value; None: nobody can make it.
+    text: returns what a reader sees; None: the JSON.
+    parts: returns what is compared to say where two descriptions differ that have the same names.
+    """
+
+    values: type | Callable[[Any], object]
+    shape: Mapping[str, Any]
+    describe: Callable[[_Describer, Any, str], Any]
+    rebuild: Callable[..., Any] | None = None
+    text: Callable[..., str] | None = None
+    parts: Callable[..., _Parts] | None = None
+
+
+# fmt: off
+_KINDS = (
+    _Kind(int, {"int": str}, lambda d, v, w: v if abs(v) < _WORD else {"int": str(v)}, int, str),
+    _Kind(float, {"float": str}, _float, float, str),
+    _Kind(complex, {"complex": list}, lambda d, v, w: {"complex": [_float(d, v.real, w), _float(d, v.imag, w)]},
+          lambda parts: complex(*parts)),
+    _Kind(bytes, {"bytes": str}, lambda d, v, w: {"bytes": v.hex()}, bytes.fromhex, lambda b: repr(bytes.fromhex(b))),
+    _Kind(tuple, {"tuple": list}, lambda d, v, w: {"tuple": d.items(v, w)},
+          tuple, lambda items: f"({_listed(items)}{',' * (len(items) == 1)})", _items),
+    _Kind(set, {"set": list}, lambda d, v, w: {"set": d.unordered(v, w)}, set, _text_of_set),
+    _Kind(frozenset, {"frozenset": list}, lambda d, v, w: {"frozenset": d.unordered(v, w)}, frozenset, _text_of_set),
+    _Kind(dict, {"dict": list}, lambda d, v, w: {"dict": d.sorted_pairs(v, w)}, dict, _text_of_dict, _entries),
+    _Kind(OrderedDict, {"ordered": list}, lambda d, v, w: {"ordered": d.pairs(v, w)},
+          OrderedDict, lambda pairs: f"OrderedDict({_text_of_dict(pairs)[1:-1]})", _entries),
+    _Kind(types.ModuleType, {"module": str}, lambda d, v, w: {"module": v.__name__}, None, _short),
+    _Kind(lambda v: isinstance(v, enum.Enum), {"enum": str, "name": str, "value": object}, _member,
+          _rebuild_member, lambda kind, name, _: f"{_short(kind)}.{name}"),
+    _Kind(_importable, {"name": str}, lambda d, v, w: {"name": name_of(v)}, _here, _short),
+    _Kind(lambda v: type(v).__name__ == "PyTreeDef" and hasattr(v, "node_data"), {"treedef": object}, _treedef,
+          _rebuild_treedef, lambda _: "a PyTreeDef"),
+    _Kind(lambda v: isinstance(v, tuple) and hasattr(type(v), "_fields"), {"object": str, "fields": dict}, _namedtuple,
+          _rebuild_object, _text_of_object, lambda _, fields: (_attributes(fields),)),
+    _Kind(lambda v: hasattr(v, "dtype") and hasattr(v, "shape") and hasattr(v, "__array__"),
+          {"array": str, "shape": list, "kind": str, "bytes": str | None, "sha256": str | None}, _array,
+          _rebuild_array, lambda dtype, shape, *_: f"an array of {dtype} and shape {tuple(shape)}"),
+    _Kind(lambda v: type(v).__module__ in ("numpy", "numpy.dtypes") and hasattr(v, "itemsize") and not v.names,
+          {"dtype": str}, lambda d, v, w: {"dtype": _dtype(v)}, lambda name: _here("numpy:dtype")(name), str),  # noqa: PLW0108
+    _Kind(lambda v: isinstance(v, types.FunctionType), {"function": str, "closure": dict, "defaults": list}, _function,
+          None, _short, lambda _, closure, defaults: (_attributes(closure), {"defaults": defaults})),
+    _Kind(lambda v: isinstance(v, types.MethodType), {"method": str, "of": object},
+          lambda d, v, w: {"method": v.__name__, "of": d.value(v.__self__, w)},
+          None, lambda name, of: f"{text(of)}.{name}", lambda _, of: ({"of": of},)),
+    _Kind(lambda v: isinstance(v, functools.partial), {"partial": object, "args": list, "kwargs": list}, _partial,
+          None, lambda of, *_: f"a partial of {text(of)}", _without_steps),
+    _Kind(lambda v: isinstance(v, type) or (callable(v) and hasattr(v, "__wrapped__")),
+          {"local": str, "wraps": object}, _local, None, _short, lambda _, wraps: ({"wraps": wraps},)),
+    _Kind(dataclasses.is_dataclass, {}, _dataclass),
+    _Kind(lambda v: True, {"made": object, "args": list, "entries": list | None, "items": list | None, "state": object},
+          _made, None, _text_of_made, _parts_of_made),
+)
+# fmt: on
+"""A value is of the first kind that has it, those of a type before the others."""
+_PLAIN = _Kind(str, {"": object}, lambda d, v, w: v, None, repr)
+_LIST = _Kind(list, {"": object}, _Describer.items, None, lambda items: f"[{_listed(items)}]", _items)
+_OTHER = _Kind(dict, {"": object}, lambda d, v, w: v)
+_OF_TYPE = {kind.values: kind for kind in (_LIST, *_KINDS) if isinstance(kind.values, type)}
+_OF_TYPE |= dict.fromkeys((str, bool, type(None)), _PLAIN)
+_OF_KEY = {next(iter(kind.shape)): kind for kind in _KINDS if kind.shape}
+_OTHERS = [kind for kind in _KINDS if not isinstance(kind.values, type)]
+
+
+def _kind_of(described: Any) -> tuple[_Kind, list[Any]]:
+    """Return the kind of value that a description is of, and what it has under each key of the shape."""
+    if not isinstance(described, dict):
+        return _LIST if isinstance(described, list) else _PLAIN, [described]
+    kind = next((_OF_KEY[key] for key in described if key in _OF_KEY), _OTHER)
+    parts = list(map(described.get, kind.shape))
+    fits = described.keys() <= kind.shape.keys() and all(map(isinstance, parts, kind.shape.values()))
+    return (kind, parts) if fits else (_OTHER, [described])
