@@ -42,6 +42,24 @@ def test_a_circle_is_found() -> None:
     assert imports.circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
 
 
+def test_an_import_by_a_name_in_a_call_is_found(tmp_path: Path) -> None:
+    """A circle cannot hide behind `importlib`."""
+    calls = {
+        "core/a.py": "importlib.import_module('stagec.core.b')",
+        "core/b.py": "import_module('stagec.core.c' if new else 'stagec.core.d')",
+        "core/c.py": "__import__(name='stagec.core.a')",
+        "core/d.py": "importlib.import_module(f'stagec.core.{name}'), importlib.import_module('numpy.random')",
+    }
+    for name, call in calls.items():
+        (tmp_path / "core").mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"def late():\n    {call}\n")
+    files = imports.modules(tmp_path)
+    edges = imports.graph(files)
+    assert edges == {"core.a": {"core.b"}, "core.b": {"core.c", "core.d"}, "core.c": {"core.a"}, "core.d": set()}
+    assert imports.circles(edges) == [["core.a", "core.b", "core.c"]]
+    assert list(imports.imports(files["core.d"], files)) == [("numpy", False)]
+
+
 def test_the_page_has_the_table() -> None:
     """`python3 tools/imports.py --write` writes it."""
     text = imports.PAGE.read_text("utf-8")

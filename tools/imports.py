@@ -54,7 +54,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",
-        "arrays arrays.namespace arrays.primitives bundle core loader pjrt stages",
+        "arrays arrays.namespace arrays.primitives bundle core loader numpy pjrt stages",
         "jax jaxlib msgpack numpy orbax",
     ),
     "numpy": _package(
@@ -112,11 +112,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 
 def modules(sources: Path = SOURCES) -> dict[str, Path]:
     """Return the file of each module by its name below stagec; a package's `__init__` has the package's name."""
-    found = {}
+    files = {}
     for path in sorted(sources.rglob("*.py")):
         parts = path.relative_to(sources).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
 
 
 def package(module: str) -> str:
@@ -130,15 +130,18 @@ def _folder(module: str) -> str:
 
 
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, bool]]:
-    """Yield the modules that a file imports, wherever it does, and whether they are ours.
+    """Yield the modules that a file imports, wherever and however it does, and whether they are ours.
 
-    Ours without "stagec.", others by their first name: `numpy` is both.
+    Ours without "stagec.", others by their first name: `numpy` is both. A call of `importlib.import_module` with a name
+    that is written there is an import; with a name that is computed, it is not.
     """
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call):
+            names = _imported_by(node)
         else:
             continue
         for full in names:
@@ -149,21 +152,33 @@ def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, bool]]
                 yield below if below in known else below.rpartition(".")[0], True
 
 
+def _imported_by(call: ast.Call) -> list[str]:
+    """Return the names written in a call of `import_module` or `__import__`, such as both of `"a" if new else "b"`."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if function not in ("import_module", "__import__"):
+        return []
+    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
+    named: list[ast.expr] = []
+    for name in given:
+        named += [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
+    return [name.value for name in named if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+
+
 def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
     """Return which of our modules each of our modules imports."""
     return {
-        name: {one for one, ours in imports(path, known) if ours and one in known} - {name}
+        name: {module for module, ours in imports(path, known) if ours and module in known} - {name}
         for name, path in known.items()
     }
 
 
 def arrows(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """Return which packages each package imports."""
-    found: dict[str, set[str]] = {name: set() for name in PACKAGES}
+    imported: dict[str, set[str]] = {name: set() for name in PACKAGES}
     for name, others in edges.items():
         if own := package(name):
-            found[own] |= {package(other) for other in others} - {own, ""}
-    return found
+            imported[own] |= {package(other) for other in others} - {own, ""}
+    return imported
 
 
 def arrows_between_rooms(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
@@ -178,29 +193,31 @@ def arrows_between_rooms(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
     """Return what imports itself by way of others: sets of nodes that all reach each other, each sorted."""
     reached = {name: _reached(edges, name) for name in edges}
-    together = {tuple(sorted(one for one in edges if one in reached[name] and name in reached[one])) for name in edges}
-    return sorted(list(one) for one in together if one)
+    together = {
+        tuple(sorted(other for other in edges if other in reached[name] and name in reached[other])) for name in edges
+    }
+    return sorted(list(nodes) for nodes in together if nodes)
 
 
 def _reached(edges: Mapping[str, set[str]], start: str) -> set[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [*edges[start]]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             waiting += edges[name]
-    return found
+    return reached
 
 
 def floors(packages: Mapping[str, set[str]]) -> dict[str, int]:
     """Return how many packages lie below each, on the longest way down. There must be no circle."""
-    found: dict[str, int] = {}
+    known: dict[str, int] = {}
 
     def floor(name: str) -> int:
-        if name not in found:
-            found[name] = max((floor(below) + 1 for below in packages[name]), default=0)
-        return found[name]
+        if name not in known:
+            known[name] = max((floor(below) + 1 for below in packages[name]), default=0)
+        return known[name]
 
     return {name: floor(name) for name in packages}
 
@@ -208,15 +225,15 @@ def floors(packages: Mapping[str, set[str]]) -> dict[str, int]:
 def table() -> str:
     """Return the table of packages for ARCHITECTURE.md."""
     rows = ["| package | what it is about | imports of ours | of others |", "| --- | --- | --- | --- |"]
-    for name, one in PACKAGES.items():
-        others = ", ".join(sorted(one.others))
-        rows.append(f"| `{name.replace('.', '/')}` | {one.about} | {', '.join(one.imports)} | {others} |")
+    for name, own in PACKAGES.items():
+        others = ", ".join(sorted(own.others))
+        rows.append(f"| `{name.replace('.', '/')}` | {own.about} | {', '.join(own.imports)} | {others} |")
     return "\n".join(rows) + "\n"
 
 
 def page(text: str) -> str:
     """Return ARCHITECTURE.md with the table of today."""
-    return re.sub(r"(<!-- packages -->\n).*?(?=<!-- end -->)", lambda found: found[1] + table(), text, flags=re.DOTALL)
+    return re.sub(r"(<!-- packages -->\n).*?(?=<!-- end -->)", lambda start: start[1] + table(), text, flags=re.DOTALL)
 
 
 def main() -> None:

@@ -153,6 +153,8 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             try:
+                if module.startswith("arrays.namespace."):
+                    importlib.import_module("stagec.numpy")  # it gives arrays their operators
                 return getattr(importlib.import_module(f"stagec.{module}"), name)
             except ModuleNotFoundError as error:
                 from stagec.core.telling.errors import missing_package

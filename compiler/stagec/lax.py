@@ -4,7 +4,7 @@
 (https://docs.jax.dev/en/latest/jax.lax.html). All work in a trace and outside of one.
 """
 
-from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
+from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.control import cond, fori_loop, map, scan, switch, while_loop  # noqa: A004 - JAX's name
 from stagec.arrays.namespace.operators import (
     add,

@@ -3,7 +3,7 @@
 https://docs.jax.dev/en/latest/jax.nn.html
 """
 
-from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
+from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.activations import (
     elu,
     gelu,

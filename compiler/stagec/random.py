@@ -10,7 +10,7 @@ The generator is threefry2x32, partitionable, which is JAX's default (https://do
 key is an array of dtype `key<fry>`: it can be indexed and stacked, and passed through loops and to exported functions.
 """
 
-from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
+from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.choices import categorical, choice, permutation, randint
 from stagec.arrays.namespace.keys import PRNGKey, bits, fold_in, key, key_data, key_impl, split, wrap_key_data
 from stagec.arrays.namespace.samplers import (

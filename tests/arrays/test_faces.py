@@ -32,6 +32,22 @@ def test_namespaces_are_attributes() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "stagec.lax.cbrt(8.0) + 1",
+        "stagec.nn.relu(8.0) + 1",
+        "stagec.random.key_data(stagec.random.key(0)) + 1",
+        "stagec.grad(lambda x: x * 2)(1.0)",
+        "stagec.jit(lambda x: x + 1, frontend='arrays')(1.0)",
+    ],
+)
+def test_every_face_gives_arrays_their_operators(use: str) -> None:
+    """In a process that imports no other."""
+    done = run(f"import stagec; x = {use}; assert x.__array_namespace__() is stagec.numpy")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("use", ["stagec.numpy.ones(2) + 1", "stagec.devices()", "stagec.random.key(0)"])
 def test_a_process_prints_nothing_of_its_own(use: str) -> None:
     done = run(f"import stagec; {use}")

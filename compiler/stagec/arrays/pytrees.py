@@ -111,7 +111,7 @@ def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[
 
 
 def to_tree(structure: Any) -> Tree:
-    """Return a structure as artifacts have it (`core.trees.tree`). Raises ValueError for a node that has none."""
+    """Return a structure as artifacts write it (`core.trees.tree`). Raises ValueError for nodes without description."""
     return of_structure(structure, _describe, key_of)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators
 from stagec.arrays import dtypes, execution, exporting, meshes, pytrees, tracing
 from stagec.arrays.exporting import NOWHERE, Split
-from stagec.arrays.namespace import array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.promotion import numpy_of
 from stagec.arrays.primitives import contractions, derivatives
 from stagec.arrays.program import Program, constant_bytes, pruned

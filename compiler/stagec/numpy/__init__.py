@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stagec.arrays import dtypes as _dtypes
 from stagec.arrays.dims import symbolic_shape
 from stagec.arrays.dtypes import enable_x64
 from stagec.arrays.execution import Array
-from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
+from stagec.arrays.namespace import array_object as _array_object
 from stagec.arrays.namespace.creation import (
     arange,
     asarray,
@@ -174,6 +175,8 @@ from stagec.arrays.values import ShapeDtypeStruct, broadcast_shapes
 
 if TYPE_CHECKING:
     from stagec.numpy import fft, linalg
+
+_array_object.install(sys.modules[__name__])  # arrays get their operators, and this namespace
 
 __array_api_version__ = "2025.12"
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi

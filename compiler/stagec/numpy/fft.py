@@ -3,7 +3,6 @@
 Functions work in a trace and outside of one, and have derivatives.
 """
 
-from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.fft import (
     fft,
     fftfreq,

@@ -4,7 +4,6 @@ Functions work in a trace and outside of one, on batches of matrices, and have d
 accelerators what JAX calls there. `eig` and `eigvals` are those of 2025.12, for CPUs.
 """
 
-from stagec.arrays.namespace import array_object as _array_object  # noqa: F401 - it gives arrays their operators
 from stagec.arrays.namespace.linalg import (
     cholesky,
     det,

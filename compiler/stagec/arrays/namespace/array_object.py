@@ -1,12 +1,13 @@
-"""What arrays have: operators, properties and methods of the standard's array object, given to `values.Value`.
+"""What arrays have: operators, properties and methods of the standard's array object.
 
+`stagec.numpy` calls `install`, which gives them to the classes of arrays.
 https://data-apis.org/array-api/2024.12/API_specification/array_object.html
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from stagec.arrays.namespace import assignment, elementwise, indexing, linear, m
 from stagec.arrays.namespace.datatypes import check_device, device_of
 from stagec.arrays.namespace.promotion import is_jaxs, is_scalar
 from stagec.arrays.primitives.structural import transpose
-from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import Value, as_view
 
 _TAKEN = (Value, np.ndarray, np.generic, Dim)
@@ -111,11 +111,14 @@ def _iter(self: Any) -> Iterator[Any]:
     return (as_view(part, self, write) for part in manipulation.unstack(self))
 
 
-def _namespace(self: Any, /, *, api_version: str | None = None) -> Any:
-    """Return `stagec.numpy`. Raises ValueError for a version of the standard that it does not have."""
-    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12", "2025.12"):
-        raise ValueError(f"version {api_version} of the array API standard is not there; 2025.12 is")
-    return importlib.import_module("stagec.numpy")
+def _gives(namespace: ModuleType) -> Callable[..., ModuleType]:
+    def array_namespace(self: Any, /, *, api_version: str | None = None) -> ModuleType:
+        """Return `stagec.numpy`. Raises ValueError for a version of the standard that it does not have."""
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12", "2025.12"):
+            raise ValueError(f"stagec.numpy has version 2025.12 of the array API standard, not {api_version}")
+        return namespace
+
+    return array_namespace
 
 
 def _transposed(self: Any) -> Any:
@@ -177,21 +180,24 @@ def _astype(self: Any, dtype: Any, /, *, copy: bool = True) -> Any:
     return astype(self, dtype, copy=copy)
 
 
-def _install(kind: type[Value]) -> None:
-    """Give a class the operators and methods."""
-    found: dict[str, Any] = {f"__{name}__": function for name, function in _UNARY.items()}
+def install(namespace: ModuleType) -> None:
+    """Give the classes of arrays the operators and methods of the standard's array object.
+
+    namespace: `stagec.numpy`, which is what `__array_namespace__` returns.
+    """
+    attributes: dict[str, Any] = {f"__{name}__": function for name, function in _UNARY.items()}
     for name, function in _BINARY.items():
-        found[f"__{name}__"] = _operator(function)
-        found[f"__r{name}__"] = _operator(function, reflected=True)
-    found |= {f"__{name}__": _operator(function) for name, function in _COMPARISONS.items()}
-    found |= _NUMBERS
-    found |= {
+        attributes[f"__{name}__"] = _operator(function)
+        attributes[f"__r{name}__"] = _operator(function, reflected=True)
+    attributes |= {f"__{name}__": _operator(function) for name, function in _COMPARISONS.items()}
+    attributes |= _NUMBERS
+    attributes |= {
         "__getitem__": indexing.getitem,
         "__setitem__": assignment.setitem,
         "__format__": _format,
         "__len__": _len,
         "__iter__": _iter,
-        "__array_namespace__": _namespace,
+        "__array_namespace__": _gives(namespace),
         "__dlpack__": _dlpack,
         "__dlpack_device__": _dlpack_device,
         "to_device": _to_device,
@@ -206,16 +212,9 @@ def _install(kind: type[Value]) -> None:
         "real": property(elementwise.real),
         "imag": property(elementwise.imag),
     }
-    for name, attribute in found.items():
-        setattr(kind, name, attribute)
-
-
-# Both bases of `execution.Array` have some of them, so that each class gets all.
-for _kind in (Value, Tracer, execution.Array):
-    _install(_kind)
-# The quotient of sizes is no size.
-for _name, _function in {
-    "__truediv__": elementwise.divide,
-    "__rtruediv__": lambda self, other: elementwise.divide(other, self),
-}.items():
-    setattr(Dim, _name, _function)
+    for kind in (Value, execution.Array):  # the second has another base that can be converted to a float and an int
+        for name, attribute in attributes.items():
+            setattr(kind, name, attribute)
+    # The quotient of two sizes is not a size.
+    Dim.__truediv__ = elementwise.divide  # type: ignore[attr-defined]
+    Dim.__rtruediv__ = lambda self, other: elementwise.divide(other, self)  # type: ignore[attr-defined]
