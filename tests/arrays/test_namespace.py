@@ -90,8 +90,6 @@ def test_elements_are_changed() -> None:
 
 def test_arrays_go_to_numpy_and_back() -> None:
     x = xp.asarray(X)
-    assert np.from_dlpack(x).tolist() == X.tolist()
-    assert xp.from_dlpack(X.copy()).tolist() == X.tolist()
     assert type(np.ones((3, 4), np.float32) + x) is type(x)
     assert x.__array_namespace__() is xp
 

@@ -129,7 +129,8 @@ def test_a_key_is_no_number() -> None:
     for use, message in (
         (lambda: key + 1, "PRNG keys are no numbers"),
         (lambda: xp.sum(r.split(key)), "reduce_sum: PRNG keys are no numbers; stagec.random takes them"),
-        (lambda: np.asarray(key), r"PRNG keys are no numbers that NumPy has; write stagec.random.key_data\(key\)"),
+        (lambda: np.from_dlpack(key), r"DLPack does not have PRNG keys; write stagec.random.key_data\(key\)"),
+        (lambda: np.asarray(key), r"NumPy does not have PRNG keys; write stagec.random.key_data\(key\)"),
         (lambda: r.normal(np.ones(2)), r"normal takes a key, as stagec.random.key\(seed\) makes it, or uint32\[2\]"),
         (lambda: r.normal(r.split(key)), r"normal takes one key, not an array of keys of shape \(2,\)"),
         (lambda: r.key(0.5), "a seed is an integer, not 0.5"),

@@ -88,9 +88,9 @@ def test_objects_that_do_not_fit(zoo: Path, argument: Any, text: str) -> None:
 
 def test_objects_on_the_device(zoo: Path) -> None:
     state = stagec.device_put(gauge())
-    assert isinstance(state.dial.hands[0], stagec.pjrt.arrays.Array)
+    assert isinstance(state.dial.hands[0], stagec.pjrt.arrays.DeviceArray)
     check_typed(stagec.load(zoo)["turned"](state, 2))
-    with pytest.raises(stagec.CallError, match="a object is no array: give a dict of its fields, or a tuple of its"):
+    with pytest.raises(stagec.CallError, match="a object is not an array: give a dict of its fields, or a tuple of its"):
         stagec.device_put({"x": object()})
 
 

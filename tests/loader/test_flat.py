@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.pjrt.arrays import AbstractArray, Array, single_device
+from stagec.pjrt.arrays import AbstractArray, DeviceArray, single_device
 from stagec.pjrt.calling_convention import Signature
 from stagec.pjrt.prepared import MOST_KINDS
 from tests.zoo import inputs
@@ -36,7 +36,7 @@ def test_flat_results_are_those_of_a_call(bundle: stagec.Bundle) -> None:
     assert flat.paths == ("args[0]['b']", "args[0]['w']", "args[1]")
     for make in (np.asarray, stagec.device_put):
         (result,) = flat(make(PARAMS["b"]), make(PARAMS["w"]), make(X))
-        assert type(result) is Array
+        assert type(result) is DeviceArray
         np.testing.assert_array_equal(np.asarray(result), bundle["mlp"](PARAMS, X))
 
 
@@ -130,7 +130,7 @@ def test_calls_give_the_same_when_they_are_remembered(zoo: Path, name: str) -> N
                 args, kwargs = jax.tree.unflatten(tree, given)
                 again = called(*args, **kwargs, **static)
                 assert same(again, wanted)
-                assert {type(leaf) for leaf in jax.tree.leaves(again)} == ({Array} if on_device else results)
+                assert {type(leaf) for leaf in jax.tree.leaves(again)} == ({DeviceArray} if on_device else results)
                 fresh = [stagec.device_put(x) if i in on_device else np.asarray(x) for i, x in enumerate(leaves)]
                 if called.weights or function == "turned":
                     continue  # their leaves are others
@@ -213,7 +213,7 @@ def test_more_kinds_of_calls_than_are_remembered(bundle: stagec.Bundle, monkeypa
     # The kind of a device array is that of its sharding.
     aval = [AbstractArray(x.shape, x.dtype, single_device()) for _ in range(MOST_KINDS + 1)]
     for number, one in enumerate(aval):
-        assert same(function(Array(stagec.device_put(x)._buffer, one)), wanted), number
+        assert same(function(DeviceArray(stagec.device_put(x)._buffer, one)), wanted), number
     assert len(prepared) == MOST_KINDS - 1  # the numpy array's is known already
 
 

@@ -17,7 +17,7 @@ import stagec
 from stagec.bundle.description import Description
 from stagec.core.builds.version import VERSION
 from stagec.pjrt import host
-from stagec.pjrt.arrays import Array
+from stagec.pjrt.arrays import DeviceArray
 from tests.building import COMPILER
 from tests.bundles import edited, edited_descriptions, edited_index
 
@@ -237,9 +237,9 @@ def test_donated_device_arrays_are_consumed(bundle: stagec.Bundle) -> None:
     update = bundle["update"]
     state = stagec.device_put({"x": np.arange(4, dtype=np.float32), "y": [np.float32(1)]})
     result = update(state, np.float32(1))
-    assert isinstance(result["x"], Array)
+    assert isinstance(result["x"], DeviceArray)
     assert state["x"].is_deleted()
-    assert repr(state["x"]) == "Array(deleted, shape=(4,), dtype=float32)"
+    assert repr(state["x"]) == "DeviceArray(deleted, shape=(4,), dtype=float32)"
     np.testing.assert_array_equal(np.asarray(result["x"]), [1, 2, 3, 4])
     assert float(result["y"][0]) == 2
     with pytest.raises(stagec.CallError) as refusal:

@@ -1,11 +1,17 @@
-"""How arrays get to devices and back, for every way in which they may lie there."""
+"""How arrays get to devices and back, for every way in which they may lie there, and to other libraries by DLPack."""
 
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jaxlib import xla_client
 
+import stagec
+import stagec.numpy as xp
 from stagec.pjrt import clients
-from stagec.pjrt.arrays import put
+from stagec.pjrt.arrays import put, single_device
 from stagec.pjrt.shardings import Sharding
 
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -51,3 +57,82 @@ def test_parts_that_are_of_no_array(text: str) -> None:
     with pytest.raises(ValueError, match="has no parts that can be put together") as error:
         over_four(text).parts((4, 4))
     assert text in str(error.value)
+
+
+class Old:
+    """An array's DLPack as libraries ask for it that know no version 1.0, PyTorch before 2.5 among them."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, stream: Any = None, **newer: Any) -> Any:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.array.__dlpack_device__()
+        return device
+
+
+@pytest.mark.parametrize("make", [stagec.device_put, xp.asarray])
+def test_dlpack_shares_memory(make: Any) -> None:
+    array = make(X)
+    place = array.numpy().ctypes.data
+    assert jnp.from_dlpack(array).unsafe_buffer_pointer() == place
+    for values in (np.from_dlpack(array), np.from_dlpack(array, copy=False), np.from_dlpack(Old(array))):
+        np.testing.assert_array_equal(values, X)
+        assert (values.ctypes.data, values.flags.writeable) == (place, False)
+    copied = np.from_dlpack(array, copy=True)
+    np.testing.assert_array_equal(copied, X)
+    assert copied.ctypes.data != place
+    np.testing.assert_array_equal(xp.from_dlpack(array), X)
+    assert np.from_dlpack(array, device="cpu").ctypes.data == place
+
+
+def test_a_call_does_not_write_to_memory_that_is_shared() -> None:
+    increment = stagec.jit(lambda x: x + 1, frontend="arrays", donate_argnums=0)
+    x = increment(xp.asarray(X))
+    shared = jnp.from_dlpack(x)
+    np.testing.assert_array_equal(increment(x), X + 2)
+    np.testing.assert_array_equal(shared, X + 1)
+    del shared
+    x = increment(x)
+    increment(x)
+    with pytest.raises(stagec.CallError, match="was donated"):
+        np.from_dlpack(x)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float8_e4m3fn", "complex64", "uint16"])
+def test_dlpack_has_the_dtypes_that_jax_gives_it(dtype: str) -> None:
+    values = np.asarray([0, 1, 1]).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    for array in (stagec.device_put(values), xp.asarray(values)):
+        taken = jnp.from_dlpack(array)
+        assert taken.dtype == values.dtype
+        np.testing.assert_array_equal(taken, values)
+    np.testing.assert_array_equal(xp.from_dlpack(stagec.device_put(values)), values)
+
+
+def test_dlpack_keeps_the_order_of_elements() -> None:
+    array = put(X, single_device(), layout="{0,1}")
+    values = np.from_dlpack(array)
+    np.testing.assert_array_equal(values, X)
+    assert values.strides == (4, 16)
+
+
+def test_what_dlpack_does_not_take() -> None:
+    four = put(X, over_four("{devices=[4,1]<=[4]}"))
+    for ask in (four.__dlpack__, four.__dlpack_device__):
+        with pytest.raises(BufferError, match="on one device; give it the data of addressable_shards"):
+            ask()
+    with pytest.raises(BufferError, match=r"DLPack does not take an array of int4: .*S4"):
+        np.from_dlpack(xp.asarray([1], dtype=xp.int4))
+    with pytest.raises(BufferError, match=r"on DLPack's device \(1, 0\), not on \(2, 0\)"):
+        stagec.device_put(X).__dlpack__(dl_device=(2, 0))
+
+
+def test_dlpack_of_a_traced_array() -> None:
+    def function(x: Any) -> Any:
+        assert np.from_dlpack(xp.ones(2)).tolist() == [1, 1]
+        return np.from_dlpack(x)
+
+    with pytest.raises(TypeError, match="DLPack needs the elements of an array that is traced"):
+        stagec.jit(function, frontend="arrays")(X)

@@ -26,7 +26,7 @@ from stagec.pjrt import arrays, clients, custom_calls, dialects, turns
 from stagec.pjrt.executable import Executable
 
 
-class Array(arrays.Array, Value):
+class Array(arrays.DeviceArray, Value):
     """An array with elements, on a device: what functions of `stagec.numpy` give outside of a trace.
 
     NumPy takes it (`numpy.asarray`), and so does whatever reads DLPack. It has the methods of the standard's array
@@ -36,7 +36,7 @@ class Array(arrays.Array, Value):
     __slots__ = ("__weakref__", "_view")
 
     @staticmethod
-    def of(found: arrays.Array) -> Array:
+    def of(found: arrays.DeviceArray) -> Array:
         """Return an array of the loader's as one with operators."""
         return Array(found._buffer, found.aval)
 
@@ -72,13 +72,20 @@ class Array(arrays.Array, Value):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the elements. Raises TypeError for PRNG keys, CallError ("deleted")."""
-        if self.dtype is dtypes.KEY:
-            raise TypeError("PRNG keys are no numbers that NumPy has; write stagec.random.key_data(key)")
+        self._check_numbers("NumPy")
         return super().numpy()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self._check_numbers("DLPack")
+        return super().__dlpack__(**options)
+
+    def _check_numbers(self, library: str) -> None:
+        if self.dtype is dtypes.KEY:
+            raise TypeError(f"{library} does not have PRNG keys; write stagec.random.key_data(key)")
 
     def __repr__(self) -> str:
         if self.is_deleted():
-            return f"Array(deleted, shape={self.shape}, dtype={self.dtype})"
+            return super().__repr__()
         if self.dtype is dtypes.KEY:
             return f"Array({shown(self.shape)}, dtype={self.dtype}) overlaying:\n{self.words().numpy()}"
         text = np.array2string(self.numpy(), separator=", ", prefix="Array(", threshold=1000)

@@ -91,6 +91,15 @@ class Tracer(Value):
             raise refuse(self, "NumPy", "write the function of stagec.numpy in its place")
         return np.array(known, dtype=dtype, copy=copy)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        known = self.known()
+        if known is None:
+            raise refuse(self, "DLPack", "return it from the function")
+        return np.array(known).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU
+
 
 class Trace:
     """One run of a function that is traced: the equations up to now.

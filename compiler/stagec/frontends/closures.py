@@ -16,9 +16,9 @@ from jaxlib import _jax
 from stagec.core.builds.specs import FunctionSpec
 from stagec.frontends import user_code
 from stagec.frontends.frontend import NamedArray
-from stagec.pjrt.arrays import Array
+from stagec.pjrt.arrays import DeviceArray
 
-_ARRAYS = (np.ndarray, _jax.ArrayImpl, Array)
+_ARRAYS = (np.ndarray, _jax.ArrayImpl, DeviceArray)
 """NumPy's, JAX's and stagec's."""
 
 

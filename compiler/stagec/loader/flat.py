@@ -9,7 +9,7 @@ from stagec.core.sizes.avals import Aval
 from stagec.core.telling.refusal import CallError
 from stagec.loader.loaded import Loaded
 from stagec.loader.selection import Shapes
-from stagec.pjrt.arrays import Array
+from stagec.pjrt.arrays import DeviceArray
 from stagec.pjrt.calling_convention import Signature
 from stagec.pjrt.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
 
@@ -42,7 +42,7 @@ class Flat:
         self._locate = locate
         self._prepared: dict[Kinds, Prepared] = {}
 
-    def __call__(self, *leaves: Any) -> list[Array]:
+    def __call__(self, *leaves: Any) -> list[DeviceArray]:
         """Run the executable."""
         if self._loaded.archive is None:
             raise CallError("closed", f"{self._signature.name}: the bundle was closed")
@@ -55,7 +55,7 @@ class Flat:
             self._locate(error, self._signature)
             raise
 
-    def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[Array]:
+    def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[DeviceArray]:
         """Run the executable on leaves that no earlier call had the like of."""
         if len(leaves) != len(self._shapes):
             what = f"{self._signature.name}: {len(leaves)} arrays are given, {len(self._shapes)} are wanted"

@@ -66,8 +66,16 @@ class Shard:
     data: NDArray[Any]
 
 
-class Array:
-    """An array on devices; numpy reads it through `__array__`, and a loaded function takes it as an argument.
+_DLPACK_CPU = 1, 0
+_DLPACK_CUDA = 2
+"""DLPack's kinds of devices (`DLDeviceType`), and the number of the CPU."""
+
+
+class DeviceArray:
+    """An array on devices: what `device_put` gives, and functions for arguments that are such arrays.
+
+    A loaded function takes it as an argument. `numpy.asarray` reads it, and libraries share its memory by DLPack.
+    `stagec.numpy.Array` is one with operators.
 
     aval: shape, dtype and sharding.
     """
@@ -118,16 +126,16 @@ class Array:
             for i, (device, part, piece) in enumerate(zip(self.sharding.devices, parts, pieces, strict=True))
         ]
 
-    def copy(self) -> Array:
+    def copy(self) -> DeviceArray:
         """Return a copy on the same devices. Raises CallError ("deleted")."""
         self._check()
         if self.aval.layout is not None:
             # jaxlib's copy is in the usual layout, and says that it is in this one (0.10.1).
-            return Array(in_layout(self._buffer, self.aval, self.aval), self.aval)
+            return DeviceArray(in_layout(self._buffer, self.aval, self.aval), self.aval)
         copied = _jax.batched_copy_array_to_devices_with_sharding(
             [self._buffer], [self.sharding.device_list], [self.sharding.xla], [_jax.ArrayCopySemantics.ALWAYS_COPY]
         )
-        return Array(copied[0], self.aval)
+        return DeviceArray(copied[0], self.aval)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy it and pickle it as NumPy's array: what reads it puts it on the first CPU device.
@@ -148,6 +156,53 @@ class Array:
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule of the array's memory: do not write to it, as with JAX's arrays.
+
+        https://data-apis.org/array-api/2025.12/API_specification/generated/array_api.array.__dlpack__.html
+
+        stream: a stream of the device that waits for the array. None: the call waits.
+        max_version: any; the capsule has that of JAX's capsules, which is below 1.0.
+        dl_device: the array's own device, or the CPU.
+        copy: True: a copy, which may be written to. False: BufferError where a copy is needed.
+        Raises BufferError where DLPack has no such array, CallError ("deleted").
+        """
+        self._check()
+        own = self.__dlpack_device__()
+        wanted = own if dl_device is None else tuple(map(int, dl_device))
+        if wanted != own:
+            if copy is False or wanted != _DLPACK_CPU:
+                raise BufferError(f"the array is on DLPack's device {own}, not on {wanted}")
+            return restored(self.numpy()).__dlpack__()
+        buffer = (self.copy() if copy else self)._buffer
+        if stream in (None, -1):  # -1: nobody waits, which jaxlib does not have
+            buffer.block_until_ready()
+            stream = None
+        try:
+            return _jax.buffer_to_dlpack_managed_tensor(buffer, stream=stream)
+        except _jax.JaxRuntimeError as error:
+            raise BufferError(f"DLPack does not take an array of {self.dtype}: {error}") from error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's kind of the device, and its number. Raises BufferError for an array on several devices."""
+        if self.sharding.spec is not None:
+            raise BufferError("DLPack has arrays on one device; give it the data of addressable_shards")
+        (device,) = self.sharding.devices
+        match clients.platform_of(device):
+            case "cpu":
+                return _DLPACK_CPU
+            case "cuda":
+                return _DLPACK_CUDA, device.local_hardware_id
+            case platform:
+                raise BufferError(f"DLPack has no devices of {platform}; give it array.numpy()")
+
     def __float__(self) -> float:
         return float(self.numpy())
 
@@ -156,17 +211,17 @@ class Array:
 
     def __repr__(self) -> str:
         if self.is_deleted():
-            return f"Array(deleted, shape={self.shape}, dtype={self.dtype})"
-        return f"Array({self.numpy()!r})"
+            return f"{type(self).__name__}(deleted, shape={self.shape}, dtype={self.dtype})"
+        return f"DeviceArray({self.numpy()!r})"
 
 
-def restored(values: NDArray[Any]) -> Array:
+def restored(values: NDArray[Any]) -> DeviceArray:
     """Return a pickled array, on the first CPU device."""
     return put(values, single_device(), donated=True)
 
 
-def to_numpy(arrays: Sequence[Array]) -> list[NDArray[Any]]:
-    """Return the values of arrays, none of which was donated, as `Array.numpy` does; all are awaited at once."""
+def to_numpy(arrays: Sequence[DeviceArray]) -> list[NDArray[Any]]:
+    """Return the values of arrays, none of which was donated, as `DeviceArray.numpy` does; all are awaited at once."""
     return reading([array.aval for array in arrays])([array._buffer for array in arrays])
 
 
@@ -246,10 +301,10 @@ def single_device(device: _jax.Device | None = None, memory_kind: str | None = N
     return _SINGLE.get(where) or _SINGLE.setdefault(where, Sharding(where[:1], None, memory_kind))
 
 
-def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout: str | None = None) -> Array:
+def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout: str | None = None) -> DeviceArray:
     """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`."""
     aval = abstract_array(values.shape, values.dtype, sharding, layout)
-    return Array(placing(aval, donated)(sharding.pieces(values)), aval)
+    return DeviceArray(placing(aval, donated)(sharding.pieces(values)), aval)
 
 
 def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
@@ -297,8 +352,8 @@ def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
 
 
 def make_array_from_single_device_arrays(
-    shape: tuple[int, ...], sharding: Sharding, arrays: Sequence[NDArray[Any] | Array]
-) -> Array:
+    shape: tuple[int, ...], sharding: Sharding, arrays: Sequence[NDArray[Any] | DeviceArray]
+) -> DeviceArray:
     """Return an array of `shape` from the part that each device is to hold, without ever making the whole.
 
     As JAX's function of the same name
@@ -314,15 +369,15 @@ def make_array_from_single_device_arrays(
     if len(pieces) != len(parts):
         raise CallError("shape", f"{len(parts)} devices hold the array, {len(pieces)} parts are given")
     for number, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
-        wanted = tuple(one.stop - one.start for one in part.slices)
+        wanted = tuple(where.stop - where.start for where in part.slices)
         given = np.shape(arrays[number])
         if given != wanted:
-            raise CallError("shape", f"part {number} has shape {given}, {wanted} is wanted")
+            raise CallError("shape", f"part {number} has shape {given}, its device holds {wanted}")
         if piece.dtype != pieces[0].dtype:
             raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
     pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
     aval = abstract_array(shape, pieces[0].dtype, sharding)
-    return Array(placing(aval, donated=True)(pieces), aval)
+    return DeviceArray(placing(aval, donated=True)(pieces), aval)
 
 
 def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
@@ -334,13 +389,13 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     device: one of `devices(platform)`; None is the first of this process's CPU.
     tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
         that are registered with JAX; otherwise pass a dict of an object's fields, which every function takes too.
-    Raises CallError ("dtype") for a leaf that is no array.
+    Raises CallError ("dtype") for a leaf that is not an array.
     """
-    if tree is None or isinstance(tree, Array):
+    if tree is None or isinstance(tree, DeviceArray):
         return tree
     if isinstance(tree, dict | list | tuple) or not hasattr(tree, "__array__"):
-        if type(tree) not in (dict, list, tuple) and (found := children_by_jax(tree)):
-            children, structure = found
+        if type(tree) not in (dict, list, tuple) and (parts := children_by_jax(tree)):
+            children, structure = parts
             return structure.unflatten([device_put(child, device) for child in children])
         match tree:
             case dict():
@@ -353,7 +408,7 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     array = np.asarray(tree)
     if array.dtype.hasobject:
         kind = type(tree).__qualname__
-        raise CallError("dtype", f"a {kind} is no array: give a dict of its fields, or a tuple of its children")
+        raise CallError("dtype", f"a {kind} is not an array: give a dict of its fields, or a tuple of its children")
     # A separate copy: a function may donate it, and the caller's memory must not change.
     return put(_native(array), single_device(device), donated=True)
 

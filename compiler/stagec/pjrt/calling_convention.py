@@ -14,7 +14,7 @@ from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import NodeTypes, Seen
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
-from stagec.pjrt.arrays import Array, dtype_of, to_numpy
+from stagec.pjrt.arrays import DeviceArray, dtype_of, to_numpy
 from stagec.pjrt.executable import ArraySpecs, Executable
 from stagec.pjrt.prepared import Kinds, Prepared
 from stagec.pjrt.static_data import StaticData
@@ -73,7 +73,7 @@ class _Omitted:
 
 OMITTED = _Omitted()
 
-_ARRAYS = {np.ndarray, Array}
+_ARRAYS = {np.ndarray, DeviceArray}
 _NUMBERS = (bool, int, float, complex)
 """Each is a number of the next kind too."""
 _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
@@ -249,7 +249,7 @@ class Signature:
         if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
             return list(leaves)
         return [
-            leaf if isinstance(leaf, Array) and leaf.dtype == dtype else self._to_numpy(leaf, dtype, i)
+            leaf if isinstance(leaf, DeviceArray) and leaf.dtype == dtype else self._to_numpy(leaf, dtype, i)
             for i, (leaf, dtype) in enumerate(zip(leaves, self._dtypes, strict=True))
         ]
 
@@ -294,9 +294,9 @@ class Signature:
         donate: whether device arrays of donated arguments are consumed; otherwise the executable gets copies of them.
         """
         outputs = self.call_on_device(leaves, donate)
-        return outputs if Array in map(type, leaves) else to_numpy(outputs)
+        return outputs if DeviceArray in map(type, leaves) else to_numpy(outputs)
 
-    def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[Array]:
+    def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[DeviceArray]:
         """Return the flat results as device arrays, whatever the arguments are. Raises CallError ("deleted")."""
         executable = self.executable
         assert executable is not None
@@ -308,7 +308,7 @@ class Signature:
                 own = leaf.on(executable.parameters[number])
                 if donated[i]:  # every call uses it, and its memory may be the file's
                     own = own.copy()
-            elif isinstance(leaf, Array):
+            elif isinstance(leaf, DeviceArray):
                 if leaf.is_deleted():
                     what = f"{self.name}: {self.path(i)} was donated to an earlier call; pass that call's result"
                     raise CallError("deleted", what)

@@ -11,7 +11,7 @@ from jaxlib import _jax, xla_client
 
 from stagec.core.telling.refusal import LoadError
 from stagec.pjrt import clients, compatibility, layouts, turns
-from stagec.pjrt.arrays import AbstractArray, Array, abstract_array, in_layout, placing, single_device
+from stagec.pjrt.arrays import AbstractArray, DeviceArray, abstract_array, in_layout, placing, single_device
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.shardings import Sharding
 
@@ -152,13 +152,13 @@ class Executable:
         except ValueError as error:
             raise LoadError("executable", f"the executable cannot be called: {error}") from error
 
-    def put(self, number: int, values: NDArray[Any] | Array, donated: bool = False) -> _jax.ArrayImpl:
+    def put(self, number: int, values: NDArray[Any] | DeviceArray, donated: bool = False) -> _jax.ArrayImpl:
         """Return the buffer of parameter `number`: an array that lies as the executable wants it stays where it is.
 
         values: of the parameter's own shape and dtype. donated: the call will overwrite it.
         """
         aval = self.parameters[number]
-        if isinstance(values, Array):
+        if isinstance(values, DeviceArray):
             if values.aval.lies_as(aval):
                 return values._buffer
             if values.sharding.same(aval.sharding, values.shape):
@@ -166,9 +166,9 @@ class Executable:
             values = values.numpy()
         return placing(aval, donated)(aval.sharding.pieces(values))
 
-    def run(self, buffers: Sequence[_jax.ArrayImpl]) -> list[Array]:
+    def run(self, buffers: Sequence[_jax.ArrayImpl]) -> list[DeviceArray]:
         """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
-        return list(map(Array, self.execute(buffers), self.results))
+        return list(map(DeviceArray, self.execute(buffers), self.results))
 
     def execute(self, buffers: Sequence[_jax.ArrayImpl]) -> list[_jax.ArrayImpl]:
         """Run as `run` does; the results are buffers."""

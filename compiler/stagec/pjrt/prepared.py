@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.pjrt import dispatch
-from stagec.pjrt.arrays import AbstractArray, Array, placing, reading
+from stagec.pjrt.arrays import AbstractArray, DeviceArray, placing, reading
 from stagec.pjrt.executable import Executable
 from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Weight
@@ -40,7 +40,7 @@ def kinds_of(leaves: Sequence[Any]) -> Kinds:
     """Return the kind of each leaf. Kinds that are equal mean leaves that an executable takes alike."""
     return tuple(
         [
-            leaf.aval if (of := type(leaf)) is Array
+            leaf.aval if (of := type(leaf)) is DeviceArray
             else (leaf.shape, leaf.dtype) if of is np.ndarray
             else leaf if of is Weight
             else None
@@ -112,10 +112,10 @@ class Prepared:
         all_kept = len(kept) == len(kinds)
         return Prepared(executable, None if all_kept else kept, call, weights, any(donated), on_device)
 
-    def run(self, leaves: Sequence[Any]) -> list[Array] | None:
+    def run(self, leaves: Sequence[Any]) -> list[DeviceArray] | None:
         """Return the results as device arrays; None where an array was donated to an earlier call: nothing ran."""
         buffers = self._results(leaves)
-        return None if buffers is None else list(map(Array, buffers, self._avals))
+        return None if buffers is None else list(map(DeviceArray, buffers, self._avals))
 
     def read(self, leaves: Sequence[Any]) -> list[NDArray[Any]] | None:
         """Return the results as numpy arrays; None as `run` does."""
@@ -130,7 +130,7 @@ class Prepared:
         try:
             if self._call is None:
                 return self._execute([leaf._buffer for leaf in taken])
-            buffers = [leaf._buffer if type(leaf) is Array else leaf for leaf in taken]
+            buffers = [leaf._buffer if type(leaf) is DeviceArray else leaf for leaf in taken]
             for number, buffer in self._weights:
                 buffers[number] = buffer
             return self._call(*buffers)
@@ -150,4 +150,4 @@ def _place_and_execute(executable: Executable, host: Sequence[_Host], *given: An
 
 
 def _any_deleted(leaves: Sequence[Any]) -> bool:
-    return any(type(leaf) is Array and leaf.is_deleted() for leaf in leaves)
+    return any(type(leaf) is DeviceArray and leaf.is_deleted() for leaf in leaves)

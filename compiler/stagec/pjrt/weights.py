@@ -13,7 +13,7 @@ from stagec.bundle.archive import Archive
 from stagec.core.sizes.avals import num_bytes, parse_aval
 from stagec.core.telling.refusal import CallError
 from stagec.core.trees.tree import Tree
-from stagec.pjrt.arrays import AbstractArray, Array, dtype_of, put
+from stagec.pjrt.arrays import AbstractArray, DeviceArray, dtype_of, put
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
@@ -36,10 +36,10 @@ class Weight:
         self.shape = tuple(map(int, parsed.shape))
         self.dtype = dtype_of(parsed)
         self._read: Callable[[], bytes | memoryview] | None = read
-        self._arrays: list[Array] = []
+        self._arrays: list[DeviceArray] = []
         self._lock = threading.Lock()
 
-    def on(self, aval: AbstractArray) -> Array:
+    def on(self, aval: AbstractArray) -> DeviceArray:
         """Return the array as it lies on devices by the sharding and layout of `aval`.
 
         Raises LoadError ("digest", "weights") when the file does not have it, CallError ("closed") after `release`.

@@ -136,33 +136,12 @@ def _to_device(self: Any, device: Any, /, *, stream: Any = None) -> Any:
     return self
 
 
-def _dlpack(
-    self: Any, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
-) -> Any:
-    """Return the elements as a DLPack capsule. Raises BufferError for another device than the CPU."""
-    if dl_device is not None and tuple(map(int, dl_device)) != (1, 0):
-        raise BufferError(f"the array is on the CPU, not on a device {dl_device}")
-    known = binding.known(self)
-    if known is None:
-        raise tracing.refuse(self, "DLPack", "return it from the function")
-    older = max_version is None or max_version < (1, 0)  # takes no read-only memory
-    values = np.array(known) if copy or older else known
-    if max_version is None:
-        return values.__dlpack__()
-    return values.__dlpack__(max_version=max_version, copy=copy)
-
-
 def _item(self: Any) -> Any:
     """Return the only element as Python's number."""
     known = binding.known(self)
     if known is None:
         raise tracing.refuse(self, "item()", _SIZE)
     return known.item()
-
-
-def _dlpack_device(self: Any) -> tuple[int, int]:
-    """Return DLPack's number of the CPU."""
-    return 1, 0
 
 
 def _tolist(self: Any) -> Any:
@@ -198,8 +177,6 @@ def install(namespace: ModuleType) -> None:
         "__len__": _len,
         "__iter__": _iter,
         "__array_namespace__": _gives(namespace),
-        "__dlpack__": _dlpack,
-        "__dlpack_device__": _dlpack_device,
         "to_device": _to_device,
         "item": _item,
         "tolist": _tolist,

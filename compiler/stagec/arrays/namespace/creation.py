@@ -18,6 +18,7 @@ from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape
 from stagec.arrays.primitives.structural import full as filled
 from stagec.arrays.values import SCALARS, Literal, Value
+from stagec.pjrt.arrays import DeviceArray
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
@@ -59,23 +60,24 @@ def _common(parts: Sequence[Any]) -> DType:
     return found
 
 
+_PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+"""Python's numbers by NumPy's kinds of dtypes."""
+
+
 def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
-    """Return NumPy's array of what has known elements, with our default dtypes where it holds Python's numbers."""
+    """Return NumPy's array of known elements, with our default dtypes where they are Python's numbers."""
     array = np.asarray(obj)
+    kind = array.dtype.kind
+    if kind not in _PYTHON and array.dtype not in KINDS:
+        what = f"a {type(obj).__qualname__} is not an array of numbers (NumPy gives it the dtype {array.dtype})"
+        raise TypeError(f"asarray: {what}")
     if wanted is None:
-        if isinstance(obj, np.ndarray | np.generic) or hasattr(obj, "__array__") or hasattr(obj, "dtype"):
+        if kind not in _PYTHON or hasattr(obj, "__array__") or hasattr(obj, "dtype"):
             wanted = dtypes.canonical(array.dtype)
         else:
-            kinds = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-            if array.dtype.kind not in kinds:
-                raise TypeError(
-                    f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)"
-                )
-            wanted = dtypes.of_python(kinds[array.dtype.kind])
-            if array.dtype.kind == "u" and wanted == dtypes.int64:
+            wanted = dtypes.of_python(_PYTHON[kind])
+            if kind == "u" and wanted == dtypes.int64:
                 wanted = array.dtype  # beyond int64
-    if array.dtype.kind not in "biufc" and array.dtype not in KINDS:
-        raise TypeError(f"asarray: a {type(obj).__qualname__} is no array of numbers (NumPy makes {array.dtype} of it)")
     if (
         isinstance(obj, (*SCALARS, list, tuple))
         and KINDS[wanted] in INTEGRAL
@@ -264,7 +266,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
     """Return an array of another library's, by DLPack."""
     check_device(device)
-    if isinstance(x, execution.Array):
+    if isinstance(x, Value | DeviceArray):
         return asarray(x, copy=copy)
     found = np.from_dlpack(x)
     wanted = dtypes.canonical(found.dtype)
