@@ -62,7 +62,7 @@ def test_parts_of_an_array(zoo: Path) -> None:
     np.testing.assert_array_equal(more.numpy(), ROWS + 1)
     again, _ = halves(more)  # it lies there already: no copy
     np.testing.assert_array_equal([shard.data for shard in again.addressable_shards], [ROWS[:2] + 2, ROWS[2:] + 2])
-    with pytest.raises(stagec.CallError, match="part 1 has shape \\(1, 3\\), \\(2, 3\\) is wanted"):
+    with pytest.raises(stagec.CallError, match="part 1 has shape \\(1, 3\\), \\(2, 3\\) is on its device"):
         stagec.make_array_from_single_device_arrays((4, 3), sharding, [ROWS[:2], ROWS[:1]])
     with pytest.raises(stagec.CallError, match="2 devices hold the array, 1 parts are given"):
         stagec.make_array_from_single_device_arrays((4, 3), sharding, [ROWS])

@@ -372,7 +372,7 @@ def make_array_from_single_device_arrays(
         wanted = tuple(where.stop - where.start for where in part.slices)
         given = np.shape(arrays[number])
         if given != wanted:
-            raise CallError("shape", f"part {number} has shape {given}, its device holds {wanted}")
+            raise CallError("shape", f"part {number} has shape {given}, {wanted} is on its device")
         if piece.dtype != pieces[0].dtype:
             raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
     pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
