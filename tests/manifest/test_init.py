@@ -226,6 +226,35 @@ def test_nothing_of_an_existing_workspace_is_overwritten(tmp_path: Path) -> None
     assert done.stdout.endswith("bazelw build //models:models_aot\n")
 
 
+def test_an_entry_point_without_stagec_is_left_to_its_owner(tmp_path: Path) -> None:
+    mine = 'module(name = "mine")\nbazel_dep(name = "platforms", version = "1.0.0")\n'
+    files = {"MODULE.bazel": mine, "models/net.py": "def predict(n: int): ..."}
+    done = init(tmp_path, "models/net.py:predict", "--stagec", "../stagec", files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == dedent("""\
+        written   models/models.toml
+        written   models/BUILD
+
+        Add this to MODULE.bazel:
+          bazel_dep(name = "stagec", version = "0.1.0")
+          local_path_override(module_name = "stagec", path = "../stagec")
+          stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")
+          stagec.manifest(name = "models_manifest", manifest = "//models:models.toml")
+          use_repo(stagec, "models_manifest")
+
+        Next:
+          ../stagec/bazelw build //models
+        """)
+    assert (tmp_path / "MODULE.bazel").read_text() == mine
+
+
+def test_a_manifest_that_is_not_toml(tmp_path: Path) -> None:
+    files = {"models/models.toml": "[manifest]\nname = models\n", "models/net.py": "def predict(n: int): ..."}
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("models/models.toml: not a manifest: Invalid value (at line 2, column 8)")
+
+
 def test_a_second_function_joins_the_first(tmp_path: Path) -> None:
     assert init(tmp_path, "models/net.py:predict", files=MINE).returncode == 0
     before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}

@@ -65,24 +65,24 @@ def run(options: argparse.Namespace) -> None:
     modules = _reads_modules(root)
     workspace.check(root, functions)
     done: dict[str, str] = {}
-    told: dict[str, str] = {}
+    paste: dict[str, str] = {}
     advice: list[str] = []
     targets: list[str] = []
     for function in functions:  # each finds the files of those before it
         changes, target = workspace.plan(root, function, options.args or "", stagec, modules)
         done |= {file: what for file, what in workspace.write(root, changes).items() if file not in done}
-        for file, text in changes.told.items():
-            new = [line for line in text.splitlines(keepends=True) if line not in told.get(file, "")]
-            told[file] = told.get(file, "") + "".join(new)
+        for file, text in changes.paste.items():
+            new = [line for line in text.splitlines(keepends=True) if line not in paste.get(file, "")]
+            paste[file] = paste.get(file, "") + "".join(new)
         advice += changes.advice
         targets.append(target)
     advice = sorted(dict.fromkeys(advice), key=lambda one: not one.startswith("bazel "))
     command = f"{_bazel(root, stagec)} build {' '.join(dict.fromkeys(targets))}"
     if options.json:
-        print_json({"workspace": str(root), "files": done, "add": told, "first": advice, "then": command})
+        print_json({"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command})
         return
     lines = [f"{what:<8}  {written}" for written, what in done.items()]
-    for file, text in told.items():
+    for file, text in paste.items():
         lines += ["", f"Add this to {file}:", *(f"  {line}" for line in text.splitlines())]
     if advice:
         lines += ["", "First:", *(f"  {one}" for one in advice)]

@@ -1,6 +1,7 @@
-"""The files with which a Bazel workspace builds a function, for `stagec init`: new ones, and lines for those there.
+"""The files with which a Bazel workspace builds a function, for `stagec init`.
 
-Nothing that is there is changed or taken away: lines are added at the end of a file, or told where that cannot be.
+`init` writes new files, and adds lines at the end of those that exist. It prints the lines that belong elsewhere in a file,
+and those that bring stagec into an existing MODULE.bazel or WORKSPACE, which may have some of them in other words.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stagec.core.builds import distributions
 from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import Problem, StagecError
+from stagec.manifest import toml
 from stagec.manifest.inference import Function
 
 MODULE, WORKSPACE = "MODULE.bazel", "WORKSPACE"
@@ -34,30 +37,35 @@ _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
 
 @dataclass
 class Changes:
-    """What is to be done. added: path, relative to the workspace -> text to write at its end; a new file's whole text.
-
-    told: path -> lines for a person to add, which cannot be added at the end. advice: what else to do first.
-    lock: label of the lock that the entry points are to declare; "" where the function needs none.
-    """
+    """What a function needs in its workspace. Paths are relative to the workspace."""
 
     added: dict[str, str] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
+    """File -> the text to write at its end; for a new file, the whole text."""
+    paste: dict[str, str] = field(default_factory=dict)
+    """File -> the lines for its owner to add."""
     advice: list[str] = field(default_factory=list)
+    """What else to do before the build."""
     lock: str = ""
+    """Label of the lock that the entry points must declare; "" where the function needs none."""
 
     def add(self, path: str, text: str) -> None:
         """Add lines at the end of a file."""
         before = self.added.get(path, "")
         self.added[path] = before + ("\n" if before else "") + text
 
+    def ask(self, path: str, text: str) -> None:
+        """Have the owner of a file add lines to it."""
+        self.paste[path] = self.paste.get(path, "") + text
+
 
 def check(root: Path, functions: Sequence[Function]) -> None:
     """Raise StagecError where a manifest has one of the functions already, or two of them would be one table."""
-    others: dict[tuple[str, str], str] = {}
+    entries: dict[tuple[str, str], object] = {}
     for function in functions:
-        manifest = _manifest(root, function.files[0].parent)[0]
-        other = others.get((manifest, function.key), "") or _entry_in(_text(root / manifest), function.key)
-        others[manifest, function.key] = function.entry
+        manifest, _, tables = _manifest(root, function.files[0].parent)
+        table = tables.get(function.key)
+        other = entries.get((manifest, function.key)) or (table and table.get("entry", "of another entry"))
+        entries[manifest, function.key] = function.entry
         if not other:
             continue
         what = f'the manifest has a function "{function.key}" already'
@@ -70,13 +78,6 @@ def check(root: Path, functions: Sequence[Function]) -> None:
         raise StagecError(Problem(manifest, f"functions.{function.key}", what, write))
 
 
-def _entry_in(manifest: str, name: str) -> str:
-    """Return the entry of a function in a manifest, or another word for it; "" where there is no such function."""
-    table = re.search(rf'^\s*\[functions\.("?){re.escape(name)}\1\]([^\[]*)', manifest, re.MULTILINE)
-    entry = table and re.search(r'^\s*entry\s*=\s*"([^"]*)"', table[2], re.MULTILINE)
-    return (entry[1] if entry else "of another entry") if table else ""
-
-
 def plan(root: Path, function: Function, arguments: str, stagec: str, modules: bool) -> tuple[Changes, str]:
     """Return what a workspace needs to build a function, and the label of the bundle.
 
@@ -87,35 +88,40 @@ def plan(root: Path, function: Function, arguments: str, stagec: str, modules: b
     changes = Changes()
     folder = function.files[0].parent
     package = "" if folder == root else folder.relative_to(root).as_posix()
-    manifest, name = _manifest(root, folder)
+    manifest, name, _ = _manifest(root, folder)
     changes.add(manifest, _function_table(root, manifest, name, function, arguments, changes))
     _build(root, package, name, function, changes)
     _libraries(root, function, changes)
     label = f"//{package}:{Path(manifest).name}"
-    if not any((root / one).exists() for one in (*_ENTRY_POINTS, ".bazelrc")):
+    if not any((root / file).exists() for file in (*_ENTRY_POINTS, ".bazelrc")):
         changes.add(".bazelrc", SETTINGS)
-    _entry_points(root, name, label, stagec, modules, changes)
+    for file in (MODULE, WORKSPACE):
+        if modules == (file == MODULE) or "stagec" in _text(root / file):
+            _entry_point(root, file, name, label, stagec, changes)
     return changes, f"//{package}:{name}" if Path(package).name != name else f"//{package}"
 
 
 def root_of(folder: Path) -> Path:
     """Return the workspace that a folder is in: the nearest folder with Bazel's entry points, else itself."""
     parents = (folder, *folder.parents)
-    return next((one for one in parents if any((one / name).is_file() for name in _ENTRY_POINTS)), folder)
+    return next((path for path in parents if any((path / name).is_file() for name in _ENTRY_POINTS)), folder)
 
 
-def _manifest(root: Path, folder: Path) -> tuple[str, str]:
-    """Return the path of the package's manifest, relative to the workspace, and the manifest's name."""
-    for path in sorted(folder.glob("*.toml")):
-        found = re.search(r'^\[manifest\]\s*(?:[^\[]*\n)?name\s*=\s*"([^"]+)"', _text(path), re.MULTILINE)
-        if found:
-            return path.relative_to(root).as_posix(), found[1]
+def _manifest(root: Path, folder: Path) -> tuple[str, str, Mapping[str, Any]]:
+    """Return the path of a folder's manifest, relative to the workspace, its name, and the functions that it has."""
+    for file in sorted(folder.glob("*.toml")):
+        path, text = file.relative_to(root).as_posix(), _text(file)
+        if "[manifest]" in text:
+            try:
+                tables = toml.parse(text)
+                return path, tables["manifest"]["name"], tables.get("functions", {})
+            except (KeyError, TypeError, ValueError) as error:
+                raise StagecError(Problem(path, "", f"not a manifest: {error}", "mend it first")) from None
     name = re.sub(r"[^A-Za-z0-9_]", "_", folder.name) or "models"
     name = f"_{name}" if name[0].isdigit() else name
-    text = _text(_build_file(folder))
-    if re.search(rf'\bname\s*=\s*"{name}"', text):
+    if f'"{name}"' in _text(_build_file(folder)):
         name += "_aot"
-    return (folder / f"{name}.toml").relative_to(root).as_posix(), name
+    return (folder / f"{name}.toml").relative_to(root).as_posix(), name, {}
 
 
 def _function_table(root: Path, manifest: str, name: str, function: Function, arguments: str, changes: Changes) -> str:
@@ -174,42 +180,35 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     inside = [path for path in function.files if path.is_relative_to(folder)]
     deep = any(path.parent != folder for path in inside)
     files = f'glob(["{"**/" * deep}*.py"])'
-    deps = [files]
     labels = [_label(root, path, changes) for path in sorted({*function.files}.difference(inside))]
-    if labels:
-        deps.append(_toml(labels))
-    imports = ', imports = ["."]' if function.beside else ""
-    load = f'load("@{name}_manifest//:defs.bzl", "aot_manifest")\n'
-    rule = f'aot_manifest(name = "{name}", deps = {" + ".join(deps)}{imports})\n'
+    imports = 'imports = ["."]'
     file = _build_file(folder)
-    path = f"{package}/{file.name}" if package else file.name
+    path = file.relative_to(root).as_posix()
     text = _text(file)
     if f"@{name}_manifest//" in text:
-        lacks = [f"{files} +"] if deep and files not in text else []
-        lacks += [_toml(new) for new in [[one for one in labels if one.partition(":")[2] not in text]] if new]
-        lacks = [f"deps = ... + {' '.join(lacks).removesuffix(' +')}"] if lacks else []
-        lacks += ['imports = ["."]'] if function.beside and "imports" not in text else []
+        deps = [files] if deep and files not in text else []
+        new = [label for label in labels if f'"{label}"' not in text]
+        deps += [_toml(new)] if new else []
+        lacks = [f"deps = ... + {' + '.join(deps)}"] if deps else []
+        lacks += [imports] if function.beside and imports not in text else []
         if lacks:
-            changes.told[path] = changes.told.get(path, "") + f"{', '.join(lacks)}  # in aot_manifest\n"
+            changes.ask(path, f"{', '.join(lacks)}  # in aot_manifest\n")
         return
-    if "aot_manifest" in text:
-        load, rule = (part.replace("aot_manifest", f"{name}_targets", 1) for part in (load, rule))
-        load = load.replace(f'"{name}_targets"', f'{name}_targets = "aot_manifest"')
-    changes.add(path, f"{load}{rule}")
+    deps = [files, *([_toml(labels)] if labels else [])]
+    rule = f'name = "{name}", deps = {" + ".join(deps)}{f", {imports}" if function.beside else ""}'
+    changes.add(path, f'load("@{name}_manifest//:defs.bzl", "aot_manifest")\naot_manifest({rule})\n')
 
 
 def _label(root: Path, path: Path, changes: Changes) -> str:
     """Return the label of a file of another package, and see to it that this may be used."""
-    package = next((one for one in path.parents if one.is_relative_to(root) and _build_file(one).is_file()), None)
-    if package is None:
-        package = path.parent
-        changes.add((package / "BUILD").relative_to(root).as_posix(), 'exports_files(glob(["*.py"]))\n')
-        below = package.relative_to(root).as_posix()
-        return f"//{'' if below == '.' else below}:{path.name}"
+    parents = [folder for folder in path.parents if folder.is_relative_to(root)]
+    package = next((folder for folder in parents if _build_file(folder).is_file()), path.parent)
     name, below = path.relative_to(package).as_posix(), package.relative_to(root).as_posix()
-    file = _build_file(package).relative_to(root).as_posix()
-    if not re.search(rf"exports_files\((.*\n)*?.*({re.escape(name)}|glob)", _text(_build_file(package))):
-        changes.told[file] = changes.told.get(file, "") + f'exports_files(["{name}"])\n'
+    file, text = _build_file(package), _text(_build_file(package))
+    if not file.is_file():
+        changes.added.setdefault(file.relative_to(root).as_posix(), 'exports_files(glob(["*.py"]))\n')
+    elif "exports_files(" not in text or (f'"{name}"' not in text and "exports_files(glob(" not in text):
+        changes.ask(file.relative_to(root).as_posix(), f'exports_files(["{name}"])\n')
     return f"//{'' if below == '.' else below}:{name}"
 
 
@@ -228,9 +227,9 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
     source = str(Path(lock).with_suffix(".in"))
     locked = _text(root / lock)
     written = _text(root / source)
-    missing = [one for one in function.libraries if not distributions.provided(one, locked)]
+    missing = [package for package in function.libraries if not distributions.provided(package, locked)]
     if missing:
-        new = [one for one in missing if not distributions.provided(one, written)]
+        new = [package for package in missing if not distributions.provided(package, written)]
         if new:
             changes.add(source, "\n".join(new) + "\n")
         # The command writes *.lock beside *.in, if nothing else is said.
@@ -242,60 +241,46 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
 
 def _locked(text: str) -> str:
     """Return the label of the lock that an entry point declares for models; "" where it declares none."""
-    found = re.search(r'(?:^\w+\.python|\bstagec_repositories)\([^)]*?(?<!\w)lock\s*=\s*"([^"]*)"', text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r'(?:^\w+\.python|\bstagec_repositories)\([^)]*?(?<!\w)lock\s*=\s*"([^"]*)"', text, re.MULTILINE)
+    return match[1] if match else ""
 
 
-def _entry_points(root: Path, name: str, manifest: str, stagec: str, modules: bool, changes: Changes) -> None:
-    """Declare manifest and lock in MODULE.bazel or WORKSPACE: in the one that Bazel reads, and in one with stagec."""
-    for file, lines_of in ((MODULE, _module), (WORKSPACE, _workspace)):
-        text = _text(root / file)
-        if modules != (file == MODULE) and "stagec" not in text:
-            continue
-        declared = f'"{name}_manifest"' in text
-        lines = [] if declared else list(lines_of(root, text, stagec, changes))
-        extension = re.search(r'^(\w+)\s*=\s*use_extension\(\s*"@stagec//', "\n".join([text, *lines]), re.MULTILINE)
-        if changes.lock and not _locked("\n".join([text, *lines])):
-            tag = f"{extension[1]}.python" if extension else "stagec_repositories"
-            if extension and not re.search(rf"^{tag}\(", text, re.MULTILINE):
-                lines.append(f'{tag}(lock = "{changes.lock}")')
-            else:
-                changes.told[file] = f'lock = "{changes.lock}",  # in {tag}(...)\n'
-        if not declared:
-            repository = f'name = "{name}_manifest", manifest = "{manifest}"'
-            if extension:
-                lines += [f"{extension[1]}.manifest({repository})", f'use_repo({extension[1]}, "{name}_manifest")']
-            else:
-                lines.append(f"stagec_manifest({repository})")
-        if lines:
-            changes.add(file, "\n".join(lines) + "\n")
-
-
-def _module(root: Path, text: str, stagec: str, changes: Changes) -> Iterator[str]:
-    """Yield what a MODULE.bazel lacks to use stagec."""
-    if not re.search(r'bazel_dep\(\s*name\s*=\s*"platforms"', text):
-        yield 'bazel_dep(name = "platforms", version = "0.0.11")'
-    if not re.search(r'bazel_dep\(\s*name\s*=\s*"stagec"', text):
-        yield f'bazel_dep(name = "stagec", version = "{VERSION}")'
-        yield f'local_path_override(module_name = "stagec", path = "{stagec}")'
-    if not re.search(r'^\w+\s*=\s*use_extension\(\s*"@stagec//', text, re.MULTILINE):
-        yield 'stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")'
-
-
-def _workspace(root: Path, text: str, stagec: str, changes: Changes) -> Iterator[str]:
-    """Yield what a WORKSPACE lacks to use stagec."""
-    if not text:
-        yield f'workspace(name = "{re.sub("[^A-Za-z0-9_]", "_", root.name) or "models"}")'
-    if '"stagec"' not in text:
-        yield f'local_repository(name = "stagec", path = "{stagec}")'
-    load = 'load("@stagec//rules:repositories.bzl", "stagec_manifest"'
-    if "stagec_repositories(" not in text:
-        yield f'{load}, "stagec_offline_repositories", "stagec_repositories")'
-        yield "stagec_offline_repositories()"
-        lock = f'lock = "{changes.lock}"' if changes.lock else ""
-        yield f"stagec_repositories({lock})"
-    elif '"stagec_manifest"' not in text:
-        yield f"{load})"
+def _entry_point(root: Path, file: str, name: str, manifest: str, stagec: str, changes: Changes) -> None:
+    """Declare stagec, the lock and a manifest in MODULE.bazel or WORKSPACE."""
+    text = _text(root / file)
+    lock = f'lock = "{changes.lock}"' if changes.lock else ""
+    repository = f'name = "{name}_manifest", manifest = "{manifest}"'
+    if file == MODULE:
+        uses = re.search(r'^(\w+) *= *use_extension\(\s*"@stagec//', text, re.MULTILINE)
+        extension = uses[1] if uses else "stagec"
+        head = [
+            'bazel_dep(name = "platforms", version = "0.0.11")',
+            f'bazel_dep(name = "stagec", version = "{VERSION}")',
+            f'local_path_override(module_name = "stagec", path = "{stagec}")',
+            'stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")',
+        ]
+        packages = f"{extension}.python"
+        declaration = [f"{extension}.manifest({repository})", f'use_repo({extension}, "{name}_manifest")']
+    else:
+        rules = ("stagec_manifest", "stagec_offline_repositories", "stagec_repositories")
+        head = [
+            f'workspace(name = "{re.sub("[^A-Za-z0-9_]", "_", root.name) or "models"}")' if not text else "",
+            f'local_repository(name = "stagec", path = "{stagec}")',
+            f'load("@stagec//rules:repositories.bzl", {", ".join(map(_toml, rules))})',
+            "stagec_offline_repositories()",
+        ]
+        packages = "stagec_repositories"
+        declaration = [f"stagec_manifest({repository})"]
+    used = '"@stagec//rules:' in text
+    lines = [] if used else [line for line in head if line.partition(", version")[0] not in text]
+    lacks_lock = bool(lock) and not _locked(text)
+    if f"{packages}(" not in text and (lacks_lock or not used and file == WORKSPACE):
+        lines.append(f"{packages}({lock})")
+    elif lacks_lock:
+        changes.ask(file, f"{lock},  # in {packages}(...)\n")
+    lines += [] if f'"{name}_manifest"' in text else declaration
+    if lines:
+        (changes.ask if text and not used else changes.add)(file, "\n".join(lines) + "\n")
 
 
 def _text(path: Path) -> str:
