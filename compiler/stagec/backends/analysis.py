@@ -137,6 +137,6 @@ def buffers(program: str) -> list[Buffer]:
     return sorted(result, key=lambda buffer: (-buffer.bytes, _ORDER.index(buffer.kind), buffer.index))
 
 
-_NO_BUFFER = ("parameter", "while", "conditional", "bitcast", "tuple", "opt-barrier", "get-tuple-element")
+_NO_BUFFER = hlo.FREE - {"constant"} | {"while", "conditional", "opt-barrier"}
 """What has no memory itself."""
 _ORDER: Sequence[str] = ("argument", "result", "temporary")

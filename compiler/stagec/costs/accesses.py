@@ -13,32 +13,13 @@ from stagec.core.builds.specs import COLLECTIVES
 from stagec.costs import hlo, operations
 from stagec.costs.hlo import Computation, Instruction, Program
 
-_NOTHING = frozenset(
-    {
-        "add-dependency",
-        "after-all",
-        "bitcast",
-        "constant",
-        "domain",
-        "get-tuple-element",
-        "opt-barrier",
-        "parameter",
-        "partition-id",
-        "replica-id",
-        "tuple",
-    }
-)
-"""What moves no bytes."""
+_NOTHING = hlo.FREE | {"add-dependency", "after-all", "domain", "opt-barrier", "partition-id", "replica-id"}
+"""Opcodes that move no bytes."""
 _NAMES = frozenset(
-    {
-        "AllocateBuffer",
-        "AssumeGatherIndicesInBound",
-        "ConcatBitcast",
-        "GatherScatterIndicesBitpacked",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "Sharding",
-    }
+    (
+        *("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "GatherScatterIndicesBitpacked"),
+        *("SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"),
+    )
 )
 """Custom calls that say something of an array, and move nothing either."""
 _MOVES = frozenset({*COLLECTIVES, "copy", "recv", "send", "slice"})

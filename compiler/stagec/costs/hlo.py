@@ -30,6 +30,8 @@ _TRUTHS = {"false": 0, "true": 1}
 _MODEL_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _ARRAY = re.compile(r"([a-z]+)(\d*)[a-z0-9]*\[([^\]]*)\](?:\{([^}]*)\})?")
 _TILE, _PACKED, _SPACE = re.compile(r"T\(([\d,]+)\)"), re.compile(r"E\((\d+)\)"), re.compile(r"S\((\d+)\)")
+FREE = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+"""Opcodes that only name arrays: they take no operation and move no byte."""
 
 
 class Instruction(NamedTuple):

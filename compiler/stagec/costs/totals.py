@@ -18,7 +18,6 @@ from stagec.costs.loops import Scope
 
 Metrics: TypeAlias = dict[tuple[str, ...], float | None]
 """Metrics by name, those of collectives by kind and name; None where not known. What is not there is 0."""
-_FREE = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 _OPERATION, _AMONG = "operation", "among"
 """Of keys with three parts: of an opcode, or of devices that exchange arrays (`itemize`)."""
 _ENDS = ("-done", "-update")
@@ -97,14 +96,14 @@ class Counter:
 
     def of(self, one: Instruction, scope: Scope, chains: set[str]) -> Metrics:
         """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
-        return {} if one.opcode in _FREE else self._instruction(one, scope, chains, False)
+        return {} if one.opcode in hlo.FREE else self._instruction(one, scope, chains, False)
 
     def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
         """Return the metrics of a computation. chains: of exchanges that were counted; None where it is no fusion's."""
         total: Metrics = {}
         found = set[str]() if chains is None else chains
         for one in scope.computation.instructions.values():
-            if one.opcode not in _FREE:
+            if one.opcode not in hlo.FREE:
                 _add(total, self._instruction(one, scope, found, chains is not None))
         return total
 
