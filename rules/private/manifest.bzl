@@ -42,6 +42,7 @@ PLANNER_SOURCES = [
     "stagec/core/sizes/size.py",
     "stagec/core/telling/__init__.py",
     "stagec/core/telling/errors.py",
+    "stagec/core/telling/refusal.py",
     "stagec/core/trees/__init__.py",
     "stagec/core/trees/same.py",
     "stagec/hardware/__init__.py",

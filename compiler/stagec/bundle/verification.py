@@ -8,7 +8,6 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import Vouching
 from stagec.bundle.external import Files
-from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.telling.refusal import LoadError
 
 VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
@@ -42,7 +41,7 @@ def verify(
             checks.append({"check": check, "ok": True, "summary": summary})
     except LoadError as error:
         if error.code in _MISTAKES:
-            raise StagecError(Problem("", "", str(error))) from error
+            raise
         summary = str(error).removeprefix(f"{path}: ")
         checks.append({"check": _failed(error, vouching), "ok": False, "summary": summary})
         report["verdict"] = REFUSED

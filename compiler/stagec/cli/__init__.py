@@ -1,12 +1,12 @@
 """The command line, `stagec COMMAND ...`: a module for each command, whose docstring says what it does.
 
 A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
-the work: it returns the exit status, None for 0, and raises StagecError for a user's mistake. Every command imports
-what it needs when it runs, so that planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload`
-imports all that can be imported before. Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr),
-1 for anything else: `explain` or `diff` found a difference, `verify` refuses. `verify` has 3 for a bundle that is
-whole, where it was given no key to check a signature with. 130 after Ctrl-C, 141 when nobody reads stdout any more, as
-of programs that a signal ends.
+the work: it returns the exit status, None for 0. For a user's mistake it raises StagecError, or lets a Refusal of the
+loader pass. Every command imports what it needs when it runs, so that planning needs nothing but pydantic; of one that
+Bazel keeps a worker for, `preload` imports all that can be imported before. Exit status: 0 when all is well, 2 for a
+user's mistake (explained on stderr), 1 for anything else: `explain` or `diff` found a difference, `verify` refuses.
+`verify` has 3 for a bundle that is whole, where it was given no key to check a signature with. 130 after Ctrl-C, 141
+when nobody reads stdout any more, as of programs that a signal ends.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import StagecError, missing_package, nearest, printable
+from stagec.core.telling.refusal import Refusal
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "begin": (
@@ -191,7 +192,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         parsers.get(given[0], parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return (_profiled(options, given[0]) if getattr(options, "profile", None) else options.run(options)) or 0
-    except StagecError as error:
+    except (StagecError, Refusal) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:

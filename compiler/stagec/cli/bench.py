@@ -13,7 +13,6 @@ from typing import Any
 from stagec.cli.files import print_json, print_text
 from stagec.cli.options import at_least, more_than_0
 from stagec.cli.run import bucket
-from stagec.core.telling.errors import Problem, StagecError
 
 _ONCE = "--start"
 
@@ -45,35 +44,31 @@ def run(options: argparse.Namespace) -> None:
     if options.once:
         return _start(options)
     from stagec.core.telling.progress import Progress
-    from stagec.core.telling.refusal import Refusal
     from stagec.loader import latency, trials
     from stagec.loader.serving import load
 
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
     sizes = bucket(options.bucket)
-    try:
-        bundle = load(options.bundle, options.target, policy="executable_only")
-        every = (one.name for function in bundle.values() for one in function.variants.values() or [function])
-        names = options.function or list(every)
-        with Progress("bench", len(names)) as progress:
-            for name in names:
-                progress.step(name)
-                function = trials.find(bundle, name)
-                started = None
-                if options.starts:
-                    started = latency.starts(options.bundle, name, options.target, options.starts, _ONCE)
-                calls = [
-                    latency.measure(function, one, threads, options.rounds, options.seconds)
-                    for one in latency.descriptions(function, sizes)
-                    for threads in options.threads
-                ]
-                lines += latency.as_text(name, bundle.target, started, calls)
-                told = [{**dataclasses.asdict(one), "spread": one.spread} for one in calls]
-                starts = dataclasses.asdict(started) if started else None
-                rows.append({"function": name, "target": bundle.target, "starts": starts, "calls": told})
-    except Refusal as error:
-        raise StagecError(Problem("", "", str(error))) from error
+    bundle = load(options.bundle, options.target, policy="executable_only")
+    every = (one.name for function in bundle.values() for one in function.variants.values() or [function])
+    names = options.function or list(every)
+    with Progress("bench", len(names)) as progress:
+        for name in names:
+            progress.step(name)
+            function = trials.find(bundle, name)
+            started = None
+            if options.starts:
+                started = latency.starts(options.bundle, name, options.target, options.starts, _ONCE)
+            calls = [
+                latency.measure(function, one, threads, options.rounds, options.seconds)
+                for one in latency.descriptions(function, sizes)
+                for threads in options.threads
+            ]
+            lines += latency.as_text(name, bundle.target, started, calls)
+            told = [{**dataclasses.asdict(one), "spread": one.spread} for one in calls]
+            starts = dataclasses.asdict(started) if started else None
+            rows.append({"function": name, "target": bundle.target, "starts": starts, "calls": told})
     here = latency.machine()
     if options.json:
         print_json(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from stagec.cli.files import Sums, print_json, write_below
-from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,15 +18,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle import extraction
     from stagec.bundle.archive import Archive
-    from stagec.core.telling.refusal import LoadError
 
     written = {}
-    try:
-        for name, pieces in extraction.select(Archive(options.bundle), options.member).items():
-            written[name] = Sums()
-            write_below(options.output, name, written[name].of(pieces))
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
+    for name, pieces in extraction.select(Archive(options.bundle), options.member).items():
+        written[name] = Sums()
+        write_below(options.output, name, written[name].of(pieces))
     if options.json:
         print_json({name: sums.to_plain() for name, sums in written.items()})
     else:

@@ -43,11 +43,8 @@ def layout_of(options: argparse.Namespace) -> Layout:
     from stagec.bundle.dsse import LARGEST
     from stagec.core.telling.refusal import LoadError
 
-    try:
-        archive = Archive(options.bundle)
-        bundle = layout.FileOf(options.bundle, archive.sha256(), Path(options.bundle).stat().st_size)
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
+    archive = Archive(options.bundle)
+    bundle = layout.FileOf(options.bundle, archive.sha256(), Path(options.bundle).stat().st_size)
     given = dict(split(text, 2) for text in options.weights_file)
     listed = archive.index.get("weights_files", {})
     weights = {name: given.get(name, str(Path(options.bundle).parent / name)) for name in listed}

@@ -52,7 +52,6 @@ def preload() -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.bundle import provenance, sbom
     from stagec.bundle.archive import Archive
-    from stagec.core.telling.refusal import LoadError
 
     environments = []
     for path in options.packages:
@@ -60,11 +59,8 @@ def run(options: argparse.Namespace) -> None:
             environments.append(provenance.read_environment(read_text(path)))
         except (ValueError, KeyError, TypeError) as error:
             raise StagecError(Problem(path, "", f"not a list of packages: {error!r}")) from error
-    try:
-        archive = Archive(options.bundle)
-        sha256 = archive.sha256()
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
+    archive = Archive(options.bundle)
+    sha256 = archive.sha256()
     name, manifest = options.manifest
     specs = {artifact: read(path) for artifact, path in options.spec}
     sources = {source: Path(path) for source, path in options.source}

@@ -45,7 +45,6 @@ def run(options: argparse.Namespace) -> int | None:
     import numpy as np
 
     from stagec.core.telling.progress import Progress
-    from stagec.core.telling.refusal import Refusal
     from stagec.loader import trials
     from stagec.loader.serving import load
 
@@ -54,19 +53,16 @@ def run(options: argparse.Namespace) -> int | None:
     if not options.function:
         raise StagecError(Problem("", "", "no function is given", "name one after the bundle"))
     progress = Progress("run", 1)
-    try:
-        bundle = load(options.bundle, options.target, weights=options.weights)
-        function = trials.find(bundle, options.function)
-        if options.random:
-            description = trials.of_bucket(function, bucket(options.bucket))
-            values = trials.random_arguments(description, options.seed, function.weights)
-        else:
-            values = read_arrays(options.inputs)
-        with progress:
-            progress.step(f"calling {options.function}")
-            results, seconds = trials.call(function, values)
-    except Refusal as error:
-        raise StagecError(Problem("", "", str(error))) from error
+    bundle = load(options.bundle, options.target, weights=options.weights)
+    function = trials.find(bundle, options.function)
+    if options.random:
+        description = trials.of_bucket(function, bucket(options.bucket))
+        values = trials.random_arguments(description, options.seed, function.weights)
+    else:
+        values = read_arrays(options.inputs)
+    with progress:
+        progress.step(f"calling {options.function}")
+        results, seconds = trials.call(function, values)
     if options.output:
         buffer = io.BytesIO()
         np.savez(buffer, **results)  # type: ignore[arg-type]
@@ -87,21 +83,17 @@ def _compare(options: argparse.Namespace) -> int:
     """Compare with golden outputs; the status is 1 where one differs."""
     from stagec.bundle.archive import Archive
     from stagec.core.telling.progress import Progress
-    from stagec.core.telling.refusal import Refusal
     from stagec.loader import golden
 
     checks: list[golden.Check] = []
     skipped: list[golden.Skipped] = []
-    try:
-        with Progress("run --golden") as progress:
-            for found in golden.check(Archive(options.bundle), options.function, options.platform, options.weights):
-                if isinstance(found, golden.Skipped):
-                    skipped.append(found)
-                    continue
-                checks.append(found)
-                progress.step(f"{found.function} for {found.target}")
-    except Refusal as error:
-        raise StagecError(Problem("", "", str(error))) from error
+    with Progress("run --golden") as progress:
+        for found in golden.check(Archive(options.bundle), options.function, options.platform, options.weights):
+            if isinstance(found, golden.Skipped):
+                skipped.append(found)
+                continue
+            checks.append(found)
+            progress.step(f"{found.function} for {found.target}")
     if not checks and not (skipped and options.allow_skipped):
         of = f" of {options.function}" if options.function else ""
         what = f"no golden inputs{of} for what runs on this machine"

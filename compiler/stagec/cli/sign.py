@@ -45,7 +45,6 @@ def run(options: argparse.Namespace) -> None:
     from stagec.bundle.archive import Archive
     from stagec.bundle.attestation import Statement
     from stagec.bundle.dsse import Envelope
-    from stagec.core.telling.refusal import LoadError
 
     def passphrase() -> bytes:
         try:
@@ -65,8 +64,6 @@ def run(options: argparse.Namespace) -> None:
         archive = Archive(options.bundle)
         Statement.read(statement, options.statement).check(archive, options.statement, archive.sha256())
         envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).is_file() else None)
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
     except ValueError as error:
         raise StagecError(Problem(output, "", str(error), "remove it, or name another --output")) from error
     write_whole(output, envelope.to_json().encode())
@@ -80,15 +77,12 @@ def run(options: argparse.Namespace) -> None:
 def _sign_files(options: argparse.Namespace, key: PrivateKey) -> None:
     from stagec.bundle import keys, model_signing
     from stagec.bundle.archive import Archive
-    from stagec.core.telling.refusal import LoadError
 
     output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
     try:
         archive = Archive(options.bundle)
         archive.check_all()
         content = model_signing.sign(Path(options.bundle).name, archive, archive.sha256(), key)
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
     except ValueError as error:
         raise StagecError(Problem(options.key, "", str(error))) from error
     write_whole(output, content)

@@ -1,7 +1,7 @@
 """The files with which a Bazel workspace builds a function, for `stagec init`.
 
-`init` writes new files, and adds lines at the end of those that exist. It prints the lines that belong elsewhere in a file,
-and those that bring stagec into an existing MODULE.bazel or WORKSPACE, which may have some of them in other words.
+`init` writes new files, and adds lines at the end of those that exist. It prints the lines that belong elsewhere in a
+file, and those that bring stagec into an existing MODULE.bazel or WORKSPACE: it may have some of them in other words.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _entry_point(root: Path, file: str, name: str, manifest: str, stagec: str, c
     used = '"@stagec//rules:' in text
     lines = [] if used else [line for line in head if line.partition(", version")[0] not in text]
     lacks_lock = bool(lock) and not _locked(text)
-    if f"{packages}(" not in text and (lacks_lock or not used and file == WORKSPACE):
+    if f"{packages}(" not in text and (lacks_lock or (not used and file == WORKSPACE)):
         lines.append(f"{packages}({lock})")
     elif lacks_lock:
         changes.ask(file, f"{lock},  # in {packages}(...)\n")

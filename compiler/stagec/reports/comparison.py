@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stagec.bundle.archive import Archive
@@ -34,15 +34,9 @@ def compare(first: str, second: str) -> dict[str, Any]:
 
     "bundle", "targets", "functions", "executables", "members" and "weights" (files beside the bundle) have rows;
     "components" has those of `explain`.
-    Raises StagecError when one is no bundle.
+    Raises StagecError for a file that is not a bundle, and LoadError for a bundle that is damaged.
     """
-    try:
-        return _compare([_open(path) for path in (first, second)], first, second)
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
-
-
-def _compare(archives: Sequence[Archive], first: str, second: str) -> dict[str, Any]:
+    archives = [_open(path) for path in (first, second)]
     left, right = (archive.index for archive in archives)
     sections = {
         "bundle": _rows(

@@ -260,7 +260,7 @@ def _signatures(path: str, sources: Sources) -> Iterator[list[str]]:
             signatures = Envelope.read(envelope).signatures
         except LoadError as error:
             if given:
-                raise StagecError(Problem("", "", str(error))) from error
+                raise
             yield ["Signature", f"none: {error}"]  # anybody may have put it there
             continue
         for keyid, _ in signatures:

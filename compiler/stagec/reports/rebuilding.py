@@ -24,7 +24,6 @@ from stagec.bundle.provenance import directory_hash
 from stagec.bundle.sources import sha256_of
 from stagec.core.data import reading, strict_json
 from stagec.core.telling.errors import Problem, StagecError
-from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.reports import comparison
 
@@ -118,8 +117,6 @@ def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
         found.check(archive, statement, archive.sha256())
     except OSError as error:
         raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error))) from error
     given = strict_json.parse(payload, _LARGEST)  # Statement.read has looked at the rest
     try:
         _BUILD(given["predicate"]["buildDefinition"])
