@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import ssl
 import stat
@@ -123,10 +124,12 @@ def install(
     )
 
 
-def refusal(folder: Path, lock: str, python: str = sys.executable, words: Uv | None = None, **env: str) -> str:
+def refusal(
+    folder: Path, lock: str, python: str = sys.executable, status: int = 2, words: Uv | None = None, **env: str
+) -> str:
     """The message with which `install` refuses; nothing is left behind."""
     result = install(folder, lock, python, words, **env)
-    assert result.returncode == (3 if ": no wheel for " in result.stdout else 2), result.stdout + result.stderr
+    assert result.returncode == status, result.stdout + result.stderr
     assert list((folder / "out").iterdir()) == []
     steps = ("installing models/requirements.lock with pip", "installing 1 package of models/requirements.lock")
     return "\n".join(line for line in result.stdout.splitlines() if line not in steps)
@@ -368,21 +371,15 @@ def test_settings_of_pip_do_not_send_the_packages_elsewhere(tmp_path: Path, word
     assert (tmp_path / "out" / "site-packages" / "tiny.py").exists()
 
 
+PIP_SAYS = f"models/requirements.lock: pip cannot install the packages for CPython {platform.python_version()} on "
+
+
 def test_a_wrong_hash_names_the_package_and_both_hashes(tmp_path: Path, uv: Uv) -> None:
     got = write_wheel(tmp_path)
-    assert refusal(tmp_path, f"tiny==1.0 --hash=sha256:{'0' * 64}\n", words=uv) == (
-        "models/requirements.lock: tiny: the downloaded file does not have the locked sha256\n"
-        f"  expected {'0' * 64}\n"
-        f"  got      {got}\n"
-        "  regenerate the lock if you meant to change this package; if not, do not trust the file you were sent"
-    )
-
-
-def test_several_wrong_hashes_are_counted(tmp_path: Path) -> None:
-    got = write_wheel(tmp_path)
-    message = refusal(tmp_path, "tiny==1.0 " + " ".join(f"--hash=sha256:{digit * 64}" for digit in "012") + "\n")
-    assert "expected one of 3 hashes" in message
-    assert f"got      {got}" in message
+    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{'0' * 64}\n", words=uv)
+    assert message.startswith(PIP_SAYS)
+    assert "someone may have tampered with them" in message
+    assert re.search(rf"\n +tiny==1.0 .*\n +Expected sha256 {'0' * 64}\n +Got +{got}\n", message)
 
 
 def test_all_that_a_lock_leaves_open_is_named(tmp_path: Path) -> None:
@@ -399,9 +396,9 @@ def test_all_that_a_lock_leaves_open_is_named(tmp_path: Path) -> None:
 
 def test_no_wheel_for_this_python_says_for_which(tmp_path: Path, uv: Uv) -> None:
     digest = write_wheel(tmp_path, "cp27-cp27m-win32")
-    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", words=uv)
-    assert message.startswith("models/requirements.lock: tiny==1.0: no wheel for CPython 3.")
-    assert message.endswith("  lock a version that has one, or name another interpreter in STAGEC_PYTHON")
+    message = refusal(tmp_path, f"tiny==1.0 --hash=sha256:{digest}\n", status=3, words=uv)
+    assert message.startswith(PIP_SAYS)
+    assert "\n  ERROR: No matching distribution found for tiny==1.0\n" in message
 
 
 def test_a_folder_of_wheels_that_is_not_there(tmp_path: Path, uv: Uv) -> None:
@@ -413,11 +410,10 @@ def test_a_folder_of_wheels_that_is_not_there(tmp_path: Path, uv: Uv) -> None:
 def test_an_index_that_cannot_be_reached(tmp_path: Path, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64}\n"
     env: dict[str, str] = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}
-    assert refusal(tmp_path, lock, words=uv, **env) == (
-        "models/requirements.lock: the package index cannot be reached (it needs tiny==1.0 first): "
-        "NewConnectionError\n"
-        "  check the network and pip's index settings (pip config list), then build again"
-    )
+    message = refusal(tmp_path, lock, words=uv, **env)  # with status 2: there may be a wheel
+    assert message.startswith(PIP_SAYS)
+    assert "NewConnectionError" in message
+    assert "pip config list" in message
 
 
 @pytest.mark.pinned
@@ -574,7 +570,7 @@ def test_uv_trusts_whom_pip_trusts(tmp_path: Path, trust: str, uv: Uv) -> None:
         env = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": f"https://127.0.0.1:{port}/simple"}
         env[trust] = f"127.0.0.1:{port}" if trust == "PIP_TRUSTED_HOST" else str(authority)
         if trust == "nobody":
-            assert "the package index cannot be reached" in refusal(tmp_path, lock, words=uv, **env)
+            assert "SSL" in refusal(tmp_path, lock, words=uv, **env)
         else:
             assert installed_by(tmp_path, lock, uv, **env) == ("uv", "")
 

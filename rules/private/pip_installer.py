@@ -1,11 +1,11 @@
-"""Installs a lock with pip, where uv cannot, and says in one message what is wrong with a lock or with the network."""
+"""Installs a lock with pip, where uv cannot."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import sysconfig
@@ -18,7 +18,7 @@ PIP = (sys.executable, "-E", "-P", "-m", "pip", "--disable-pip-version-check", "
 
 
 class Failed(Exception):
-    """pip cannot install: the text is a message for the user."""
+    """pip cannot install: the string is a message for the user."""
 
 
 class NoWheel(Failed):
@@ -69,55 +69,19 @@ def _sha256(archive: dict[str, Any], package: str) -> str:
     return hashes["sha256"]
 
 
-def _python_description() -> str:
-    """What this interpreter calls itself in messages."""
-    return f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
-
-
-def _message(output: str, lock: str) -> str:
-    """One message for a failed `pip install`: what is wrong with which package, and what to do."""
-    mismatch = re.search(
-        r"^\s*(\S+).*from (?:\S+).*:\s*\n\s*Expected sha256 (?P<expected>[0-9a-f]{64})"
-        r"(?P<more>(?:\n\s*Expected\s+or [0-9a-f]{64})*)\n\s*Got\s+(?P<got>[0-9a-f]{64})",
-        output,
-        re.MULTILINE,
+def _message(said: str, lock: str) -> str:
+    """What pip says of a failed `pip install`, and where to look."""
+    interpreter = f"{platform.python_implementation()} {platform.python_version()} on {sysconfig.get_platform()}"
+    lines = [f"{lock}: pip cannot install the packages for {interpreter}", *said.splitlines()[-20:]]
+    return "\n  ".join(
+        [*lines, "docs/troubleshooting.md of stagec has remedies; pip config list has pip's settings"]
     )
-    if mismatch:
-        package = mismatch.group(1).split("==")[0]
-        count = mismatch.group("more").count("\n") + 1
-        expected = mismatch.group("expected") if count == 1 else f"one of {count} hashes, {mismatch['expected']} first"
-        return (
-            f"{lock}: {package}: the downloaded file does not have the locked sha256\n"
-            f"  expected {expected}\n"
-            f"  got      {mismatch['got']}\n"
-            "  regenerate the lock if you meant to change this package; if not, do not trust the file you were sent"
-        )
-    unreachable = re.search(
-        r"(NewConnectionError|ConnectTimeoutError|ReadTimeoutError|MaxRetryError|ProxyError|SSLError|"
-        r"Connection (?:broken|reset|refused)|Temporary failure in name resolution)",
-        output,
-    )
-    missing = re.search(r"No matching distribution found for (\S+)", output)
-    if unreachable:
-        what = f" (it needs {missing[1]} first)" if missing else ""
-        return (
-            f"{lock}: the package index cannot be reached{what}: {unreachable[1]}\n"
-            "  check the network and pip's index settings (pip config list), then build again"
-        )
-    if missing:
-        return (
-            f"{lock}: {missing[1]}: no wheel for {_python_description()} on {sysconfig.get_platform()}\n"
-            "  lock a version that has one, or name another interpreter in STAGEC_PYTHON"
-        )
-    invalid = re.search(r"^ERROR: (Invalid requirement.*|Could not open requirements file.*)", output, re.MULTILINE)
-    if invalid:
-        return f"{lock}: {invalid[1]}"
-    errors = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines()[-15:]
-    return f"{lock}: pip could not install the locked packages\n" + "\n".join(f"  {line}" for line in errors)
 
 
 def install(lock: Path, display: str, folder: Path) -> list[dict[str, str]]:
     """Install a lock into a folder; return name, version, file name and sha256 of the wheels. Raises Failed."""
+    if importlib.util.find_spec("pip") is None:
+        raise Failed(f"{sys.executable} has no pip\n  install it (Debian: apt-get install python3-pip)")
     options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile", "--progress-bar", "off"]
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary, "report.json")
@@ -126,16 +90,14 @@ def install(lock: Path, display: str, folder: Path) -> list[dict[str, str]]:
             [*command, "--target", str(folder), "--requirement", str(lock)],
             check=False,
             env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             encoding="utf-8",
             errors="replace",
         )
-        if "No module named pip" in result.stdout:
-            raise Failed(f"{_python_description()} has no pip\n  install it (Debian: apt-get install python3-pip)")
         if result.returncode != 0:
-            message = _message(result.stdout, display)
-            raise NoWheel(message) if ": no wheel for " in message else Failed(message)
+            # pip looks on where it cannot reach an index, and then says that there is none too.
+            missing = "No matching distribution found" in result.stderr and "WARNING: Retrying" not in result.stderr
+            raise (NoWheel if missing else Failed)(_message(result.stderr, display))
         try:
             return _installed(report.read_text(encoding="utf-8"))
         except ValueError as error:
