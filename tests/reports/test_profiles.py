@@ -82,16 +82,6 @@ def test_actions_that_overlap_have_tracks_of_their_own() -> None:
     assert tracks == {"m.0": 0, "m.1": 1, "m.2": 0, "m.3": 2}
 
 
-def test_the_picture_that_was_says_what_to_write(tmp_path: Path) -> None:
-    written(tmp_path)
-    done = stagec("profile", tmp_path, "--svg", "build.svg", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (
-        2,
-        "",
-        "--svg: stagec draws no pictures any more\n  write --trace build.json, and open that in https://ui.perfetto.dev\n",
-    )
-
-
 def test_what_is_no_profile_is_told(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text("[manifest]\n")
     (tmp_path / "m.profile.json").write_text("{}")

@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from stagec.cli.files import print_json, write_whole
-from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,15 +16,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a .profile.json file, a folder with some, or what Bazel's --build_event_json_file wrote",
     )
     parser.add_argument("--trace", metavar="FILE", help="write the actions in time, as a trace that Perfetto opens")
-    parser.add_argument("--svg", metavar="FILE", help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> None:
     from stagec.reports import profiles
 
-    if options.svg:
-        write = f"write --trace {options.svg.removesuffix('.svg')}.json, and open that in https://ui.perfetto.dev"
-        raise StagecError(Problem("--svg", "", "stagec draws no pictures any more", write))
     found = profiles.read(options.paths)
     if options.trace:
         write_whole(options.trace, profiles.as_trace(found).encode())

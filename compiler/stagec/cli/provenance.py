@@ -20,7 +20,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spec",
-        "--slice",
         nargs=2,
         metavar=NAMED,
         action="append",
