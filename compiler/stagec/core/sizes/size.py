@@ -25,15 +25,14 @@ FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 }
 """The functions of two arguments that JAX knows in dimension expressions."""
 
-_HIGHEST_POWER = 8
 _MOST_TERMS = 1000
 """Terms of one expression, and a bound on the work of multiplying two: far beyond what a model's shapes have."""
 _HIGHEST_DEGREE = 64
-"""Factors of one term: two nested powers."""
+"""Factors of one term, and the highest power."""
 _LARGEST = 2**63
 """Numbers are below it: no dimension is larger."""
 _DEEPEST = 100
-"""Levels of parentheses, signs and calls: each takes a few of Python's own."""
+"""Levels of parentheses, signs, products and calls: each takes a few of Python's own."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w+|[A-Za-z]", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
@@ -105,22 +104,25 @@ class Size:
         return Size(tuple((factors, -coefficient) for factors, coefficient in self.terms))
 
     def _plus(self, other: "Size | int", sign: int) -> "Size":
-        total = dict(self.terms)
-        for factors, coefficient in (other if isinstance(other, Size) else Size.of(other)).terms:
-            total[factors] = total.get(factors, 0) + sign * coefficient
-        return _made(total)
+        return _sum([(self, 1), (other if isinstance(other, Size) else Size.of(other), sign)])
 
     def __mul__(self, other: "Size | int") -> "Size":
         right = other if isinstance(other, Size) else Size.of(other)
         degree = sum(max((len(factors) for factors, _ in size.terms), default=0) for size in (self, right))
-        if len(self.terms) * len(right.terms) > _MOST_TERMS or degree > _HIGHEST_DEGREE:
-            raise DimensionError(f"a product of more than {_MOST_TERMS} terms, or of a degree over {_HIGHEST_DEGREE}")
+        _check_product(len(self.terms) * len(right.terms), degree)
         total: dict[Monomial, int] = {}
         for first, a in self.terms:
             for second, b in right.terms:
                 factors = tuple(sorted(first + second, key=str)) if first and second else first or second
                 total[factors] = total.get(factors, 0) + a * b
         return _made(total)
+
+    def __pow__(self, exponent: int) -> "Size":
+        if len(self.terms) != 1:
+            return functools.reduce(operator.mul, [self] * exponent, Size.of(1))
+        ((factors, coefficient),) = self.terms
+        _check_product(1, len(factors) * exponent)
+        return _made({tuple(sorted(factors * exponent, key=str)): coefficient**exponent})
 
     def call(self, name: str, other: "Size") -> "Size":
         """Return a function of two sizes as it is written; a number where both are numbers."""
@@ -201,6 +203,20 @@ def _made(terms: Mapping[Monomial, int]) -> Size:
     if len(kept) > 1:
         kept.sort(key=lambda term: (-len(term[0]), [*map(str, term[0])]))
     return Size(tuple(kept))
+
+
+def _check_product(terms: int, degree: int) -> None:
+    if terms > _MOST_TERMS or degree > _HIGHEST_DEGREE:
+        raise DimensionError(f"a product of more than {_MOST_TERMS} terms, or of a degree over {_HIGHEST_DEGREE}")
+
+
+def _sum(sizes: Iterable[tuple[Size, int]]) -> Size:
+    """Return the sum of sizes, each some times."""
+    total: dict[Monomial, int] = {}
+    for size, times in sizes:
+        for factors, coefficient in size.terms:
+            total[factors] = total.get(factors, 0) + times * coefficient
+    return _made(total)
 
 
 def _powers(factors: Monomial) -> list[tuple[Factor, int]]:
@@ -382,10 +398,25 @@ def _parse(text: str) -> ast.expr:
 def _check_depth(node: ast.AST) -> None:
     level: list[ast.AST] = [node]
     for _ in range(_DEEPEST):
-        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
+        level = [child for parent in level for child in _below(parent)]
         if not level:
             return
     raise DimensionError(f"dimension expression nested deeper than {_DEEPEST} levels")
+
+
+def _below(node: ast.AST) -> Iterable[ast.AST]:
+    """Return the parts of a node; a sum has its terms, however many."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        return [term for term, _ in _terms(node)]
+    return ast.iter_child_nodes(node)
+
+
+def _terms(node: ast.expr) -> Iterator[tuple[ast.expr, int]]:
+    """Yield the terms of a sum, the last one first, with 1 or -1 for its sign."""
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        yield node.right, 1 if isinstance(node.op, ast.Add) else -1
+        node = node.left
+    yield node, 1
 
 
 def _sides(node: ast.expr) -> tuple[ast.expr, str, ast.expr]:
@@ -407,16 +438,14 @@ def _size(node: ast.expr) -> Size:
             return _size(operand)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_size(operand)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _size(left) + _size(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _size(left) - _size(right)
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            return _sum((_size(term), sign) for term, sign in _terms(node))
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _size(left) * _size(right)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
-            if power > _HIGHEST_POWER:
-                raise DimensionError(f"power {power} is over the limit of {_HIGHEST_POWER}")
-            return functools.reduce(operator.mul, [_size(left)] * power, Size.of(1))
+            if power > _HIGHEST_DEGREE:
+                raise DimensionError(f"power {power} is over the limit of {_HIGHEST_DEGREE}")
+            return _size(left) ** power
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
             return _size(left).call("floordiv", _size(right))
         case ast.BinOp(left=left, op=ast.Mod(), right=right):
