@@ -37,6 +37,7 @@ PLANNER_SOURCES = [
     "stagec/core/data/writing.py",
     "stagec/core/sizes/__init__.py",
     "stagec/core/sizes/avals.py",
+    "stagec/core/sizes/bounds.py",
     "stagec/core/sizes/expressions.py",
     "stagec/core/sizes/partitions.py",
     "stagec/core/sizes/size.py",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stagec.core.sizes.bounds import bounds
+from stagec.core.sizes.bounds import bounds, contradiction
 from stagec.core.sizes.size import Constraint, DimensionError, Size, parse, parse_constraint, solve
 
 NAMES = ("a", "b", "c")
@@ -183,10 +183,53 @@ def of_python(text: str, sizes: dict[str, Any]) -> Any:
         ("floordiv(a,b-3)", (), -math.inf, math.inf),
         ("mod(a,b-3)", ("b >= 4",), 0, math.inf),
         ("a", ("a >= 5", "b >= 9", "b <= 3"), 5, math.inf),
+        ("b", ("5*b+15 == c", "floordiv(b,b) >= 3"), -math.inf, math.inf),
     ],
 )
 def test_bounds(text: str, constraints: Sequence[str], low: float, high: float) -> None:
     assert bounds(parse(text), tuple(map(parse_constraint, constraints))) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "first"),
+    [
+        (("b >= 8", "b <= 4"), 1),
+        (("b >= 8", "a >= b", "c >= 1", "a <= 4"), 3),
+        (("mod(b,8) == 0", "b <= 4"), 1),
+        (("a == 2*b", "a == 3*b"), 1),
+        (("floordiv(b,2) >= 3", "b <= 4"), 1),
+        (("max(a,b) <= 3", "a >= 4"), 1),
+        (("a+b <= 1",), 0),
+        (("b == 5", "b == 6"), 1),
+        (("5 >= 6",), 0),
+        (("b >= 8", "b <= 8"), None),
+        (("mod(b,8) == 0", "b <= 8"), None),
+        (("max(a,b) <= 3", "a >= 3"), None),
+        ((), None),
+    ],
+)
+def test_constraints_that_no_sizes_fulfil(constraints: Sequence[str], first: int | None) -> None:
+    found = contradiction(tuple(map(parse_constraint, constraints)))
+    assert (found and found[0]) == first
+    dims = pytest.importorskip("stagec.arrays.dims")
+    with contextlib.nullcontext() if first is None else pytest.raises(ValueError, match="^no sizes fulfil "):
+        dims.symbolic_shape("a,b,c", constraints=constraints)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_constraints_that_some_sizes_fulfil_do_not_contradict_each_other(seed: int) -> None:
+    source, refused = random.Random(seed), 0
+    for _ in range(150):
+        signs = source.choices(["==", ">=", "<="], k=2)
+        try:
+            constraints = [parse_constraint(f"{drawn(source, 2)} {s} {drawn(source, 1)}") for s in signs]
+            fulfilled = any(all(one.holds(sizes) for one in constraints) for sizes in GRID)
+        except DimensionError:
+            continue
+        if contradiction(constraints):
+            refused += 1
+            assert not fulfilled, constraints
+    assert refused > 10
 
 
 @st.composite

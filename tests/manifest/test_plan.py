@@ -300,6 +300,14 @@ isa = "AVX2"
             id="constraint on another dimension",
         ),
         pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[batch]"]\ntargets = ["cpu"]\nbuckets = { batch = [8] }\n'
+            'constraints = ["batch >= 8", "batch <= 4"]',
+            """\
+            m.toml: functions.f.constraints[1]: no sizes fulfil "batch <= 4" and the constraints before it
+              change it, or leave it out""",
+            id="constraints that contradict each other",
+        ),
+        pytest.param(
             '[functions.f]\nentry = "a:b"\nargs = []\nkwargs = { x = "f32[batch-4]" }\ntargets = ["cpu"]\n'
             'buckets = { batch = [1, 2, 8] }\nconstraints = ["batch % 4 == 0"]',
             """\

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stagec.core.sizes.bounds import Interval, bounds, without_equal_names
-from stagec.core.sizes.size import Call, Constraint, Size, parse_constraint
+from stagec.core.sizes.bounds import Interval, bounds, contradiction, without_equal_names
+from stagec.core.sizes.size import Call, Constraint, DimensionError, Size, parse_constraint
 from stagec.core.sizes.size import parse as parse_size
 
 Shape: TypeAlias = tuple[Any, ...]
@@ -220,11 +220,14 @@ def parse(text: str | int, constraints: Sequence[Constraint] = ()) -> Any:
 def symbolic_shape(text: str, *, constraints: Sequence[str] = ()) -> Shape:
     """Return a shape from text such as "batch, 2*seq, 64": a `Dim` for each symbolic size.
 
-    As `jax.export.symbolic_shape`. constraints: such as "batch >= 2" or "mod(seq, 8) == 0". Raises ValueError.
+    As `jax.export.symbolic_shape`. constraints: such as "batch >= 2" or "mod(seq, 8) == 0". Raises ValueError, also
+    where no sizes fulfil all constraints.
     """
     from stagec.core.sizes.avals import parse_aval
 
     known = tuple(map(parse_constraint, constraints))
+    if wrong := contradiction(known):
+        raise DimensionError(wrong[1])
     return tuple(parse(size, known) for size in parse_aval(f"f32[{text.strip().strip('()')}]").shape)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from stagec.core.builds import frontends, naming
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec, Limits, TargetSpec, to_json
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
+from stagec.core.sizes.bounds import contradiction
 from stagec.core.sizes.partitions import Partition, parse
 from stagec.core.sizes.size import DimensionError, parse_constraint
 from stagec.core.telling.errors import Problem, StagecError, nearest, show
@@ -371,7 +372,10 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
             unknown = True
             what = f'"{constraint}": no aval has a dimension "{dim}"'
             yield problem(("constraints", index), what, nearest(dim, dims) or "leave it out")
-    if not missing and not unknown:
+    wrong = contradiction([*map(parse_constraint, function.constraints)])
+    if wrong:
+        yield problem(("constraints", wrong[0]), wrong[1], "change it, or leave it out")
+    if not missing and not unknown and not wrong:
         yield from _check_buckets(function, avals, problem)
 
 

@@ -30,6 +30,20 @@ def bounds(size: Size, constraints: tuple[Constraint, ...] = ()) -> Interval:
     return _bounds(size, constraints, _of_operands(constraints)) if wide is None else wide
 
 
+def contradiction(constraints: Sequence[Constraint]) -> tuple[int, str] | None:
+    """Return which constraint no sizes fulfil together with those before it, and a sentence; None if none is proved."""
+    constraints = tuple(constraints[:_MOST_FACTS])
+    if not _contradict(constraints):
+        return None
+    first = next(i for i in range(len(constraints)) if _contradict(constraints[: i + 1]))
+    return first, f'no sizes fulfil "{constraints[first]}"' + (" and the constraints before it" if first else "")
+
+
+def _contradict(constraints: tuple[Constraint, ...]) -> bool:
+    facts, calls = _gathered(Size(()), constraints, _of_operands(constraints))
+    return all(_lowest(Size(()), [*facts, *case]) == math.inf for case in _cases(calls))
+
+
 def without_equal_names(size: Size, constraints: Sequence[Constraint]) -> Size:
     """Return a size in which a name gives way to what a constraint says it is equal to; names in calls stay."""
     for left, sign, right in constraints:
@@ -44,7 +58,9 @@ def _bounds(size: Size, constraints: tuple[Constraint, ...], inner: tuple[Constr
     facts, calls = _gathered(size, constraints, inner)
     intervals = [_interval(size, [*facts, *case]) for case in _cases(calls)]
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
-    return (low, high) if low <= high else (-math.inf, math.inf)  # no sizes fulfil the constraints
+    if low > high or math.inf in (low, -high):  # no sizes fulfil the constraints
+        return -math.inf, math.inf
+    return low, high
 
 
 @functools.lru_cache(1024)
