@@ -1,5 +1,6 @@
 """The pages: generated parts are current, links lead somewhere, manifests are valid, and every command is run."""
 
+import doctest
 import os
 import re
 import tomllib
@@ -59,6 +60,13 @@ def test_every_command_is_run(page: str) -> None:
 
 def test_pages_have_commands() -> None:
     assert sum(len(commands(page)) for page in WRITTEN) > 20
+
+
+def test_what_readme_shows_in_python_is_what_python_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    (session,) = re.findall(r"^```pycon\n(.*?)^```$", TEXTS["README.md"], re.MULTILINE | re.DOTALL)
+    failures, tries = doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(session, {}, "README", None, 0))
+    assert (failures, tries > 3) == (0, True)
 
 
 def test_readme_is_short() -> None:

@@ -1,4 +1,4 @@
-"""README's example is built and run."""
+"""README's example, and the files and commands of docs/bazel.md, are built and run."""
 
 import os
 import re
@@ -20,27 +20,27 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def files() -> dict[str, str]:
-    """The files of a user's repository, in README and in the pages that it names: a file in two blocks has both."""
-    found: dict[str, str] = {}
-    for page in ("README.md", "docs/bazel.md", "docs/python.md"):
-        for _, text in blocks(page):
-            if match := re.match(r"# (\S+)\n", text):
-                found[match[1]] = found.get(match[1], "") + text
-    return found
+def files(*pages: str) -> dict[str, str]:
+    """The files of a user's repository in pages: blocks whose first line is a comment with the file's path."""
+    texts = [text for page in pages for _, text in blocks(page)]
+    return {name[1]: text for text in texts if (name := re.match(r"# (\S+)\n", text))}
 
 
-FILES = files()
+def commands(page: str) -> list[str]:
+    """The lines of a page's blocks for a shell."""
+    return [line for language, text in blocks(page) if language == "sh" for line in text.splitlines()]
+
+
+BY_HAND = files("docs/bazel.md", "docs/python.md")
+README = files("README.md")
 ENTRY = ("MODULE.bazel", "WORKSPACE")
-PAGES = ("README.md", "docs/bazel.md")
-SHELL = [line for page in PAGES for language, text in blocks(page) if language == "sh" for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NestedBazel]:
     folder = tmp_path_factory.mktemp("readme")
     root = folder / "user"
-    for name, text in FILES.items():
+    for name, text in BY_HAND.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     # Debian's package of Bazel 4 logs its sandbox unless it is told not to.
@@ -52,23 +52,32 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NestedBazel]:
         bazel.run("shutdown")
 
 
-def test_the_example_names_its_files() -> None:
-    assert sorted(FILES) == [
+def ran(script: str, user: NestedBazel) -> str:
+    """What a script of the workspace prints, where stagec and the packages of the tests are."""
+    path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
+    env = {"PYTHONPATH": os.pathsep.join(path)}
+    words = [sys.executable, "-B", "-s", script]
+    done = subprocess.run(words, cwd=user.root, env=env, capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_pages_name_their_files() -> None:
+    assert sorted(README) == ["models/models.toml", "models/net.py", "serve.py"]
+    assert sorted(BY_HAND) == [
         "MODULE.bazel",
         "WORKSPACE",
         "models/BUILD",
-        "models/classifier.py",
         "models/models.toml",
         "models/scale.py",
         "requirements.in",
-        "serve.py",
         "stages.py",
     ]
 
 
-def test_the_example_builds_and_runs(user: NestedBazel) -> None:
+def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
     printed = {}
-    for line in SHELL:
+    for line in commands("docs/bazel.md"):
         program, command, *arguments = shlex.split(line)
         assert program == "bazel"
         done = user.run(command, *arguments)
@@ -81,9 +90,6 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
         "//models:models.explain",
         "//models:models.image",
         "//models:models.latency",
-        "//models:models.predict",
-        "//models:models.predict.cpu-avx2.batch1",
-        "//models:models.predict.cpu-avx2.batch32",
         "//models:models.provenance",
         "//models:models.push",
         "//models:models.report",
@@ -94,16 +100,7 @@ def test_the_example_builds_and_runs(user: NestedBazel) -> None:
         "//models:models.sign",
         "//models:models.update_baseline",
     ]
-    path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
-    for script, printed in (("serve.py", "(32, 3) float32\n"), ("stages.py", "[2. 2. 2.] 3.0\n")):
-        served = subprocess.run(
-            [sys.executable, "-B", "-s", script],
-            cwd=user.root,
-            env={"PYTHONPATH": os.pathsep.join(path)},
-            capture_output=True,
-            text=True,
-        )
-        assert (served.stdout, served.stderr) == (printed, "")
+    assert ran("stages.py", user) == "[2. 2. 2.] 3.0\n"
 
 
 MODEL = """\
@@ -139,22 +136,32 @@ def next_command(said: str) -> list[str]:
     return words
 
 
-def test_init_in_an_empty_folder(emptied: NestedBazel) -> None:
-    """From stagec's checkout: an empty folder has no @stagec."""
+def test_the_readme(emptied: NestedBazel) -> None:
+    """Its function, from a folder with nothing else to the result of a call."""
     root = emptied.root
-    (root / "models" / "net.py").write_text(MODEL)
-    words = ["//:init", "--", f"--workspace={root}", "models/net.py:predict"]
-    done = emptied.run("run", *words, cwd=root.with_name("stagec"))
+    for name in ("models/net.py", "serve.py"):
+        (root / name).write_text(README[name])
+    (init,) = re.findall(r"^    \./bazelw (run //:init .*)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    # In the clone: an empty folder has no @stagec.
+    done = emptied.run(*init.replace("../mine", str(root)).split(), cwd=root.with_name("stagec"))
     assert done.returncode == 0, done.stderr
     assert "written   models/models.toml\nwritten   models/BUILD\nwritten   " in done.stdout
+    assert (root / "models" / "models.toml").read_text() == README["models/models.toml"].partition("\n")[2]
     assert 'path = "../stagec"' in "".join((root / name).read_text() for name in ENTRY if (root / name).exists())
     assert (root / ".bazelrc").read_text() == SETTINGS  # which Bazel takes
+    assert [["bazel", *next_command(done.stdout)]] == [line.split() for line in commands("README.md")]
     built = emptied.run(*next_command(done.stdout))
     assert built.returncode == 0, built.stderr
     text = checked("inspect", root / "bazel-bin" / "models" / "models.aot")
-    assert (
-        "  predict(params, images, /) -> f32[2,3]\n    params.kernel  f32[4,3]\n    images         f32[2,4]\n" in text
-    )
+    assert "    params.hidden  f32[784,128]\n" in text
+    assert ran("serve.py", emptied) == "(32, 10)\n"
+    table = (ROOT / "README.md").read_text("utf-8").partition("\n## What you get\n")[2].partition("\n## ")[0]
+    targets = ["//models", *re.findall(r"`bazel build (\S+)`", table)]
+    built = emptied.run("build", *targets)
+    assert built.returncode == 0, built.stderr
+    shown = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(shown) == 5
+    assert [name for name in shown if not (root / "bazel-bin" / "models" / name).is_file()] == []
 
 
 def test_init_in_a_workspace_that_has_stagec(user: NestedBazel) -> None:

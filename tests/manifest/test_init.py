@@ -1,6 +1,7 @@
 """`stagec init` without Bazel: what it finds out of a file, what it writes, and what it leaves alone."""
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,10 +49,17 @@ def test_the_files_of_an_empty_workspace(tmp_path: Path) -> None:
         aot_manifest(name = "models", deps = glob(["*.py"]))
         """)
     assert "\nstartup --host_jvm_args=-XX:TieredStopAtLevel=1\n" in (tmp_path / ".bazelrc").read_text()
-    # README's, line by line.
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert f"# MODULE.bazel\n{(tmp_path / 'MODULE.bazel').read_text()}" in readme
-    assert f"# models/BUILD\n{(tmp_path / 'models' / 'BUILD').read_text()}" in readme
+    page = (ROOT / "docs" / "bazel.md").read_text("utf-8")
+    assert f"# MODULE.bazel\n{(tmp_path / 'MODULE.bazel').read_text()}" in page
+    assert f"# models/BUILD\n{(tmp_path / 'models' / 'BUILD').read_text()}" in page
+
+
+def test_the_manifest_that_readme_shows(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```\w+\n# (models/\S+)\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    shown = dict(blocks)
+    done = init(tmp_path, "models/net.py:predict", files={"models/net.py": shown["models/net.py"]})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "models" / "models.toml").read_text() == shown["models/models.toml"]
 
 
 def test_a_workspace_beside_the_checkout(tmp_path: Path) -> None:
