@@ -55,8 +55,8 @@ def test_the_files_of_an_empty_workspace(tmp_path: Path) -> None:
 
 
 def test_the_manifest_that_readme_shows(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```\w+\n# (models/\S+)\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
-    shown = dict(blocks)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = dict(re.findall(r"^```\w+\n# (models/\S+)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
     done = init(tmp_path, "models/net.py:predict", files={"models/net.py": shown["models/net.py"]})
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "models" / "models.toml").read_text() == shown["models/models.toml"]
