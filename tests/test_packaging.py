@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,25 @@ def test_the_wheel_is_the_same_bytes_everywhere(wheel: Path, tmp_path: Path, opt
         assert _built(source, *options).read_bytes() == wheel.read_bytes()
     finally:
         os.umask(before)
+
+
+def test_the_commands_that_install(tmp_path: Path) -> None:
+    """Those of docs/install.md, in a checkout."""
+    _sources(tmp_path / "compiler")
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "python3":
+            words[0] = sys.executable
+        if words[1:3] == ["-m", "pip"]:  # by its folder, as below
+            words[1:3] = [str(Path(pip.__file__).parent)]
+        done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        assert not line.endswith(" --version") or done.stdout == f"stagec {VERSION}\n"
+    assert len(lines) == 6
+    assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
 
 
 def test_git_ignores_what_an_installation_leaves(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The pages: generated parts are current, links lead somewhere, manifests are valid, and every command is run."""
 
 import doctest
+import json
 import os
 import re
 import tomllib
@@ -116,6 +117,19 @@ def test_every_command_has_its_exit_statuses() -> None:
     }
     assert len(found) >= 6
     assert {name for name in found if f"`{name}" not in section} == set()
+
+
+def test_the_matrix_lists_the_known_builds_of_jaxlib() -> None:
+    builds = json.loads((COMPILER / "stagec" / "patches" / "known_builds.json").read_text("utf-8"))
+    pythons: dict[str, set[str]] = {}
+    for build in builds:
+        if build["library"] == "libjax_common.so" and not build["python"].endswith("t"):
+            version = build["python"].removeprefix("cp3")
+            pythons.setdefault(build["version"], set()).add(f"3.{version}")
+    section = TEXTS["docs/install.md"].partition("<!-- jaxlib -->")[2].partition("<!-- end -->")[0]
+    rows = re.findall(r"^\| (\d.*?) \| (.*?) \|$", section, re.MULTILINE)
+    shown = {version: set(row.split(", ")) for versions, row in rows for version in versions.split(", ")}
+    assert shown == pythons
 
 
 def test_the_site_has_every_page() -> None:
