@@ -1,6 +1,7 @@
 """`help(stagec)` tells what there is, and which page of JAX's it follows."""
 
 import dataclasses
+import doctest
 import inspect
 import os
 import pydoc
@@ -31,6 +32,7 @@ PAGES = {
 }
 PUBLIC = {name: getattr(stagec, name) for name in stagec.__all__ if name != "__version__"}
 CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
+WITH_EXAMPLES = sorted({name for name in PUBLIC if name not in CLASSES} | {"ShapeDtypeStruct", "custom_vjp"})
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
@@ -56,6 +58,18 @@ def unexplained(value: Any, names: Iterable[str]) -> list[str]:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_everything_public_says_what_it_does(name: str) -> None:
     assert starts_with_a_sentence(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_example_runs(name: str, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every public function has one, which begins with `import stagec`; "model.aot" is a bundle."""
+    (tmp_path / "model.aot").symlink_to(zoo)
+    monkeypatch.chdir(tmp_path)
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(PUBLIC[name]) or "", {"stagec": stagec}, name, None, 0)
+    assert example.examples
+    printed: list[str] = []
+    doctest.DocTestRunner().run(example, out=printed.append)
+    assert printed == []
 
 
 @pytest.mark.parametrize("name", CLASSES)

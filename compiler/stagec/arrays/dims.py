@@ -218,10 +218,17 @@ def parse(text: str | int, constraints: Sequence[Constraint] = ()) -> Any:
 
 
 def symbolic_shape(text: str, *, constraints: Sequence[str] = ()) -> Shape:
-    """Return a shape from text such as "batch, 2*seq, 64": a `Dim` for each symbolic size.
+    """Return a shape with symbolic sizes: a `Dim` for each of them, an int for a known size.
 
-    As `jax.export.symbolic_shape`. constraints: such as "batch >= 2" or "mod(seq, 8) == 0". Raises ValueError, also
-    where no sizes fulfil all constraints.
+    As `jax.export.symbolic_shape`.
+
+    text: the sizes, such as "batch, 2*seq, 64".
+    constraints: what holds for them, such as "batch >= 2" or "mod(seq, 8) == 0".
+
+    Raises ValueError if it cannot parse them, or no sizes fulfil all constraints.
+
+    >>> stagec.ShapeDtypeStruct(stagec.symbolic_shape("batch, 2*seq, 64"), "float32")
+    ShapeDtypeStruct(f32[batch,2*seq,64])
     """
     from stagec.core.sizes.avals import parse_aval
 

@@ -88,9 +88,16 @@ def x64() -> bool:
 
 @contextlib.contextmanager
 def enable_x64(new_val: bool = True) -> Iterator[None]:
-    """Have dtypes of 64 bits, and default ones, inside of a `with` statement; False: have none.
+    """Use 64-bit dtypes inside a `with` statement.
 
-    As `jax.enable_x64`. What the process has otherwise is the environment variable JAX_ENABLE_X64.
+    As `jax.enable_x64`. Outside, the environment variable JAX_ENABLE_X64 decides.
+
+    new_val: False uses dtypes of at most 32 bits.
+
+    >>> import stagec.numpy as np
+    >>> with stagec.enable_x64():
+    ...     print(np.zeros(3).dtype)
+    float64
     """
     before = _X64.set(new_val)
     try:

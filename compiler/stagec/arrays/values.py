@@ -57,9 +57,14 @@ def physical(aval: ShapedArray) -> ShapedArray:
 
 
 class ShapeDtypeStruct:
-    """A stand-in for an array that a function is traced for, as `jax.ShapeDtypeStruct`.
+    """A stand-in for an array, to trace a function for. As `jax.ShapeDtypeStruct`.
 
-    shape: sizes, which `symbolic_shape` makes symbolic. dtype: of its elements. weak_type: as of a Python scalar.
+    shape: the sizes. `symbolic_shape` makes symbolic ones.
+    dtype: of the elements.
+    weak_type: whether it promotes as a Python number does.
+
+    >>> stagec.ShapeDtypeStruct((8, 4), "float32")
+    ShapeDtypeStruct(f32[8,4])
     """
 
     __slots__ = ("dtype", "shape", "weak_type")

@@ -86,25 +86,33 @@ def jit(
     frontend: str = "jax",
     **refused: Any,
 ) -> Any:
-    """Return `fun` as a `Wrapped`; without `fun`, a decorator.
+    """Return `fun` as a `Wrapped`; without `fun`, return a decorator.
 
-    Parameters mean what they mean in `jax.jit` (https://docs.jax.dev/en/latest/_autosummary/jax.jit.html):
+    Parameters have the meaning that they have in `jax.jit`
+    (https://docs.jax.dev/en/latest/_autosummary/jax.jit.html):
 
-    in_shardings, out_shardings: trees of shardings, JAX's or `NamedSharding`; None leaves them to XLA.
+    in_shardings, out_shardings: trees of shardings, of JAX or `NamedSharding`. None leaves them to XLA.
     static_argnums, static_argnames: arguments that are Python values at tracing time.
     donate_argnums, donate_argnames: arguments whose buffers a call may overwrite (device arrays; numpy's are copied).
     keep_unused: whether arguments that the function does not use stay parameters of the program.
-    inline: whether the function is inlined into those that call it.
+    inline: whether the function is inlined into its callers.
     compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
         ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
         `fdo_profile` (a ProfiledInstructionsProto, as bytes).
-    host_callbacks: "drop" leaves callbacks into Python out that have no results, such as `jax.debug.print`; "refuse"
-        raises for all. If an environment variable turns those of a library off, set
-        it before you import the library.
-    frontend: what traces the function. "jax": JAX. "arrays": stagec itself, a function of `stagec.numpy`; then there
-        are no callbacks.
-    Raises TypeError for `device`, `backend` and `abstracted_axes`, saying what to write instead, ValueError for
-    another `host_callbacks` or `frontend`, and ModuleNotFoundError where JAX is wanted and not installed.
+    host_callbacks: "drop" leaves out callbacks into Python that have no results, such as `jax.debug.print`. "refuse"
+        raises for all callbacks. If an environment variable turns off those of a library, set it before you import the
+        library.
+    frontend: what traces the function. "jax" means JAX. "arrays" means stagec itself, for functions of `stagec.numpy`;
+        these cannot have callbacks.
+
+    Raises TypeError for `device`, `backend` and `abstracted_axes`, and says what to write instead; ValueError for
+    another `host_callbacks` or `frontend`; and ModuleNotFoundError if `frontend` is "jax" and JAX is not installed.
+
+    >>> import numpy as np
+    >>> double = stagec.jit(lambda x: x * 2)
+    >>> double(np.ones(3, np.float32))
+    array([2., 2., 2.], dtype=float32)
+    >>> stored = double.lower(np.ones(3, np.float32)).compile().serialize()
     """
     tracer = _tracers(frontend)(
         in_shardings=in_shardings,

@@ -39,31 +39,39 @@ def load(
     """Load a bundle (`name.aot`).
 
     target: which of the bundle's targets to run. None: for each function, the most demanding one that runs here.
-    types: the model's types for results: classes, and objects whose types and static parts results may have; or a
+    types: the classes that results may have, as classes or as objects (whose static parts results may have too); or a
         mapping from the name under which a type is registered for serialization to the class or a `PyTreeNode`. Any
         other type becomes a plain container (docs/loading.md has a table). None: the types that this process has,
-        because it imported their module or registered them with JAX. The loader imports no module of the model, and
-        does not import JAX.
+        because it imported their module or registered them with JAX. The loader does not import modules of the model,
+        and does not import JAX.
     policy: "allow_compile" runs the executables that fit. If none fits, it compiles the exported artifact at the first
         call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
     devices: of one platform, as `stagec.devices` lists them. A function for n devices runs on the first n, in this
         order. Empty: those of the platform.
     keys: the public keys that you trust: paths of PEM files, or their bytes. If you give them, the bundle must be
-        signed, and the loader checks this before it parses anything. None: no signature is checked. An empty list is
-        refused, and so are `threshold` and `signature` without keys: they check nothing.
+        signed, and the loader checks this before it parses anything. None: no signature is checked. The loader refuses
+        an empty list, and `threshold` or `signature` without keys, because it would check nothing.
     threshold: how many of the keys must have signed.
     signature: path of the envelope with the signatures, or several. None: `<path>.dsse.json`, `<path>.2.dsse.json` and
         so on.
     map_weights: map the arrays of bound arguments from the file. On CPUs, processes then share them, and nobody may
-        write into the file while one has it open. False: read them into memory.
+        write into the file while a process has it open. False: read them into memory.
     weights: the folder with the files of weights that are not in the bundle. None: the bundle's folder.
     check_weights: when to compare these files with the digests in the bundle. "load": now. "use": when a call first
-        takes an array of the file. "never": only sizes, if what put the files there has checked them.
+        takes an array of the file. "never": compare only sizes, if another program has checked the digests.
+
     Raises LoadError with a code if the file is missing, damaged, of another format, or has nothing for this machine
     (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. It reads an executable,
     and hands it to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
-    lines of the model, if `<manifest>.<function>.debug.mlir` is beside the bundle and you gave no keys: nobody signs
-    that file.
+    lines of the model, if `<manifest>.<function>.debug.mlir` is beside the bundle and you gave no keys: that file is
+    not signed.
+
+    >>> import numpy as np
+    >>> with stagec.load("model.aot") as bundle:
+    ...     params = {"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)}
+    ...     y = bundle["mlp"](params, np.ones((1, 16), np.float32))
+    >>> y.shape
+    (1, 4)
     """
     path = os.fspath(path)
     if keys is None and (threshold != 1 or signature is not None):

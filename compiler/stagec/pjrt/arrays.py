@@ -354,14 +354,23 @@ def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
 def make_array_from_single_device_arrays(
     shape: tuple[int, ...], sharding: Sharding, arrays: Sequence[NDArray[Any] | DeviceArray]
 ) -> DeviceArray:
-    """Return an array of `shape` from the part that each device is to hold, without ever making the whole.
+    """Return an array made of the parts that its devices hold. The whole array is never in one place.
 
     As JAX's function of the same name
     (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_single_device_arrays.html).
 
+    shape: of the whole array.
     sharding: one that `Function.input_shardings` returns, or that of another array.
-    arrays: of one dtype, in the order of the sharding's devices.
+    arrays: the parts, of one dtype, in the order of the sharding's devices.
+
     Raises CallError ("shape", "dtype") if a part does not fit its device.
+
+    >>> import numpy as np
+    >>> halves = stagec.load("model.aot", devices=stagec.devices("cpu", 2))["halves"]
+    >>> x = np.ones((4, 3), np.float32)
+    >>> (sharding,), _ = halves.input_shardings(x)
+    >>> array = stagec.make_array_from_single_device_arrays((4, 3), sharding, [x[:2], x[2:]])
+    >>> more, total = halves(array)
     """
     shape = tuple(map(int, shape))
     pieces = [_native(np.ascontiguousarray(array)) for array in arrays]
@@ -381,15 +390,22 @@ def make_array_from_single_device_arrays(
 
 
 def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
-    """Return `tree` with every array copied to the device, in the containers it was in.
+    """Return `tree` with every array copied to a device, in the same containers.
 
     As `jax.device_put` does (https://docs.jax.dev/en/latest/_autosummary/jax.device_put.html), to one device.
+    Use it for state that stays on the device between calls, such as arguments that a function donates.
 
-    Use it for state that a function donates, so that it stays on the device between calls.
-    device: one of `devices(platform)`; None is the first of this process's CPU.
+    device: one of `devices(platform)`. None is the first CPU device of this process.
     tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
-        that are registered with JAX; otherwise pass a dict of an object's fields, which every function takes too.
+        that are registered with JAX. Otherwise pass a dict of the object's fields: every function takes that too.
+
     Raises CallError ("dtype") for a leaf that is not an array.
+
+    >>> import numpy as np
+    >>> params = stagec.device_put({"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)})
+    >>> y = stagec.load("model.aot")["mlp"](params, np.ones((1, 16), np.float32))
+    >>> np.asarray(y).shape
+    (1, 4)
     """
     if tree is None or isinstance(tree, DeviceArray):
         return tree

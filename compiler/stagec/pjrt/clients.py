@@ -48,9 +48,13 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
     As `jax.devices` does (https://docs.jax.dev/en/latest/_autosummary/jax.devices.html).
 
     platform: "cpu", "cuda" or "tpu".
-    count: how many. The machine's CPU becomes as many devices as you ask for; None: one. A function that runs on one of
-        2 CPU devices copies an array that lies on one of 4. Of accelerators, None means all.
-    Raises LoadError ("platform", "device-count") when this process has no such devices, or fewer.
+    count: how many. The machine's CPU becomes as many devices as you ask for; None means one. A function
+        that runs on one of 2 CPU devices copies an array that is on one of 4. For accelerators, None means all.
+
+    Raises LoadError ("platform", "device-count") if this process has no such devices, or fewer.
+
+    >>> stagec.devices("cpu", 2)
+    [CpuDevice(id=0), CpuDevice(id=1)]
     """
     if platform == "cpu":
         return list(cpu_client(count or 1).local_devices())

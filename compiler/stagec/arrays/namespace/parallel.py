@@ -22,7 +22,13 @@ from stagec.core.sizes.partitions import Partition
 
 @contextmanager
 def set_mesh(mesh: Any) -> Iterator[None]:
-    """Have a mesh inside of a `with` statement, for functions that name none. As `jax.set_mesh`."""
+    """Use a mesh inside a `with` statement, for functions that do not name one. As `jax.set_mesh`.
+
+    mesh: a `Mesh`, or a mesh of JAX.
+
+    >>> with stagec.set_mesh(stagec.Mesh((2,), ("data",))):
+    ...     halves = stagec.NamedSharding(stagec.Mesh((2,), ("data",)), stagec.PartitionSpec("data"))
+    """
     with meshes.use(axes_of_mesh(mesh)):
         yield
 
@@ -85,16 +91,29 @@ def shard_map(
     axis_names: Collection[str] = (),
     check_vma: bool = True,
 ) -> Any:
-    """Return a function of whole arrays that calls `f` on each device's part of them. Without `f`, a decorator.
+    """Return a function of whole arrays that calls `f` on each device's part of them. Without `f`, return a decorator.
 
     As `jax.shard_map` (https://docs.jax.dev/en/latest/_autosummary/jax.shard_map.html).
 
-    in_specs: a tree of PartitionSpec, a prefix of the positional arguments: over which axes dimensions are taken apart.
-    out_specs: of the results; along axes that a spec does not name, all devices must have the same.
-    mesh: None is the current one: of the manifest, or of `set_mesh`.
-    axis_names: the axes that are taken apart, and that collectives may name; empty: all.
-    check_vma: whether JAX would check what devices have in common; here nobody does.
-    The function raises ValueError where arrays, specs and mesh do not fit.
+    in_specs: a tree of `PartitionSpec`, or a prefix of one: how each positional argument is split.
+    out_specs: the same for the results. Along axes that a spec does not name, all devices must have the same values.
+    mesh: None means the current one, which the manifest or `set_mesh` sets.
+    axis_names: the axes along which arrays are split, and which collectives may name. Empty means all axes.
+    check_vma: whether JAX checks which values are the same on all devices. stagec does not check that.
+
+    The function raises ValueError if arrays, specs and mesh do not fit.
+
+    >>> import stagec.numpy as np
+    >>> from stagec import lax
+    >>> total = stagec.shard_map(
+    ...     lambda x: lax.psum(np.sum(x), "data"),
+    ...     mesh=stagec.Mesh((2,), ("data",)),
+    ...     in_specs=stagec.PartitionSpec("data"),
+    ...     out_specs=stagec.PartitionSpec(),
+    ... )
+    >>> x = stagec.ShapeDtypeStruct((8,), "float32")
+    >>> stagec.jit(total, frontend="arrays").lower(x).nr_devices
+    2
     """
     if f is None:
         options = {"mesh": mesh, "axis_names": axis_names, "check_vma": check_vma}

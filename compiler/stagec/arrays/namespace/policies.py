@@ -19,9 +19,16 @@ Policy = Callable[..., bool]
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Return a tree of arrays with a name, by which policies of `checkpoint` keep them.
+    """Return a tree of arrays under a name, so that a policy of `checkpoint` can keep them.
 
     As `jax.ad_checkpoint.checkpoint_name`.
+
+    >>> import stagec.numpy as np
+    >>> def layer(w, x):
+    ...     return np.sin(stagec.checkpoint_name(x * w, "product"))
+    >>> policy = stagec.checkpoint_policies.save_only_these_names("product")
+    >>> float(stagec.grad(stagec.checkpoint(layer, policy=policy))(0.0, 2.0))
+    2.0
     """
     return pytrees.tree_map(lambda leaf: named(array_of(leaf, "checkpoint_name"), name), x)
 
@@ -36,8 +43,9 @@ def _of_names(keeps: Callable[[str], bool], others: bool = False) -> Policy:
 class checkpoint_policies:  # noqa: N801 - JAX's name
     """What `checkpoint(policy=...)` keeps for the derivative, as `jax.checkpoint_policies`.
 
-    A policy of your own takes the primitive of an operation (its `name` is what a program's text has), what is known of
-    each operand, and parameters by name; it says whether the results are kept. Policies that offload are JAX's alone.
+    You can write a policy too: a function that takes the primitive of an operation (`primitive.name` is its name in the
+    text of a program), what is known of each operand, and the parameters by name. It returns whether to keep the
+    results. stagec does not have JAX's policies that offload.
     """
 
     @staticmethod

@@ -21,10 +21,19 @@ from stagec.arrays.values import Literal, shown
 
 
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """Return what a function gives, and the function that maps cotangents of that to cotangents of the arguments.
+    """Return the result of a function, and the function that maps cotangents of the result to those of the arguments.
 
-    As `jax.vjp` (https://docs.jax.dev/en/latest/_autosummary/jax.vjp.html). has_aux: the function gives a pair,
-    of which the second is returned as it is. Integers have cotangents of dtype float0.
+    As `jax.vjp` (https://docs.jax.dev/en/latest/_autosummary/jax.vjp.html).
+
+    primals: the arguments.
+    has_aux: `fun` returns a pair, and only its first part has a derivative. Then the second part is returned third.
+
+    Cotangents of integers have dtype float0.
+
+    >>> import stagec.numpy as np
+    >>> y, pullback = stagec.vjp(np.sin, 0.0)
+    >>> [float(cotangent) for cotangent in pullback(1.0)]
+    [1.0]
     """
     leaves, structure = pytrees.flatten(primals)
     values = [array_of(leaf) for leaf in leaves]
@@ -82,10 +91,20 @@ def _of_argument(found: Any, value: Any) -> Any:
 def value_and_grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, allow_int: bool = False
 ) -> Callable[..., Any]:
-    """Return the function that gives what `fun` gives, a real number, and its gradient in arguments.
+    """Return a function that returns the result of `fun`, a real number, and its gradient.
 
-    As `jax.value_and_grad`. argnums: which. has_aux: `fun` gives a pair, of which the first is the number.
-    Raises TypeError where the result is no real number of floating point, or an argument is of integers.
+    As `jax.value_and_grad`.
+
+    argnums: the positional arguments to derive by: one number, or several for a tuple of gradients.
+    has_aux: `fun` returns a pair of the number and something else, and so does the new function, before the gradient.
+    allow_int: whether these arguments may be integers.
+
+    The function raises TypeError if the result is not a real floating-point number, or if an argument is an integer.
+
+    >>> import stagec.numpy as np
+    >>> value, gradient = stagec.value_and_grad(lambda x: np.sum(x**2))(np.asarray([1.0, 2.0]))
+    >>> float(value), gradient
+    (5.0, Array([2., 4.], dtype=float32))
     """
 
     @functools.wraps(fun)
@@ -126,9 +145,12 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, allow_int: bool = False
 ) -> Callable[..., Any]:
-    """Return the function that gives the gradient of `fun`, a real number, in arguments. As `jax.grad`.
+    """Return a function that returns the gradient of `fun`, whose result is a real number. As `jax.grad`.
 
-    Parameters and errors are those of `value_and_grad`.
+    Parameters and errors are those of `value_and_grad`. With `has_aux`, the function returns the gradient and the rest.
+
+    >>> float(stagec.grad(lambda x: x**2)(3.0))
+    6.0
     """
     both = value_and_grad(fun, argnums, has_aux, allow_int)
 
@@ -141,7 +163,11 @@ def grad(
 
 
 def stop_gradient(x: Any) -> Any:
-    """Return arrays, in a tree, whose derivative is zero."""
+    """Return the same arrays, in a tree, with a derivative of zero. As `jax.lax.stop_gradient`.
+
+    >>> float(stagec.grad(lambda x: x * stagec.stop_gradient(x))(3.0))
+    3.0
+    """
     return pytrees.tree_map(lambda leaf: stopped(array_of(leaf)), x)
 
 
@@ -152,17 +178,23 @@ def checkpoint(
     policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
 ) -> Callable[..., Any]:
-    """Return the function that computes what its derivative needs a second time, in place of keeping it.
+    """Return a function whose derivative computes values again instead of keeping them.
 
     As `jax.checkpoint`.
 
-    prevent_cse: whether the compiler is kept from using what was computed the first time.
-    policy: what is kept nevertheless, one of `checkpoint_policies`; None: nothing.
-    static_argnums: arguments that are no arrays.
+    prevent_cse: whether to stop the compiler from using the first values after all.
+    policy: what to keep nevertheless, one of `checkpoint_policies`. None keeps only the arguments.
+    static_argnums: the arguments that are not arrays.
 
-    A policy is asked of the function's own operations, and not of those in a loop or a branch inside of it: these are
-    computed again. In the body of a `scan`, what a policy keeps is kept for each turn. Raises TypeError for a policy of
-    JAX's, which knows JAX's operations alone.
+    A policy decides about the function's own operations. Those in a loop or a branch inside the function are computed
+    again. In the body of a `scan`, the derivative keeps what the policy keeps for each step.
+
+    Raises TypeError for a policy of JAX, which does not know the operations of stagec.
+
+    >>> import stagec.numpy as np
+    >>> layer = stagec.checkpoint(lambda x: np.sin(np.sin(x)))
+    >>> float(stagec.grad(layer)(0.0))
+    1.0
     """
     if getattr(policy, "__module__", "").split(".")[0] == "jax":
         write = "write the one of its name in stagec.checkpoint_policies"
@@ -195,15 +227,21 @@ def _inserted(values: Sequence[Any], fixed: Mapping[int, Any]) -> list[Any]:
 
 
 class custom_vjp:  # noqa: N801 - JAX's name
-    """A function with a derivative of the user's, as `jax.custom_vjp`.
+    """A function with a derivative that you write, as `jax.custom_vjp`.
 
-        @custom_vjp
-        def f(x): ...
-        f.defvjp(fwd, bwd)
+    nondiff_argnums: the arguments that are not arrays. `bwd` takes them first, and returns no cotangents for them.
 
-    fwd: takes the arguments, gives the result and what bwd needs. bwd: takes that and the cotangent of the result,
-    gives a tuple with the cotangent of each argument; None is zero.
-    nondiff_argnums: arguments that are no arrays: bwd takes them first, and gives no cotangent of them.
+    >>> import stagec.numpy as np
+    >>> @stagec.custom_vjp
+    ... def clipped(x):
+    ...     return np.clip(x, -1.0, 1.0)
+    >>> def fwd(x):
+    ...     return clipped(x), None
+    >>> def bwd(_, cotangent):
+    ...     return (cotangent,)
+    >>> clipped.defvjp(fwd, bwd)
+    >>> float(stagec.grad(clipped)(5.0))
+    1.0
     """
 
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
@@ -213,7 +251,12 @@ class custom_vjp:  # noqa: N801 - JAX's name
         self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Say what the derivative is."""
+        """Set the derivative.
+
+        fwd: takes the arguments, and returns the result and what `bwd` needs.
+        bwd: takes what `fwd` kept and the cotangent of the result, and returns a tuple with the cotangent of each
+            argument. None stands for zero.
+        """
         self._rules = fwd, bwd
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -221,7 +264,7 @@ class custom_vjp:  # noqa: N801 - JAX's name
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function. Raises AttributeError where `defvjp` was not called."""
+        """Call the function. Raises AttributeError if `defvjp` was not called."""
         if self._rules is None:
             raise AttributeError(f"{self._fun.__name__} has no derivative yet: call defvjp(fwd, bwd)")
         fwd, bwd = self._rules

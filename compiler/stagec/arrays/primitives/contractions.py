@@ -37,10 +37,19 @@ _DEFAULT: ContextVar[str] = ContextVar("stagec_matmul_precision", default="DEFAU
 
 @contextlib.contextmanager
 def default_matmul_precision(precision: str) -> Iterator[None]:
-    """Have a precision of products that say none, inside of a `with` statement, on devices that round them.
+    """Set the precision of matrix products inside a `with` statement, for products that do not name one.
 
-    As `jax.default_matmul_precision`. precision: "default", "high", "highest", "bfloat16", "tensorfloat32", "float32".
+    As `jax.default_matmul_precision`. It matters on devices that round the factors.
+
+    precision: "default", "high", "highest", "bfloat16", "tensorfloat32" or "float32".
+
     Raises ValueError for another name.
+
+    >>> import stagec.numpy as np
+    >>> with stagec.default_matmul_precision("highest"):
+    ...     lowered = stagec.jit(np.matmul, frontend="arrays").lower(np.ones((2, 2)), np.ones((2, 2)))
+    >>> "HIGHEST" in lowered.as_text()
+    True
     """
     if precision not in PRECISIONS:
         raise ValueError(f"{precision!r} is no precision of products; {nearest(precision, PRECISIONS)}")
