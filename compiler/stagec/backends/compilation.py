@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class CannotCompile(ValueError):
-    """XLA cannot compile this module for this target; the message says why, `key` names the target's field, if any.
+    """XLA cannot compile this module for this target. The message says why.
 
-    `write` says what to write instead; it may be empty. A traceback shows it as a note.
+    key: the field of the target that is wrong; "" if there is none.
+    write: what to write instead; it may be empty. A traceback shows it as a note.
     """
 
     def __init__(self, what: str, key: str = "", write: str = "") -> None:

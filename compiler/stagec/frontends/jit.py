@@ -133,15 +133,15 @@ class Tracer(Protocol):
 
 
 class Wrapped:
-    """A function that is ready to be traced, lowered and compiled; calling it does all of it, once per signature.
+    """A function that can be traced, lowered and compiled. Calling it does all of that, once per signature.
 
-    Made by `jit`. Methods are those of `jax.stages.Wrapped`
+    `jit` makes it. Methods are those of `jax.stages.Wrapped`
     (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped) and of what `jax.jit` returns. In a class it is
-    a method, as there: the instance is the first argument of a call, `Class.method.lower(instance, ...)` passes it by
-    hand.
+    a method, as in JAX: the instance is the first argument of a call, and you pass it yourself in
+    `Class.method.lower(instance, ...)`.
 
-    A signature is the structure, shapes and dtypes of the arguments, static values by type and value, and all settings
-    that change a program, such as `jax.enable_x64` or a mesh.
+    A signature consists of the structure, shapes and dtypes of the arguments, of the static values by type and value,
+    and of all settings that change a program, such as `jax.enable_x64` or a mesh.
     """
 
     def __init__(self, fun: Callable[..., Any], tracer: Tracer) -> None:
@@ -153,14 +153,16 @@ class Wrapped:
         self._compiled: dict[Hashable, list[tuple[StaticData, Run, Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on this machine's CPU, in the user's own types.
+        """Run the function on this machine's CPU, and return the result in your own types.
 
-        A function of JAX's takes numpy or JAX arrays and gives numpy arrays; a PRNG key comes back as its uint32 words.
-        A function of `stagec.numpy` gives arrays of stagec's. While JAX traces or transforms a caller, `jax.jit` is
-        called; under `jax.disable_jit` the function itself, with the arguments as they are, as in JAX. Inside of a
-        function that stagec traces, it is part of that function: shardings are constraints there, and nothing is
-        donated. Raises what the function raises while it is traced, ValueError for a static argument without a hash,
-        CannotCompile when XLA refuses the program, and NotImplementedError for callbacks into Python.
+        A function of JAX takes numpy or JAX arrays and returns numpy arrays; a PRNG key comes back as its uint32 words.
+        A function of `stagec.numpy` returns its arrays. While JAX traces or transforms a caller, this calls `jax.jit`;
+        under `jax.disable_jit` it calls the function itself, with the arguments as they are, as JAX does. Inside a
+        function that stagec traces, it becomes part of that function: its shardings are constraints, and it donates
+        nothing.
+
+        Raises what the function raises while it is traced, ValueError for a static argument without a hash,
+        CannotCompile if XLA refuses the program, and NotImplementedError for callbacks into Python.
         """
         tracer = self._tracer
         if tracer.within():

@@ -111,7 +111,7 @@ class Function:
 
     @property
     def descriptions(self) -> tuple[Description, ...]:
-        """The executables that calls of this function choose from here, those of its variants included.
+        """The descriptions of the executables that calls of this function choose from, those of its variants included.
 
         They are read now. Raises LoadError ("format", "digest"), CallError ("closed").
         """
@@ -121,11 +121,11 @@ class Function:
 
     @property
     def weights(self) -> Mapping[str, Weight]:
-        """What takes the place of the arguments that callers leave out, by path: `args[0]['w']`."""
+        """The weights that the bundle has for arguments, by path: `args[0]['w']`. Callers leave these arguments out."""
         return {self._interface.paths[i]: weight for i, weight in self._bound.weights.items()} if self._bound else {}
 
     def with_options(self, *, donate: bool = True) -> Function:
-        """Return the same function, whose calls differ in this.
+        """Return the same function with other options.
 
         donate: False keeps the device arrays of donated arguments: the executable gets copies of them.
         """
@@ -135,9 +135,9 @@ class Function:
         return other
 
     def select(self, shapes: Shapes | None = None, devices: Sequence[_jax.Device] | None = None) -> Selection:
-        """Return what the bundle has of this function, and what of it runs; see `Bundle.select`.
+        """Return every candidate for a call of this function, and why the loader takes it or not; see `Bundle.select`.
 
-        shapes: of the leaves, flat. Of a function with variants there is nothing: ask one of them.
+        shapes: those of the leaves, flat. A function with variants has no candidates: ask one of the variants.
         """
         loaded = self._loaded
         asked, here = loaded.asked._replace(shapes=shapes), loaded.host
@@ -146,7 +146,7 @@ class Function:
         return selection.select(self.name, self._offers, here, asked)._replace(bound=self._bound_arrays)
 
     def shapes_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Shapes:
-        """Return the shapes that a call of this one signature has: those of the bucket, where it is filled up.
+        """Return the shapes that a call of this one signature has: those of the bucket, if the loader pads it.
 
         Raises CallError ("structure", "dtype").
         """
@@ -167,10 +167,11 @@ class Function:
         return self._run(args, kwargs)
 
     def flat(self, *args: object, **kwargs: object) -> Flat:
-        """Return this function for arrays like these, bound to its executable: for calls that take no time to prepare.
+        """Return this function for arrays like these, bound to its executable. Its calls need no preparation.
 
         The executable is loaded. Donation and the chosen static arguments are those of this function and this call.
-        Raises what a call raises; CallError ("shape") for sizes that padding would fill up.
+
+        Raises what a call raises, and CallError ("shape") for sizes that the loader would pad.
         """
         function, kwargs = self._signature_of(kwargs)
         leaves = function._flatten(args, kwargs)
@@ -181,7 +182,7 @@ class Function:
         return Flat(signature, _shapes(leaves), function._donate, function._loaded, function._locate)
 
     def input_shardings(self, *args: object, **kwargs: object) -> Any:
-        """Return how a call with these arguments lays them on devices: a `Sharding` for each, as `(args, kwargs)`.
+        """Return how a call with these arguments puts them on devices: a `Sharding` for each, as `(args, kwargs)`.
 
         None stands for an argument that the function drops. The executable is loaded. Raises what a call raises.
         """
@@ -353,7 +354,7 @@ class Function:
         return self._descriptions[which]
 
     def release(self) -> None:
-        """Let go of the executables; XLA frees their memory when no call uses them any more."""
+        """Drop the executables. XLA frees their memory when no call uses them any more."""
         self._prepared.clear()
         self._calls.clear()
         self._signatures.clear()

@@ -18,7 +18,12 @@ OneSharding: TypeAlias = NamedSharding | xla_client.HloSharding | None
 
 @dataclass(frozen=True)
 class Artifact:
-    """A function lowered to StableHLO: the fields of `Exported`, which describes them and adds JAX's methods."""
+    """A function lowered to StableHLO: the fields of `Exported`, which describes them and adds JAX's methods.
+
+    Fields that begin with "_" are internal: shardings as they are stored, memory spaces by the numbers of the
+    serialization (empty: all on the device), the vector-Jacobian product or what makes it, and names of parameters for
+    messages.
+    """
 
     fun_name: str
     in_tree: Tree
@@ -47,9 +52,10 @@ class Artifact:
     def vjp(self) -> Self:
         """Return the vector-Jacobian product, itself exported.
 
-        Its arguments are flat: those of this function, then a cotangent for each result; its results are a tuple of
+        Its arguments are flat: those of this function, then a cotangent for each result. Its results are a tuple of
         cotangents, one for each argument. A cotangent of integers has dtype f0: an array of bools, all False.
-        Raises ValueError when it was not exported.
+
+        Raises ValueError if it was not exported.
         """
         if self._vjp is None:
             raise ValueError("No VJP is available")

@@ -57,7 +57,7 @@ _INDEX = json_shapes.record(
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """An executable and what is known of it.
+    """An executable and what is known about it.
 
     Methods are those of `jax.stages.Compiled` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Compiled).
 
@@ -70,7 +70,7 @@ class Compiled:
 
     Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
     plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several
-    devices as a whole. A PRNG key is its uint32 words. A 64-bit array may stand for a 32-bit one, unless JAX's
+    devices as a whole. A PRNG key is its uint32 words. You may pass a 64-bit array for a 32-bit argument, unless JAX's
     `jax_enable_x64` is set. A call raises CallError if an argument does not fit.
     """
 
@@ -242,8 +242,8 @@ class Compiled:
     def serialize(self) -> bytes:
         """Return bytes for `deserialize`, without pickle.
 
-        They are for processes with this jaxlib, on machines that have what the target requires: the features of this
-        machine's CPU where no target was named.
+        They are for processes with this jaxlib, on machines that have what the target requires. Without a named target,
+        that is the features of this machine's CPU.
         """
         members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
         found = {
@@ -258,8 +258,8 @@ class Compiled:
     def deserialize(serialized: bytes) -> Compiled:
         """Read what `serialize` wrote.
 
-        Raises LoadError when the bytes are something else, are damaged, or are for another jaxlib or CPU. XLA is given
-        the executable at the first use.
+        Raises LoadError if the bytes are something else, are damaged, or are for another jaxlib or CPU. XLA gets the
+        executable at the first use.
         """
         name = "a serialized Compiled"
         found = archive.Archive(name, bytes(serialized), _INDEX)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported(Artifact):
-    """A JAX function lowered to StableHLO.
+    """A function as portable StableHLO: for several platforms, with symbolic sizes if you want.
 
     Fields and methods are those of `jax.export.Exported`
     (https://docs.jax.dev/en/latest/_autosummary/jax.export.Exported.html).
@@ -50,10 +50,6 @@ class Exported(Artifact):
         (https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions).
     module_kept_var_idx: sorted indices of the `in_avals` that `main` takes; the others are unused and were dropped.
     uses_global_constants: the module has dimension variables or a platform index, and must be refined before XLA.
-
-    Fields whose names start with "_" are no interface: shardings as they are stored, memory spaces by the numbers of
-    the serialization (empty: all on the device), the vector-Jacobian product or what makes it, and names of parameters
-    for messages.
     """
 
     @staticmethod
@@ -89,7 +85,9 @@ class Exported(Artifact):
     def in_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
         """For each of `in_avals` its sharding over `mesh`; None where it is not specified.
 
-        mesh: a `Mesh`, or one of JAX's. Raises ValueError when its axes are not those that were exported.
+        mesh: a `Mesh`, or a mesh of JAX.
+
+        Raises ValueError if its axes are not those that were exported.
         """
         return _over(mesh, self._in_shardings, self.in_avals)
 
@@ -121,12 +119,12 @@ class Exported(Artifact):
 
         Results are in plain containers, or in objects of the model's types if this process has them.
 
-        Dimension variables take their sizes from the arguments' shapes. What is compiled for one
-        combination of sizes is kept. A PRNG key is given and returned as its uint32 words; for a function of
-        several devices, arrays are whole. Arrays of 64 bits are taken where 32 are wanted, unless JAX's
-        `jax_enable_x64` is set.
-        Raises CallError when structure, dtypes or shapes do not fit, CannotLower when the module is not for CPUs, and
-        SizesDoNotFit, which is one, when the sizes break a constraint on its dimensions.
+        Dimension variables take their sizes from the shapes of the arguments. The executable for a combination of sizes
+        is kept. Pass a PRNG key as its uint32 words; for a function of several devices, pass whole arrays. You may pass
+        64-bit arrays for 32-bit arguments, unless JAX's `jax_enable_x64` is set.
+
+        Raises CallError if structure, dtypes or shapes do not fit; CannotLower if the module is not for CPUs; and
+        SizesDoNotFit, a kind of CannotLower, if the sizes break a constraint of its dimensions.
         """
         return self._compiled_for(args, kwargs)(*args, **kwargs)
 

@@ -38,11 +38,11 @@ class Lowered(Program):
     kept_var_idx: sorted indices of the arguments that the module takes, among the leaves; the others are unused.
     donated: for each argument, whether the caller gives its buffer away.
     custom_calls: sorted names of the custom calls that the module makes.
-    module: MLIR bytecode of the module; its locations hold argument names only, where it was exported so.
+    module: MLIR bytecode of the module; its locations hold argument names only, if it was exported with them.
     nr_devices: how many devices the module runs on, in one partition each.
-    in_shardings, out_shardings: how each array is split over them; None where XLA may choose.
-    in_memory_kinds, out_memory_kinds: of each array that the module takes or gives the memory that it lies in, such as
-        "pinned_host"; None is the device's own.
+    in_shardings, out_shardings: how each array is split over them; None if XLA may choose.
+    in_memory_kinds, out_memory_kinds: the memory of each array that the module takes or returns, such as "pinned_host"; None
+        is the device's own.
     compiler_options: those that the function asks for.
     """
 
@@ -90,7 +90,9 @@ class Lowered(Program):
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """Return the module as text.
 
-        dialect: "stablehlo" (the default) or "hlo". debug_info: with locations, or HLO's metadata.
+        dialect: "stablehlo" (the default) or "hlo".
+        debug_info: with locations, or with the metadata of HLO.
+
         Raises ValueError for another dialect.
         """
         module = self.compiler_ir(dialect)
@@ -114,12 +116,12 @@ class Lowered(Program):
     ) -> Compiled:
         """Compile, and return what can be called.
 
-        compiler_options: as of `jit`; they go before those of the function.
-        target: None is the CPU of this machine. A named target needs a process that was prepared for it
-            (`prepare_process` of its backend, as the compile command does).
-        device_assignment: JAX's name of devices; an executable has none before it is loaded.
-        Raises CannotCompile when XLA refuses the module or an option, or an option cannot have its value, and TypeError
-        for `device_assignment`.
+        compiler_options: as of `jit`. They go before those of the function.
+        target: None means the CPU of this machine. The process must be prepared for a named target (`prepare_process` of its
+            backend, as the compile command does).
+        device_assignment: not supported: an executable has no devices before it is loaded. JAX has this parameter.
+
+        Raises CannotCompile if XLA refuses the module, an option or its value, and TypeError for `device_assignment`.
         """
         if device_assignment is not None:
             raise TypeError(

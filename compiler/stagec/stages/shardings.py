@@ -32,15 +32,16 @@ class AbstractDevice:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes over which devices are laid out, without the devices: `Mesh((2, 2), ("data", "model"))`.
+    """Named axes of a grid of devices, without the devices: `Mesh((2, 2), ("data", "model"))`.
 
     As `jax.sharding.AbstractMesh` (https://docs.jax.dev/en/latest/jax.sharding.html).
-    Raises ValueError when there is not a size, a name and a type for each axis.
 
-    axis_sizes: devices along each axis.
+    axis_sizes: number of devices along each axis.
     axis_names: name of each axis.
-    axis_types: for each axis one of AXIS_TYPES; empty stands for all "Auto".
-    abstract_device: what the devices are; None when any will do.
+    axis_types: for each axis one of AXIS_TYPES. Empty stands for "Auto" for all axes.
+    abstract_device: which devices they are. None if any will do.
+
+    Raises ValueError unless there is a size, a name and a type for each axis.
     """
 
     axis_sizes: tuple[int, ...]
@@ -80,12 +81,12 @@ class Mesh:
 
 @dataclass(frozen=True, init=False)
 class PartitionSpec:
-    """Over which mesh axes each dimension of an array is split: `PartitionSpec("data", None, ("x", "y"))`.
+    """The mesh axes over which each dimension of an array is split: `PartitionSpec("data", None, ("x", "y"))`.
 
     As `jax.sharding.PartitionSpec` (https://docs.jax.dev/en/latest/jax.sharding.html#jax.sharding.PartitionSpec).
 
-    partitions: for each dimension the axes, outermost first; () where it is whole. Dimensions at the end may be left
-        out when they are whole.
+    partitions: the axes of each dimension, outermost first; () for a dimension that is whole. You may leave out whole
+        dimensions at the end.
     unreduced, reduced: axes over which a sum is pending, or its gradient; sorted.
     """
 

@@ -26,8 +26,14 @@ def set_mesh(mesh: Any) -> Iterator[None]:
 
     mesh: a `Mesh`, or a mesh of JAX.
 
+    >>> import stagec.numpy as np
+    >>> from stagec import lax
+    >>> def doubled(x):
+    ...     return lax.with_sharding_constraint(x * 2, stagec.PartitionSpec("data"))
     >>> with stagec.set_mesh(stagec.Mesh((2,), ("data",))):
-    ...     halves = stagec.NamedSharding(stagec.Mesh((2,), ("data",)), stagec.PartitionSpec("data"))
+    ...     lowered = stagec.jit(doubled, frontend="arrays").lower(np.ones(8))
+    >>> lowered.nr_devices
+    2
     """
     with meshes.use(axes_of_mesh(mesh)):
         yield

@@ -43,9 +43,9 @@ class Problem:
 
 
 class StagecError(Exception):
-    """A user's mistake, or several: `StagecError(problem, ...)`. Its text is the problems, one after another.
+    """A mistake in a manifest or a model, or several. The message lists all of them.
 
-    problems: what is wrong, each with file, key, what and what to write instead; never empty.
+    problems: each with file, key, what is wrong, and what to write instead; never empty.
     """
 
     problems: tuple[Problem, ...]

@@ -65,13 +65,13 @@ class Fields(NamedTuple):
 
 
 class PyTreeNode(NamedTuple):
-    """How objects of one type of the model's own are taken apart and made.
+    """How to take apart and make objects of a type of the model's own.
 
     The functions are those of `jax.tree_util.register_pytree_node`
-    (https://docs.jax.dev/en/latest/custom_pytrees.html), with static data in bytes, as
-    `jax.export.register_pytree_node_serialization` has them stored.
+    (https://docs.jax.dev/en/latest/custom_pytrees.html), with static data as bytes, as
+    `jax.export.register_pytree_node_serialization` stores them.
 
-    nodetype: the type; objects of exactly this type are meant.
+    nodetype: the type. Objects of its subclasses do not count.
     flatten_func: object -> (children, static data).
     unflatten_func: (static data, children) -> object.
     """
