@@ -21,9 +21,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def files(*pages: str) -> dict[str, str]:
-    """The files of a user's repository in pages: blocks whose first line is a comment with the file's path."""
-    texts = [text for page in pages for _, text in blocks(page)]
-    return {name[1]: text for text in texts if (name := re.match(r"# (\S+)\n", text))}
+    """The files of a user's repository in pages: blocks that begin with a comment with the path. Two blocks add up."""
+    texts: dict[str, str] = {}
+    for page in pages:
+        for _, text in blocks(page):
+            if name := re.match(r"# (\S+)\n", text):
+                texts[name[1]] = texts.get(name[1], "") + text
+    return texts
 
 
 def commands(page: str) -> list[str]:
@@ -31,7 +35,7 @@ def commands(page: str) -> list[str]:
     return [line for language, text in blocks(page) if language == "sh" for line in text.splitlines()]
 
 
-BY_HAND = files("docs/bazel.md", "docs/python.md")
+BY_HAND = files("docs/bazel.md", "docs/python-stages.md")
 README = files("README.md")
 ENTRY = ("MODULE.bazel", "WORKSPACE")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +38,31 @@ def _manifest(root: Path) -> str:
     return manifest_reference.as_markdown(json.loads((root / "docs/manifest.schema.json").read_text("utf-8")))
 
 
-def _python(root: Path) -> str:
+def _python(names: Sequence[str], root: Path) -> str:
     from tools.pages import python_reference  # needs griffe, which is installed for the site alone
 
-    return python_reference.as_markdown(root)
+    return python_reference.as_markdown(root, names)
 
 
+PYTHON: Mapping[str, Sequence[str]] = {
+    "docs/python.md": (
+        *("load", "Bundle", "Function", "device_put", "devices", "make_array_from_single_device_arrays"),
+        *("PyTreeNode", "LoadError", "CallError"),
+    ),
+    "docs/python-stages.md": (
+        *("jit", "Wrapped", "Traced", "Lowered", "Compiled", "Exported", "Mesh", "PartitionSpec", "NamedSharding"),
+        *("StagecError", "CannotLower", "CannotCompile", "NotExported"),
+    ),
+    "docs/python-arrays.md": (
+        *("ShapeDtypeStruct", "symbolic_shape", "enable_x64", "default_matmul_precision"),
+        *("grad", "value_and_grad", "vjp", "custom_vjp", "stop_gradient"),
+        *("checkpoint", "checkpoint_policies", "checkpoint_name"),
+        *("register_dataclass", "register_pytree_node", "set_mesh", "shard_map"),
+    ),
+}
+"""A page of the Python API -> the public names on it, the most common first."""
 PAGES = (
     Page("docs/manifest.md", _manifest),
-    Page("docs/python.md", _python),
     Page("docs/rules.md", rules_reference.as_markdown),
+    *(Page(path, functools.partial(_python, names)) for path, names in PYTHON.items()),
 )

@@ -1,47 +1,76 @@
-"""The reference of the Python API in docs/python.md: signatures and docstrings as griffe reads them in the sources."""
+"""The reference of the Python API: signatures and docstrings as griffe reads them in the sources.
+
+A docstring is Markdown, except for three things: lines
+`name: text` are a list, lines that begin with `>>>` are an example, and `docs/page.md` is a link.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import griffe
 
+_INTERNAL = {
+    "CannotCompile.of",
+    "Exported.interface",
+    "Function.add_variant",
+    "Function.shapes_of",
+    "Lowered.memory_of_parameters",
+    "StagecError.of",
+}
+"""Members that other modules of stagec use, and nobody else."""
+
 _SIGNATURE_WIDTH = 100
 
 
-def as_markdown(root: Path) -> str:
-    """Return a section for each public name of the package: functions first, then classes, then exceptions."""
+def as_markdown(root: Path, names: Sequence[str]) -> str:
+    """Return a section for each of these public names of the package."""
+    objects = map(public(root).__getitem__, names)
+    sections = [_class(one) if isinstance(one, griffe.Class) else _function(one, "##") for one in objects]
+    return _linked("\n\n".join(sections), root / "docs") + "\n"
+
+
+@functools.cache
+def public(root: Path) -> Mapping[str, griffe.Class | griffe.Function]:
+    """Return the public names of the package with what they are."""
     package = griffe.load("stagec", search_paths=[root / "compiler"], allow_inspection=False)
     assert isinstance(package, griffe.Module)
-    public = [package[name] for name in package.exports or () if not str(name).startswith("_")]
-    found = [one.final_target if isinstance(one, griffe.Alias) else one for one in public]
-    functions = [one for one in found if isinstance(one, griffe.Function)]
-    classes = [one for one in found if isinstance(one, griffe.Class)]
-    errors = [one for one in classes if any(_is_error(base) for base in (one.path, *map(str, one.bases)))]
-    parts = [
-        ("Functions", [_function(one, "###") for one in functions]),
-        ("Classes", [_class(one) for one in classes if one not in errors]),
-        ("Exceptions", [_class(one) for one in errors]),
-    ]
-    return "\n\n".join(f"## {title}\n\n" + "\n\n".join(sections) for title, sections in parts) + "\n"
+    names = [str(name) for name in package.exports or () if not str(name).startswith("_")]
+    targets = {name: _target(package[name]) for name in names}
+    return {name: one for name, one in targets.items() if isinstance(one, griffe.Class | griffe.Function)}
 
 
-def _is_error(name: str) -> bool:
-    return bool(re.search(r"(Error|Exception|Refusal)$", name))
+def _target(member: griffe.Object | griffe.Alias) -> griffe.Object:
+    return member.final_target if isinstance(member, griffe.Alias) else member
 
 
 def _class(kind: griffe.Class) -> str:
-    bases = f"({', '.join(map(str, kind.bases))})" if kind.bases else ""
-    sections = [f"### `{kind.name}`\n\n```python\nclass {kind.name}{bases}\n```", _text(kind)]
+    bases = ", ".join(_bases(kind))
+    sections = [f"## `{kind.name}`\n\n```python\nclass {kind.name}{f'({bases})' if bases else ''}\n```", _text(kind)]
     for member in _members(kind):
         if isinstance(member, griffe.Function):
-            sections.append(_function(member, "####", f"{kind.name}."))
+            sections.append(_function(member, "###", f"{kind.name}."))
         else:
-            declared = f": {member.annotation}" if member.annotation is not None else ""
-            sections.append(f"#### `{kind.name}.{member.name}{declared}`\n\n{_text(member)}")
+            declared = (
+                f"\n\n```python\n{member.name}: {member.annotation}\n```" if member.annotation is not None else ""
+            )
+            sections.append(f"### `{kind.name}.{member.name}`{declared}\n\n{_text(member)}")
     return "\n\n".join(section for section in sections if section)
+
+
+def _bases(kind: griffe.Class) -> Iterator[str]:
+    """Yield the base classes; in place of one of stagec's, those of that one."""
+    ours = {base.canonical_path: base for base in kind.mro()}
+    for base in kind.bases:
+        path = base.canonical_path if isinstance(base, griffe.Expr) else str(base)
+        if path in ours and path.startswith("stagec."):
+            yield from _bases(ours[path])
+        else:
+            yield str(base)
 
 
 def _members(kind: griffe.Class) -> Iterator[griffe.Function | griffe.Attribute]:
@@ -49,7 +78,7 @@ def _members(kind: griffe.Class) -> Iterator[griffe.Function | griffe.Attribute]
     seen: set[str] = set()
     for base in (kind, *(base for base in kind.mro() if base.path.startswith("stagec."))):
         for name, member in base.members.items():
-            is_public = not name.startswith("_") or name == "__call__"
+            is_public = f"{kind.name}.{name}" not in _INTERNAL and (not name.startswith("_") or name == "__call__")
             known = isinstance(member, griffe.Function | griffe.Attribute)
             if known and is_public and member.docstring and name not in seen:
                 seen.add(name)
@@ -58,20 +87,21 @@ def _members(kind: griffe.Class) -> Iterator[griffe.Function | griffe.Attribute]
 
 def _function(function: griffe.Function, heading: str, owner: str = "") -> str:
     parameters, starred = [], False
-    for one in function.parameters:
-        if one.name == "self" or one.name == "cls":
+    for parameter in function.parameters:
+        if parameter.name == "self" or parameter.name == "cls":
             continue
-        if one.kind is griffe.ParameterKind.keyword_only and not starred:
+        kind = parameter.kind
+        if kind is griffe.ParameterKind.keyword_only and not starred:
             parameters.append("*")
-        star = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(one.kind, "")
-        starred = starred or star == "*" or one.kind is griffe.ParameterKind.keyword_only
-        annotation = f": {one.annotation}" if one.annotation is not None else ""
-        default = f" = {one.default}" if one.default is not None and not star else ""
-        parameters.append(f"{star}{one.name}{annotation}{default}")
+        star = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(kind, "")
+        starred = starred or star == "*" or kind is griffe.ParameterKind.keyword_only
+        annotation = f": {parameter.annotation}" if parameter.annotation is not None else ""
+        default = f" = {parameter.default}" if parameter.default is not None and not star else ""
+        parameters.append(f"{star}{parameter.name}{annotation}{default}")
     shown = f"{function.name}({', '.join(parameters)})" + (f" -> {function.returns}" if function.returns else "")
     if len(shown) > _SIGNATURE_WIDTH:
         head, end = shown.split("(", 1)[0], shown[shown.rindex(")") :]
-        shown = f"{head}(\n" + "".join(f"    {one},\n" for one in parameters) + end
+        shown = f"{head}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + end
     decorators = "".join(
         f"@{one.value}\n" for one in function.decorators if str(one.value) in ("staticmethod", "classmethod")
     )
@@ -79,21 +109,52 @@ def _function(function: griffe.Function, heading: str, owner: str = "") -> str:
 
 
 def _text(documented: griffe.Object) -> str:
-    """Return a docstring as Markdown: lines `name: text` become a list, and what is indented below them goes on."""
+    """Return a docstring as Markdown. Raises ValueError for a list whose lines are not indented below its items."""
     if documented.docstring is None:
         return ""
+    prose, prompt, example = documented.docstring.value.partition(">>> ")
     lines: list[str] = []
-    for line in documented.docstring.value.splitlines():
+    for line in prose.rstrip().splitlines():
         item = re.match(r"(?:- )?([\w`]+(?:(?:, | and )[\w`]+)*): (.*)", line)
+        in_list = bool(lines) and lines[-1].startswith(("- ", "  "))
         if item and (line.startswith("- ") or not item[1][0].isupper()):
-            if lines and lines[-1] and not lines[-1].startswith(("- ", "  ")):
+            if lines and lines[-1] and not in_list:
                 lines.append("")
             names = item[1] if "`" in item[1] else re.sub(r"\w+(?=,|$)", r"`\g<0>`", item[1])
+            if re.search(r"[.;] [a-z_]+: ", item[2]):
+                raise ValueError(f"{documented.path}: two items of a list are in one line: {line}")
             lines.append(f"- {names}: {item[2]}")
-        elif line.startswith("    ") and lines and lines[-1].startswith(("- ", "  ")):
+        elif line.startswith("    ") and in_list:
             lines.append(f"  {line.strip()}")
         else:
-            if line and lines and lines[-1].startswith(("- ", "  ")):
+            if line and in_list:
+                if not re.match(r"[A-Z`]", line):
+                    raise ValueError(f"{documented.path}: indent what belongs to an item of a list: {line}")
                 lines.append("")
             lines.append(line)
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return f"{text}\n\n{_example(prompt + example)}" if prompt else text
+
+
+def _linked(text: str, docs: Path) -> str:
+    """Return a text with links to pages: those of stagec by their titles, and those of JAX."""
+    text = re.sub(r"\bdocs/([\w-]+\.md)\b", lambda match: f"[{title(docs / match[1])}]({match[1]})", text)
+    return re.sub(r"\((https://docs\.jax\.dev/[^\s)]+)\)", r"([JAX's page](\1))", text)
+
+
+def title(page: Path) -> str:
+    """Return the title of a page: its first heading."""
+    return page.read_text("utf-8").partition("# ")[2].partition("\n")[0]
+
+
+def _example(doctest: str) -> str:
+    """Return a doctest as a program that can be pasted: what it prints becomes comments."""
+    lines = [
+        line[4:] if line.startswith((">>> ", "... ")) else f"# {line}" for line in doctest.rstrip().splitlines() if line
+    ]
+    spaced = lines[:1]
+    for before, line in itertools.pairwise(lines):
+        ends_imports = "import " in before and "import " not in line
+        ends_block = before.startswith("    ") and not line.startswith((" ", ")", "#"))
+        spaced += ["", line] if ends_imports or ends_block else [line]
+    return "\n".join(["```python", *spaced, "```"])

@@ -41,8 +41,8 @@ class Lowered(Program):
     module: MLIR bytecode of the module; its locations hold argument names only, if it was exported with them.
     nr_devices: how many devices the module runs on, in one partition each.
     in_shardings, out_shardings: how each array is split over them; None if XLA may choose.
-    in_memory_kinds, out_memory_kinds: the memory of each array that the module takes or returns, such as "pinned_host"; None
-        is the device's own.
+    in_memory_kinds, out_memory_kinds: the memory of each array that the module takes or returns, such as "pinned_host";
+        None is the device's own.
     compiler_options: those that the function asks for.
     """
 
@@ -117,8 +117,8 @@ class Lowered(Program):
         """Compile, and return what can be called.
 
         compiler_options: as of `jit`. They go before those of the function.
-        target: None means the CPU of this machine. The process must be prepared for a named target (`prepare_process` of its
-            backend, as the compile command does).
+        target: None means the CPU of this machine. Before you compile for a named target, call `prepare_process` of
+            its backend, as the compile command does.
         device_assignment: not supported: an executable has no devices before it is loaded. JAX has this parameter.
 
         Raises CannotCompile if XLA refuses the module, an option or its value, and TypeError for `device_assignment`.
