@@ -1,5 +1,6 @@
 """The site of the pages: it builds, all its links lead somewhere, and it can be served while pages are edited."""
 
+import json
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import chromium
 from tests.building import ROOT
 
 pytest.importorskip("mkdocs", reason="tools/pages/site.lock is not installed")
@@ -48,6 +50,30 @@ def test_every_link_leads_to_a_file(site: Path) -> None:
             continue
         for link in re.findall(r'(?:href|src)="([^"#:]+)["#]', page.read_text("utf-8")):
             assert (page.parent / link.partition("?")[0]).exists(), f"{page.relative_to(site)}: {link}"
+
+
+@pytest.mark.skipif(chromium.CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("buckets", "manifest.html#buckets"),
+        ("bind", "manifest.html#bind"),
+        ("compiler_options", "manifest.html#compiler_options"),
+        ("padding", "manifest.html#padding"),
+        ("remote execution", "remote-execution.html"),
+    ],
+)
+def test_a_search_finds(site: Path, words: str, place: str) -> None:
+    """What the theme's own worker answers first, with the site's index."""
+    (worker,) = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    setup = {"type": 0, "data": {**index, "options": {}}}
+    with chromium.page() as page:
+        page.run("var answers = []; addEventListener = (_, f) => (ask = f); postMessage = (a) => answers.push(a); 0")
+        page.run(f"{worker.read_text('utf-8')}; 0")
+        page.run(f"ask({{data: {json.dumps(setup)}}}).then(() => 0)")
+        page.run(f"ask({{data: {json.dumps({'type': 2, 'data': words})}}}).then(() => 0)")
+        assert page.run("answers.at(-1).data.items[0][0].location") == place
 
 
 def test_it_is_served() -> None:

@@ -26,6 +26,9 @@ OUTSIDE = {
 }
 """Pages outside of docs/: path in the repository -> path on the site."""
 
+BOOST = {"manifest.md": 2.0, "ARCHITECTURE.md": 0.5, "CHANGELOG.md": 0.5}
+"""Pages on the site whose sections a search puts further up (above 1) or further down."""
+
 _LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(#[^)\s]*)?(?=\))")
 _PICTURES = (".svg", ".png")
 
@@ -48,8 +51,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return a page with links as they are on the site; one that is broken stays as it is, for MkDocs to report."""
+    """Return a page with links as they are on the site; one that is broken stays as it is, for MkDocs to report.
+
+    Also say how high a search puts the page, which a file in the repository would show as text.
+    """
     uri = page.file.src_uri
+    page.meta |= {"search": {"boost": BOOST.get(uri, 1.0)}}
     there = {site: path for path, site in OUTSIDE.items()}
     path = there.get(uri, f"docs/{uri}")
     pages = OUTSIDE | {f"docs/{one.src_uri}": one.src_uri for one in files.documentation_pages()}

@@ -22,26 +22,33 @@ _NAMES = {
 
 
 def as_markdown(schema: Schema) -> str:
-    """Return a section for each table of a manifest, with a row for each of its keys."""
-    sections = [_section(schema, path, table) for path, table in _tables(schema, (), schema)]
+    """Return a section for each table of a manifest, with one for each of its keys.
+
+    The anchor of a key is its path without the names that the user chooses: `functions.golden.atol`. In a table for one
+    platform, the platform takes the place of the target's name: `targets.cpu.isa`.
+    """
+    sections = [_section(schema, *table) for table in _tables(schema, (), (), schema)]
     return "\n\n".join([*sections, *_values(schema)]) + "\n"
 
 
-def _tables(schema: Schema, path: tuple[str, ...], table: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield each table with its heading, the ones inside of another after it."""
+def _tables(
+    schema: Schema, path: tuple[str, ...], anchor: tuple[str, ...], table: Schema
+) -> Iterator[tuple[str, str, Schema]]:
+    """Yield each table with its heading and its anchor, the ones inside of another after it."""
     if path:
-        yield f"[{'.'.join(path)}]", table
+        yield f"[{'.'.join(path)}]", ".".join(anchor), table
     for key, described in sorted(table["properties"].items(), key=lambda item: (item[0] == "functions", item[0])):
         for is_named, references in _inside(described):
-            found = [schema["$defs"][reference.removeprefix("#/$defs/")] for reference in references]
-            inner = [one for one in found if "properties" in one]
-            names = (key, _NAMES[key]) if inner and is_named else (key,)
-            for one in inner:
-                if len(inner) == 1:
-                    yield from _tables(schema, (*path, *names), one)
+            options = [schema["$defs"][reference.removeprefix("#/$defs/")] for reference in references]
+            tables = [option for option in options if "properties" in option]
+            names = (key, _NAMES[key]) if tables and is_named else (key,)
+            for inner in tables:
+                if len(tables) == 1:
+                    yield from _tables(schema, (*path, *names), (*anchor, key), inner)
                 else:
-                    platform = one["properties"]["platform"]["const"]
-                    yield f'[{".".join((*path, *names))}], platform = "{platform}"', one
+                    platform = inner["properties"]["platform"]["const"]
+                    heading = f'[{".".join((*path, *names))}], platform = "{platform}"'
+                    yield heading, ".".join((*anchor, key, platform)), inner
 
 
 def _inside(described: Schema) -> Iterator[tuple[bool, list[str]]]:
@@ -54,15 +61,20 @@ def _inside(described: Schema) -> Iterator[tuple[bool, list[str]]]:
             yield True, [option["$ref"] for option in options if "$ref" in option]
 
 
-def _section(schema: Schema, heading: str, table: Schema) -> str:
+def _section(schema: Schema, heading: str, anchor: str, table: Schema) -> str:
     required = table.get("required", ())
-    rows = [
-        f"| `{key}`{' (required)' if key in required else ''} "
-        f"| {_cell(_description(schema, described))} | {_default(described)} | {_examples(key, described)} |"
-        for key, described in sorted(table["properties"].items(), key=lambda item: item[0] not in required)
-    ]
-    lines = [f"### `{heading}`", "", table["description"], "", "| key | meaning | default | example |"]
-    return "\n".join([*lines, "| --- | --- | --- | --- |", *rows])
+    keys = dict(sorted(table["properties"].items(), key=lambda item: item[0] not in required))
+    index = ", ".join(f"[`{key}`](#{anchor}.{key})" for key in keys)
+    parts = [f"### `{heading}`", table["description"], f"Keys: {index}."]
+    for key, described in keys.items():
+        sentences = [
+            "Required." if key in required else "",
+            _description(schema, described),
+            _default(described),
+            _examples(key, described),
+        ]
+        parts += [f'<a id="{anchor}.{key}"></a>', f"#### `{key}`", " ".join(filter(None, sentences))]
+    return "\n\n".join(parts)
 
 
 def _description(schema: Schema, described: Schema) -> str:
@@ -78,11 +90,12 @@ def _description(schema: Schema, described: Schema) -> str:
 def _default(described: Schema) -> str:
     if described.get("default") in (None, [], {}, ""):
         return ""
-    return f"`{_toml(described['default'])}`"
+    return f"Default: `{_toml(described['default'])}`."
 
 
 def _examples(key: str, described: Schema) -> str:
-    return _cell(", ".join(f"`{key} = {_toml(example)}`" for example in described.get("examples", ())))
+    examples = [f"`{key} = {_toml(example)}`" for example in described.get("examples", ())]
+    return f"Example: {' or '.join(examples)}." if examples else ""
 
 
 def _values(schema: Schema) -> Iterator[str]:
@@ -103,8 +116,3 @@ def _toml(value: object) -> str:
         case list():
             return "[" + ", ".join(_toml(item) for item in value) + "]"
     return json.dumps(value)
-
-
-def _cell(text: str) -> str:
-    """Return a text that may stand in a table."""
-    return text.replace("|", "\\|")
