@@ -1,6 +1,6 @@
 """What an action pays for its packages, by the way in which Bazel is told of them: processor time of Bazel's server.
 
-The actions do nothing else. stagec's packages are a directory; the table in docs/remote.md comes from here.
+The actions do nothing else. stagec's packages are a directory; the table in docs/remote-packages.md comes from here.
 """
 
 from __future__ import annotations

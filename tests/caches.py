@@ -83,10 +83,9 @@ class HttpCache:
 
 
 def block(start: str) -> str:
-    """Return the block of docs/remote.md that begins with this text."""
-    blocks = re.findall(
-        r"^```text\n(.*?)^```$", (ROOT / "docs" / "remote.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    """Return the block of docs/remote.md or docs/remote-execution.md that begins with this text."""
+    pages = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("remote.md", "remote-execution.md"))
+    blocks = re.findall(r"^```text\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
     return next(text for text in blocks if text.startswith(start))
 
 

@@ -1,9 +1,10 @@
 """The benchmarks run, on a workspace of few functions; what they measure there says nothing."""
 
 import json
-import statistics
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_the_chart_shows_the_results() -> None:
     picture = ElementTree.fromstring(shown)
     lengths = [int(bar.attrib["width"]) for bar in picture.iterfind("{http://www.w3.org/2000/svg}rect")]
     seconds = next(row.seconds for row in rows if row.name == "process start to first result, model")
-    medians = [statistics.median(seconds[way]) for way in ("jit", "exported", "cached", "serialized", "stagec")]
+    medians = [median(seconds[way]) for way in ("jit", "exported", "cached", "serialized", "stagec")]
     assert lengths == pytest.approx([280 * median for median in medians], abs=1)
     assert {f"{median:.2f} s" for median in medians} <= set(picture.itertext())
 
@@ -60,3 +61,19 @@ def test_an_edit_runs_the_actions_that_it_must(tmp_path: Path) -> None:
     nothing = "0 compile actions"
     assert [(row.target, row.note) for row in rows] == [(0.2, ""), (0.1, nothing), (None, nothing)]
     assert all(len(seconds) == 1 and seconds[0] > 0 for row in rows for seconds in row.seconds.values())
+
+
+def test_the_page_has_the_figures_that_were_measured() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    seconds = {row["name"]: row["seconds"] for rows in results.values() for row in rows}
+    measured = [
+        (seconds["process start to first result, model"], "stagec", "serialized"),
+        (seconds["tree: call, device arrays"], "call, device arrays", "jit, device arrays"),
+        (seconds["edit one of 100 functions"], "build", "script"),
+    ]
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    cells = re.findall(r"^\| [^|]+ \| ([\d.]+) (m?s) \| ([\d.]+) (m?s) \|$", page, re.MULTILINE)
+    assert len(cells) == len(measured)
+    for (ours, our_unit, theirs, their_unit), (of, *sides) in zip(cells, measured, strict=True):
+        for shown, unit, side in zip((ours, theirs), (our_unit, their_unit), sides, strict=True):
+            assert float(shown) == float(f"{median(of[side]) * {'s': 1, 'ms': 1000}[unit]:.2g}"), side

@@ -22,6 +22,7 @@ OUTSIDE = {
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
+    "benchmarks/README.md": "benchmarks/README.md",
     "examples/transformer/README.md": "examples/transformer/README.md",
 }
 """Pages outside of docs/: path in the repository -> path on the site."""
