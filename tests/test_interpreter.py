@@ -160,7 +160,8 @@ def test_an_image_without_the_interpreter_is_refused(workspace: Workspace, strat
     said = workspace.refusal("//models:models.f", f"--strategy=StagecExport={strategy}")
     assert (
         f"stagec: the machine that runs this action has no {workspace.interpreter}\n"
-        "  run it where there is one, or name the one that is there: stagec.python(interpreter = ...), docs/remote-packages.md\n"
+        "  run it where there is one, or name the one that is there: stagec.python(interpreter = ...), "
+        "docs/remote-packages.md\n"
     ) in said
 
 

@@ -27,11 +27,22 @@ class Page:
         """Return the page as it should be: the part that people write as it is, the other part anew."""
         text = (root / self.path).read_text("utf-8")
         (marker,) = re.findall(r"^<!-- Generated .*-->$", text, re.MULTILINE)
-        return f"{text.partition(marker)[0]}{marker}\n\n{self.generate(root)}"
+        return f"{text.partition(marker)[0]}{marker}\n\n{_linked(self.generate(root), root / 'docs')}"
 
     def write(self, root: Path) -> None:
         """Write the page as it should be."""
         (root / self.path).write_text(self.current(root), "utf-8")
+
+
+def title(page: Path) -> str:
+    """Return the title of a page: its first heading."""
+    return page.read_text("utf-8").partition("# ")[2].partition("\n")[0]
+
+
+def _linked(text: str, docs: Path) -> str:
+    """Return a text with links to the pages that it names: those of stagec by their titles, and those of JAX."""
+    text = re.sub(r"\bdocs/([\w-]+\.md)\b", lambda match: f"[{title(docs / match[1])}]({match[1]})", text)
+    return re.sub(r"\((https://docs\.jax\.dev/[^\s)]+)\)", r"([JAX's page](\1))", text)
 
 
 def _manifest(root: Path) -> str:

@@ -1,7 +1,7 @@
 """The reference of the Python API: signatures and docstrings as griffe reads them in the sources.
 
-A docstring is Markdown, except for three things: lines
-`name: text` are a list, lines that begin with `>>>` are an example, and `docs/page.md` is a link.
+A docstring is Markdown, except for two things: lines
+`name: text` are a list, and lines that begin with `>>>` are an example.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def as_markdown(root: Path, names: Sequence[str]) -> str:
     """Return a section for each of these public names of the package."""
     objects = map(public(root).__getitem__, names)
     sections = [_class(one) if isinstance(one, griffe.Class) else _function(one, "##") for one in objects]
-    return _linked("\n\n".join(sections), root / "docs") + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 @functools.cache
@@ -134,17 +134,6 @@ def _text(documented: griffe.Object) -> str:
             lines.append(line)
     text = "\n".join(lines)
     return f"{text}\n\n{_example(prompt + example)}" if prompt else text
-
-
-def _linked(text: str, docs: Path) -> str:
-    """Return a text with links to pages: those of stagec by their titles, and those of JAX."""
-    text = re.sub(r"\bdocs/([\w-]+\.md)\b", lambda match: f"[{title(docs / match[1])}]({match[1]})", text)
-    return re.sub(r"\((https://docs\.jax\.dev/[^\s)]+)\)", r"([JAX's page](\1))", text)
-
-
-def title(page: Path) -> str:
-    """Return the title of a page: its first heading."""
-    return page.read_text("utf-8").partition("# ")[2].partition("\n")[0]
 
 
 def _example(doctest: str) -> str:

@@ -89,5 +89,7 @@ def _section(name: str, doc: str, rows: list[tuple[str, str, str, str | None]]) 
 
 
 def _cell(text: str) -> str:
-    """Return a text that may stand in a table: what looks like a tag of HTML is code."""
-    return re.sub(r"(?<![`\w])(<\w+>[^\s`]*[^\s`.,:;])(?!`)", r"`\1`", text).replace("|", "\\|")
+    """Return a text that may stand in a table: what looks like a tag of HTML is code, where it is not so already."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"<\w+>[^\s`]*[^\s`.,:;]", r"`\g<0>`", part) for part in parts[::2]]
+    return "".join(parts).replace("|", "\\|")
