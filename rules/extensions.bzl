@@ -56,7 +56,7 @@ _IMAGE = {
         doc = "The absolute path of the Python that actions run, if it is another than the one that installs the " +
               "packages, such as that of an execution image. This machine need not have it.",
     ),
-    "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with their Python's."),
+    "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with the version of their Python."),
     "packages": attr.string(
         doc = "The absolute path of a folder of that image with what is in `//:layer` of the environment's repository, such " +
               "as `@stagec_python//:layer`. Actions then do not get the packages as inputs; they compare the fingerprint.",
@@ -95,9 +95,9 @@ _python = tag_class(
                   "your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
                   "`frontend = \"arrays\"`.",
         ),
-        tpu_lock = attr.label(doc = "One with libtpu alone, if you use another jaxlib."),
+        tpu_lock = attr.label(doc = "A lock with only libtpu, if you use another jaxlib."),
         cuda_lock = attr.label(
-            doc = "One with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
+            doc = "A lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
                   "another jaxlib.",
         ),
     ),

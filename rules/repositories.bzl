@@ -26,12 +26,12 @@ def stagec_repositories(
       lock: label of a requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that
         your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of
         `frontend = "arrays"`.
-      tpu_lock: label of one with libtpu alone, if you use another jaxlib.
-      cuda_lock: label of one with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
+      tpu_lock: label of a lock with only libtpu, if you use another jaxlib.
+      cuda_lock: label of a lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
         use another jaxlib.
       interpreter: absolute path of the Python that actions run, if it is another than the one that installs the packages,
         such as that of an execution image. This machine need not have it.
-      interpreter_version: its version, such as 3.11.9. Actions compare it with their Python's.
+      interpreter_version: its version, such as 3.11.9. Actions compare it with the version of their Python.
       packages: absolute path of a folder of that image with what is in `@stagec_python//:layer`. Actions then do not get
         the packages as inputs; they compare the fingerprint.
       trimmed: whether to leave out what no module imports: the packages' own tests, C headers and type stubs.

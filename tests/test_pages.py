@@ -16,6 +16,22 @@ from tools.pages.hooks import OUTSIDE
 
 WRITTEN = sorted([*OUTSIDE, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 TEXTS = {path: (ROOT / path).read_text("utf-8") for path in WRITTEN}
+PROSE = {path: re.sub(r"```.*?```|`(?:[^`\n]|\n(?!\n))*`", "``", text, flags=re.DOTALL) for path, text in TEXTS.items()}
+"""Pages without code."""
+REFUSED = (
+    r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|matter\b)",
+    r"\b(?:am|is|are|was|were|be|been) told\b",
+    r"\blaid over\b",
+    r"\bfill\w* (?:\w+ ){0,4}up\b",
+    r"\btexts\b",
+    r"\bthe most (?:is|are)\b",
+    r"\bof (?:Bazel|JAX|NumPy|Python|XLA|malloc|numpy|pip|stagec)'s(?=[.,;:)]| (?:that|which|is|are)\b)",
+    r"\banew\b",
+    r"\b(?:inside|outside) of\b",
+    r"\bfor ever\b",
+    r"\bnobody's\b",
+)
+"""What plain English says in another way: "is not a", "pad", "string", "again", "inside"."""
 PROGRAMS = r"    (?:\./bazelw|tools/\w|python3|openssl|\.venv/)"
 RUN_ELSEWHERE = {
     "./bazelw run //docs:serve": "tests/test_site.py",
@@ -38,9 +54,27 @@ def test_the_generated_part_is_current(page: Page) -> None:
 @pytest.mark.parametrize("page", WRITTEN)
 def test_links_lead_to_files(page: str) -> None:
     folder = (ROOT / page).parent
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "``", TEXTS[page], flags=re.DOTALL)
-    links = re.findall(r"\]\(([^)\s:#]+)(?:#[^)\s]*)?\)", prose)
+    links = re.findall(r"\]\(([^)\s:#]+)(?:#[^)\s]*)?\)", PROSE[page])
     assert [link for link in links if not (folder / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page not in ("CHANGELOG.md", "README.md")])
+def test_links_say_where_they_lead(page: str) -> None:
+    """They have the title of a page or of a section, or other words. Two pages are read as files, and name files."""
+    assert re.findall(r"\[[\w/.-]+\.md\]\([^)]*\)", PROSE[page]) == []
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page != "CHANGELOG.md"])
+def test_the_words_are_plain(page: str) -> None:
+    text = " ".join(PROSE[page].split())
+    assert [match[0] for pattern in REFUSED for match in re.finditer(pattern, text)] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_code_is_marked_as_code(page: str) -> None:
+    """No backtick is left over, and what looks like a tag of HTML is code; anchors of the reference are none."""
+    text = re.sub(r"^(?: {4}.*|<!--.*-->|<a id=\"[\w.]+\"></a>)$", "", PROSE[page], flags=re.MULTILINE)
+    assert re.findall(r"(?<!`)`(?!`)|</?\w+[^>]*>", text) == []
 
 
 @pytest.mark.parametrize("page", WRITTEN)

@@ -139,7 +139,7 @@ aot_bundle = rule(
         "golden": attr.label_list(doc = "Golden inputs and outputs.", providers = [AotGoldenInfo]),
         "weights": WEIGHTS_ATTR,
         "external_weights": attr.label_keyed_string_dict(
-            doc = "Files of weights that stay outside of the bundle, with their paths in the manifest. They are put into " +
+            doc = "Files of weights that stay beside the bundle, with their paths in the manifest. They are put into " +
                   "its folder.",
             allow_files = True,
         ),

@@ -308,7 +308,7 @@ class Baseline(Table):
 
 
 class Padding(Table):
-    """How the loader fills a call up to the next larger bucket of a dimension; it cuts the results back."""
+    """How the loader pads a call to the next larger bucket of a dimension; it cuts the results back."""
 
     fill: Annotated[
         int | float | bool,
@@ -443,7 +443,7 @@ class Function(Table):
             description="Instead of args and kwargs: a Python function without parameters that returns the arguments, "
             "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it. "
             "Or that tuple or dict itself: an array stands for its dtype and shape. A Python number in it is an "
-            "argument, as jax.jit traces it, wherever it is; only below a module of Equinox's it is a constant, as in "
+            "argument, as jax.jit traces it, wherever it is; only below an Equinox module it is a constant, as in "
             "eqx.filter_jit. A number that must stay constant goes into static, or is a static field of its class.",
             examples=["examples.digits.model:train_step_avals"],
         ),
@@ -476,7 +476,7 @@ class Function(Table):
     padding: Annotated[
         dict[Identifier, Padding],
         Field(
-            description="Dimensions along which the loader fills a call up to the next larger bucket. Only for "
+            description="Dimensions along which the loader pads a call to the next larger bucket. Only for "
             "functions whose results for real elements do not depend on the added ones, or that take a mask. "
             "Without it, a call must have the sizes of a bucket.",
             examples=[{"length": {"fill": 0, "mask": "valid"}}],

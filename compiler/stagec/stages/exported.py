@@ -44,7 +44,7 @@ class Exported(Artifact):
     nr_devices: how many devices the module is lowered for.
     platforms: "cpu", "cuda", "rocm", "tpu"; with more than one, `main` takes their index as its first argument.
     ordered_effects, unordered_effects: class names of the effects in the module.
-    disabled_safety_checks: what was switched off at export: "platform", "shape_assertions", "custom_call:<target>".
+    disabled_safety_checks: what was switched off at export: "platform", "shape_assertions", "custom_call:TARGET".
     mlir_module_serialized: the module, in StableHLO's portable form (VHLO).
     calling_convention_version: of the module
         (https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions).
