@@ -137,13 +137,20 @@ def _text(documented: griffe.Object) -> str:
 
 
 def _example(doctest: str) -> str:
-    """Return a doctest as a program that can be pasted: what it prints becomes comments."""
+    """Return a doctest as a program that can be pasted, formatted as ruff does: what it prints becomes comments."""
     lines = [
         line[4:] if line.startswith((">>> ", "... ")) else f"# {line}" for line in doctest.rstrip().splitlines() if line
     ]
-    spaced = lines[:1]
-    for before, line in itertools.pairwise(lines):
+    spaced: list[str] = []
+    inside_definition = False
+    for before, line in itertools.pairwise(["", *lines]):
+        starts, is_decorated = line.startswith(("def ", "class ", "@")), before.startswith("@")
+        ends = before.startswith("    ") and not line.startswith((" ", ")", "#"))
         ends_imports = "import " in before and "import " not in line
-        ends_block = before.startswith("    ") and not line.startswith((" ", ")", "#"))
-        spaced += ["", line] if ends_imports or ends_block else [line]
+        if before and not is_decorated and (starts or (ends and inside_definition)):
+            spaced += ["", ""]
+        elif ends or ends_imports:
+            spaced.append("")
+        spaced.append(line)
+        inside_definition = starts or (inside_definition and line.startswith(" "))
     return "\n".join(["```python", *spaced, "```"])
