@@ -189,7 +189,7 @@ class Wrapped:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Return the function as a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`.
 
-        Static arguments are given as values. Raises what the function raises.
+        Pass static arguments as values. Raises what the function raises.
         """
         return self._tracer.trace(args, kwargs)
 
@@ -205,7 +205,7 @@ class Wrapped:
         return self._tracer.eval_shape(args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forget what was traced and compiled: the next call does it again."""
+        """Forget all traces and executables: the next call makes them again."""
         self._tracer.clear()
         self._compiled.clear()
 

@@ -131,8 +131,8 @@ class Compiled:
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """Run the executable; return the result, its leaves, and the leaves of the arguments.
 
-        It raises what a call raises. JAX's is a static method and wants `Compiled._params` first; `Compiled.call(self,
-        ...)` is the same here.
+        It raises what a call raises. In JAX it is a static method, and takes `Compiled._params` first. Here,
+        `Compiled.call(self, ...)` works too.
         """
         signature = self._signature
         leaves = signature.flatten(args, kwargs)

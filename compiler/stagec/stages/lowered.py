@@ -75,7 +75,7 @@ class Lowered(Program):
         return donate_argnums(self.donated)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """Return the module: of jaxlib's `ir.Module` for "stablehlo" (the default), of its `XlaComputation` for "hlo".
+        """Return the module as jaxlib's `ir.Module` ("stablehlo", the default) or `XlaComputation` ("hlo").
 
         Raises ValueError for another dialect.
         """

@@ -55,7 +55,7 @@ class checkpoint_policies:  # noqa: N801 - JAX's name
 
     @staticmethod
     def nothing_saveable(*_: Any, **__: Any) -> bool:
-        """Keep the arguments alone, as without a policy."""
+        """Keep only the arguments, as without a policy."""
         return False
 
     @staticmethod
@@ -78,17 +78,17 @@ class checkpoint_policies:  # noqa: N801 - JAX's name
 
     @staticmethod
     def save_any_names_but_these(*names: str) -> Policy:
-        """Return the policy that keeps values with a name that is none of these."""
+        """Return the policy that keeps values with any other name."""
         return _of_names(lambda name: name not in names)
 
     @staticmethod
     def save_anything_except_these_names(*names: str) -> Policy:
-        """Return the policy that keeps all but values with one of these names."""
+        """Return the policy that keeps everything except values with one of these names."""
         return _of_names(lambda name: name not in names, others=True)
 
     @staticmethod
     def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-        """Return the policy that keeps what one of two keeps."""
+        """Return the policy that keeps everything that one of the two keeps."""
 
         def policy(primitive: Primitive, *avals: Any, **params: Any) -> bool:
             return policy_1(primitive, *avals, **params) or policy_2(primitive, *avals, **params)
