@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import stagec
 from stagec.manifest import load_manifest, plan
 from tests.building import COMPILER, ROOT
 from tools.pages.generated import PAGES, PYTHON, Page
@@ -49,6 +50,10 @@ def test_the_generated_part_is_current(page: Page) -> None:
     if page.path in PYTHON:
         pytest.importorskip("griffe", reason="tools/pages/site.lock is not installed")
     assert (ROOT / page.path).read_text("utf-8") == page.current(ROOT), "run: ./bazelw run //docs:generate"
+
+
+def test_every_public_name_is_on_one_page() -> None:
+    assert sorted(name for names in PYTHON.values() for name in names) == sorted({*stagec.__all__} - {"__version__"})
 
 
 @pytest.mark.parametrize("page", WRITTEN)

@@ -24,7 +24,7 @@ class Page:
     generate: Callable[[Path], str]
 
     def current(self, root: Path) -> str:
-        """Return the page as it should be: the part that people write as it is, the other part anew."""
+        """Return the page as it should be: the part that people write as it is, and the other part new."""
         text = (root / self.path).read_text("utf-8")
         (marker,) = re.findall(r"^<!-- Generated .*-->$", text, re.MULTILINE)
         return f"{text.partition(marker)[0]}{marker}\n\n{_linked(self.generate(root), root / 'docs')}"

@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     root = _root(config)
-    pages = OUTSIDE | {f"docs/{one.src_uri}": one.src_uri for one in files.documentation_pages()}
+    pages = OUTSIDE | {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()}
     for path, uri in OUTSIDE.items():
         files.append(File.generated(config, uri, content=(root / path).read_text("utf-8")))
     for path in pages:
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return a page with links as they are on the site; one that is broken stays as it is, for MkDocs to report.
+    """Return a page with links as they are on the site. A broken link stays as it is, for MkDocs to report.
 
     Also say how high a search puts the page, which a file in the repository would show as text.
     """
@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     page.meta |= {"search": {"boost": BOOST.get(uri, 1.0)}}
     there = {site: path for path, site in OUTSIDE.items()}
     path = there.get(uri, f"docs/{uri}")
-    pages = OUTSIDE | {f"docs/{one.src_uri}": one.src_uri for one in files.documentation_pages()}
+    pages = OUTSIDE | {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()}
 
     def moved(match: re.Match[str]) -> str:
         linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[1]))

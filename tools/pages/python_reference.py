@@ -1,7 +1,7 @@
 """The reference of the Python API: signatures and docstrings as griffe reads them in the sources.
 
-A docstring is Markdown, except for two things: lines
-`name: text` are a list, and lines that begin with `>>>` are an example.
+A docstring is Markdown, except for two things: lines `name: text` are a list, and lines that begin with `>>>` are an
+example.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _SIGNATURE_WIDTH = 100
 
 def as_markdown(root: Path, names: Sequence[str]) -> str:
     """Return a section for each of these public names of the package."""
-    objects = map(public(root).__getitem__, names)
-    sections = [_class(one) if isinstance(one, griffe.Class) else _function(one, "##") for one in objects]
+    objects = map(_public(root).__getitem__, names)
+    sections = [_class(item) if isinstance(item, griffe.Class) else _function(item, "##") for item in objects]
     return "\n\n".join(sections) + "\n"
 
 
 @functools.cache
-def public(root: Path) -> Mapping[str, griffe.Class | griffe.Function]:
+def _public(root: Path) -> Mapping[str, griffe.Class | griffe.Function]:
     """Return the public names of the package with what they are."""
     package = griffe.load("stagec", search_paths=[root / "compiler"], allow_inspection=False)
     assert isinstance(package, griffe.Module)
     names = [str(name) for name in package.exports or () if not str(name).startswith("_")]
     targets = {name: _target(package[name]) for name in names}
-    return {name: one for name, one in targets.items() if isinstance(one, griffe.Class | griffe.Function)}
+    return {name: item for name, item in targets.items() if isinstance(item, griffe.Class | griffe.Function)}
 
 
 def _target(member: griffe.Object | griffe.Alias) -> griffe.Object:
@@ -55,15 +55,15 @@ def _class(kind: griffe.Class) -> str:
         if isinstance(member, griffe.Function):
             sections.append(_function(member, "###", f"{kind.name}."))
         else:
-            declared = (
-                f"\n\n```python\n{member.name}: {member.annotation}\n```" if member.annotation is not None else ""
-            )
-            sections.append(f"### `{kind.name}.{member.name}`{declared}\n\n{_text(member)}")
+            sections.append(f"### `{kind.name}.{member.name}`")
+            if member.annotation is not None:
+                sections.append(f"```python\n{member.name}: {member.annotation}\n```")
+            sections.append(_text(member))
     return "\n\n".join(section for section in sections if section)
 
 
 def _bases(kind: griffe.Class) -> Iterator[str]:
-    """Yield the base classes; in place of one of stagec's, those of that one."""
+    """Yield the base classes; a base class of stagec is replaced by its own."""
     ours = {base.canonical_path: base for base in kind.mro()}
     for base in kind.bases:
         path = base.canonical_path if isinstance(base, griffe.Expr) else str(base)
@@ -103,7 +103,9 @@ def _function(function: griffe.Function, heading: str, owner: str = "") -> str:
         head, end = shown.split("(", 1)[0], shown[shown.rindex(")") :]
         shown = f"{head}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + end
     decorators = "".join(
-        f"@{one.value}\n" for one in function.decorators if str(one.value) in ("staticmethod", "classmethod")
+        f"@{decorator.value}\n"
+        for decorator in function.decorators
+        if str(decorator.value) in ("staticmethod", "classmethod")
     )
     return f"{heading} `{owner}{function.name}`\n\n```python\n{decorators}{shown}\n```\n\n{_text(function)}"
 
