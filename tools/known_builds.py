@@ -2,12 +2,14 @@
 
     python tools/known_builds.py add WHEEL [WHEEL ...]
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
+    python tools/known_builds.py names [VERSION ...]
 
 `add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/patches/probe.py), and writes
 its row into compiler/stagec/patches/known_builds.json, and the day of a new release of jaxlib into
 compiler/stagec/bundle/expiry.py. A build that is not as those that are known gets no row, and
 it prints what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
-nothing.
+nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names (private_names.txt)
+that they do not have; without a version it looks at those that are installed.
 
 A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how.
 """
@@ -52,6 +54,9 @@ def main() -> int:
         "--for", dest="tag", default=known_builds.python_tag(), help="the tag of wheels (default: of here)"
     )
     test.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and look there first")
+    names = commands.add_parser("names", help="say which private names a release of jax and jaxlib does not have")
+    names.add_argument("versions", nargs="*", help="such as 0.12.0 (default: what is installed)")
+    names.set_defaults(run=run_names)
     for command, run in ((add, run_add), (test, run_test)):
         command.add_argument("--under", default="", help="try wheels for another Python: how this one stands in for it")
         command.set_defaults(run=run)
@@ -99,6 +104,28 @@ def run_test(options: argparse.Namespace) -> int:
             else:
                 print(f"{name(row)}: as known; {len(wanted)} in all", flush=True)
     print(f"{len(wanted)} builds, {failed} not as known")
+    return 1 if failed else 0
+
+
+def run_names(options: argparse.Namespace) -> int:
+    """Say which private names are missing; return the exit status."""
+    command = [sys.executable, "-s", str(ROOT / "tools" / "private_names.py")]
+    if not options.versions:
+        return subprocess.run(command, check=False).returncode
+    failed = 0
+    for version in options.versions:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                pip("install", "--target", folder, "--only-binary=:all:", f"jax=={version}", f"jaxlib=={version}")
+            except Unsuitable as error:
+                failed += 1
+                print(f"{version}: {error}", flush=True)
+                continue
+            env = {**os.environ, "PYTHONPATH": folder}
+            done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+        failed += bool(done.returncode)
+        for line in (done.stdout + done.stderr).splitlines():
+            print(f"{version}: {line}", flush=True)
     return 1 if failed else 0
 
 
