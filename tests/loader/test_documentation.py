@@ -138,7 +138,7 @@ def test_help_of_a_function_shows_the_call(zoo: Path) -> None:
             "named(x, unused, /, *, shift, power=2) -> f32[3]",
         ]
         assert "valid        bool[n]  made by the loader where you leave it out" in (bundle["pooled"].__doc__ or "")
-        assert "Smaller sizes of n are filled up." in (bundle["pooled"].__doc__ or "")
+        assert "Smaller sizes of n are padded." in (bundle["pooled"].__doc__ or "")
         closed = bundle["mlp"]
     assert closed.__doc__ == stagec.Function.__doc__
     assert (stagec.Function.__doc__ or "").startswith("A function of a bundle.")

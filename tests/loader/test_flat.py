@@ -75,8 +75,8 @@ def test_flat_calls_on_several_devices(bundle: stagec.Bundle) -> None:
     np.testing.assert_array_equal(np.asarray(total), wanted["total"])
 
 
-def test_flat_calls_are_not_filled_up(bundle: stagec.Bundle) -> None:
-    wanted = "pooled: a flat call is not filled up: give all arrays, of a bucket's sizes"
+def test_flat_calls_are_not_padded(bundle: stagec.Bundle) -> None:
+    wanted = "pooled: a flat call is not padded: give all arrays, of a bucket's sizes"
     for size in (1, 2):  # of 2 the mask is left out
         assert refusal_of(bundle["pooled"].flat, np.ones((size, 3), np.float32)) == ("shape", wanted)
     flat = bundle["pooled"].flat(np.ones((2, 3), np.float32), valid=np.array([True, False]))

@@ -508,7 +508,7 @@ class TestPadding:
             stagec.load(zoo)["pooled"](np.ones((9, 3), np.float32))
         assert str(refusal.value) == (
             "pooled: x is f32[9,3], f32[2,3] or f32[8,3] is wanted "
-            "(buckets: n = 2; n = 8; smaller sizes of n are filled up)"
+            "(buckets: n = 2; n = 8; smaller sizes of n are padded)"
         )
 
     def test_select_tells_the_bucket(self, zoo: Path) -> None:

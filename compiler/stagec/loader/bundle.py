@@ -16,6 +16,7 @@ from stagec.core.trees.node_types import NodeTypes, Types
 from stagec.loader.function import Function
 from stagec.loader.loaded import Compile, Loaded
 from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
+from stagec.loader.variant import Variant
 from stagec.pjrt import compatibility, host
 from stagec.pjrt.arrays import dtype_of
 from stagec.pjrt.weights import Weights
@@ -85,15 +86,12 @@ class Bundle(Mapping[str, Function]):
             compiler,
             locations,
         )
-        self._functions: dict[str, Function] = {}
-        self._signatures: dict[str, Function] = {}
+        self._variants = {name: Variant(self._loaded, name) for name in index["functions"]}
+        families: dict[str, dict[str, Variant]] = {}
         for name, entry in index["functions"].items():
-            function = self._signatures[name] = Function(name, self._loaded, name)
-            if entry["variant"]:
-                family = self._functions.setdefault(entry["function"], Function(entry["function"], self._loaded))
-                family.add_variant(entry["variant"], function)
-            else:
-                self._functions[name] = function
+            family = families.setdefault(entry["function"] if entry["variant"] else name, {})
+            family[entry["variant"]] = self._variants[name]
+        self._functions = {name: Function(name, variants) for name, variants in families.items()}
         selections = self.selections()
         if selected_only and selections and not any(selection.chosen for selection in selections):
             raise nearest_refusal(selections, archive.path)
@@ -116,18 +114,18 @@ class Bundle(Mapping[str, Function]):
         kwargs: the keyword arguments, in the same form.
         Raises KeyError if there is no such function, CallError if structure or dtype of the arguments differ.
         """
-        if function not in self._signatures and function in self._functions:
+        if function not in self._variants and function in self._functions:
             variants = ", ".join(f"{function}-{name}" for name in self._functions[function].variants)
             raise CallError("static", f"{function} has variants; ask one of them: {variants}")
-        if function not in self._signatures:
-            raise self._unknown(function, self._signatures)
-        asked = self._signatures[function]
+        if function not in self._variants:
+            raise self._unknown(function, self._variants)
+        asked = self._variants[function]
         flat = None if shapes is None else asked.shapes_of(tuple(map(_arrays, shapes)), _arrays(kwargs))
         return asked.select(flat, devices)
 
     def selections(self) -> list[Selection]:
-        """Return the candidates for each signature of each function, of any shapes."""
-        return [function.select() for function in self._signatures.values()]
+        """Return the candidates for each variant of each function, of any shapes."""
+        return [variant.select() for variant in self._variants.values()]
 
     def close(self) -> None:
         """Unload the bundle: close the file, and drop the executables. Later calls raise CallError ("closed").
@@ -137,8 +135,8 @@ class Bundle(Mapping[str, Function]):
         with self._loaded.lock:
             self._loaded.archive = None
             self._loaded.weights.release()
-            for function in self._signatures.values():
-                function.release()
+            for variant in self._variants.values():
+                variant.release()
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +159,7 @@ class Bundle(Mapping[str, Function]):
         """What IPython completes `bundle["` with."""
         return list(self._functions)
 
-    def _unknown(self, name: str, names: Mapping[str, Function]) -> KeyError:
+    def _unknown(self, name: str, names: Mapping[str, object]) -> KeyError:
         from stagec.core.telling.errors import nearest, show  # most processes need none
 
         # KeyError shows the text as Python writes it: without single quotes in it, nothing is escaped.
@@ -178,7 +176,7 @@ class Bundle(Mapping[str, Function]):
 
 
 def _arrays(tree: Any) -> Any:
-    """Return a tree with an array, which takes no memory, for each aval that is written as text."""
+    """Return a tree with an array, which takes no memory, for each aval that is written as a string."""
     match tree:
         case str():
             return _zeros(parse_aval(tree))

@@ -1,6 +1,6 @@
 """Padding: how a call of another size runs in the next larger bucket, where the manifest declares it.
 
-Arguments are filled up along the declared dimensions, results are cut back to the given size, and an argument that the
+Arguments are padded along the declared dimensions, results are cut back to the given size, and an argument that the
 manifest names as the mask says to the function which elements are real.
 """
 
@@ -24,7 +24,7 @@ _Slices = tuple[slice, ...]
 class Fit:
     """How the arguments of one size go into a bucket.
 
-    sizes: given; bucket: that they are filled up to. shapes: of the arguments then, flat.
+    sizes: given; bucket: that they are padded to. shapes: of the arguments then, flat.
     """
 
     sizes: Mapping[str, int]
@@ -35,7 +35,7 @@ class Fit:
     _cuts: tuple[_Slices | None, ...]
 
     def fill(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return the arguments filled up, and those that the caller leaves out."""
+        """Return the arguments padded, and those that the caller leaves out."""
         return [self._masks[i] if leaf is OMITTED else self._filled(i, leaf) for i, leaf in enumerate(leaves)]
 
     def _filled(self, i: int, leaf: Any) -> Any:
@@ -108,7 +108,7 @@ class Padding:
         return all(size == sizes[dim] or (dim in self.declared and size > sizes[dim]) for dim, size in bucket.items())
 
     def _fill_of(self, i: int) -> Any:
-        if i in self._mask_leaves:  # a mask of the caller's own: what is filled up is not real
+        if i in self._mask_leaves:  # a mask of the caller's own: padding is not real
             return 0
         dims = (str(dim) for dim in self._in_avals[i].shape)
         return next((self.declared[dim]["fill"] for dim in dims if dim in self.declared), 0)
