@@ -112,9 +112,13 @@ def default(kind: str) -> DType:
     return wide if x64() else _NARROW.get(wide, wide)
 
 
+OF_PYTHON: Mapping[type, str] = {bool: BOOL, int: SIGNED, float: FLOATING, complex: COMPLEX}
+"""The kinds of Python's numbers."""
+
+
 def of_python(kind: type) -> DType:
     """Return the default dtype of Python's bool, int, float or complex."""
-    return default({bool: BOOL, int: SIGNED, float: FLOATING}.get(kind, COMPLEX))
+    return default(OF_PYTHON[kind])
 
 
 def canonical(dtype: DType) -> DType:
@@ -201,7 +205,7 @@ def _promote_integers(first: DType, second: DType) -> DType:
     return default(FLOATING) if wide > 64 else canonical(NAMED[f"int{max(wide, 8)}"])
 
 
-_RANK = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
+RANK = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
 
 
 def with_scalar(dtype: DType, kind: str) -> DType:
@@ -212,11 +216,16 @@ def with_scalar(dtype: DType, kind: str) -> DType:
     own = KINDS[dtype]
     if own == PRNG_KEY:
         raise TypeError(f"{dtype} and a number do not promote: PRNG keys are no numbers")
-    if _RANK[kind] <= _RANK[own]:
+    if RANK[kind] <= RANK[own]:
         return dtype
     if kind == COMPLEX and own == FLOATING:
-        return complex128 if dtype == float64 else complex64
+        return complex_of(dtype)
     return default(kind)
+
+
+def complex_of(dtype: DType) -> DType:
+    """Return the dtype of complex numbers with parts of a dtype; complex64 of parts that have none of their own."""
+    return complex128 if dtype in (float64, complex128) else complex64
 
 
 def real_part(dtype: DType) -> DType:

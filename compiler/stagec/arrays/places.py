@@ -64,18 +64,3 @@ def place_of(traceback: Any) -> str:
     """Return FILE:LINE in the user's sources of a call stack; "" where nobody knows, and for None."""
     frames = frames_of_user(traceback) if traceback is not None else []
     return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""
-
-
-class AtUsersLine:
-    """A `with` statement in which errors for a user's mistake get FILE:LINE of the user's call before their text.
-
-    Not around calls of the user's own functions, whose errors are the user's.
-    """
-
-    def __enter__(self) -> None:
-        """Begin it."""
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Raise the error again with the line. Those of other classes than Python's own are left as they are."""
-        if isinstance(error, TypeError | ValueError | IndexError) and kind in (TypeError, ValueError, IndexError):
-            raise type(error)(f"{here()}: {error}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -257,8 +256,3 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     if len(set(axes)) != len(axes):
         raise ValueError(f"axis {axis} names one dimension twice")
     return axes
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Return how many elements an array of static shape has."""
-    return math.prod(shape)

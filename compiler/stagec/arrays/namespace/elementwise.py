@@ -67,9 +67,13 @@ log10 = _floating("log10", _log_of_base(10.0), "the logarithm of base 10")
 # Functions of two arrays, which promote.
 
 
-def _numbers(name: str, operation: Callable[[Any, Any], Any], what: str) -> Callable[[Any, Any], Any]:
+def _numbers(
+    name: str, operation: Callable[[Any, Any], Any], what: str, inexact: bool = False
+) -> Callable[[Any, Any], Any]:
+    """Return a function of two arrays. inexact: whether integers become floating-point numbers."""
+
     def function(x1: Any, x2: Any, /) -> Any:
-        return operation(*promoted(x1, x2, function=name))
+        return operation(*promoted(x1, x2, function=name, inexact=inexact))
 
     return named(function, name, f"Return {what}.")
 
@@ -105,19 +109,10 @@ bitwise_xor = _numbers("bitwise_xor", p.bitwise_xor, "the bits that one of both 
 bitwise_left_shift = _numbers("bitwise_left_shift", p.shift_left, "bits moved to the left, zeros in their place")
 
 
-def divide(x1: Any, x2: Any, /) -> Any:
-    """Return the quotient of two arrays, of floating-point numbers."""
-    return p.divide(*promoted(x1, x2, function="divide", inexact=True))
-
-
-def atan2(x1: Any, x2: Any, /) -> Any:
-    """Return the angle, in radians, of the point (x2, x1)."""
-    return p.atan2(*promoted(x1, x2, function="atan2", inexact=True))
-
-
-def nextafter(x1: Any, x2: Any, /) -> Any:
-    """Return the next number after x1 in the direction of x2."""
-    return p.next_after(*promoted(x1, x2, function="nextafter", inexact=True))
+divide = _numbers("divide", p.divide, "the quotient of two arrays, of floating-point numbers", True)
+atan2 = _numbers("atan2", p.atan2, "the angle, in radians, of the point (x2, x1)", True)
+nextafter = _numbers("nextafter", p.next_after, "the next number after x1 in the direction of x2", True)
+logaddexp = _numbers("logaddexp", cumulative.logaddexp, "log(exp(x1) + exp(x2)), without overflow on the way", True)
 
 
 def bitwise_right_shift(x1: Any, x2: Any, /) -> Any:
@@ -226,11 +221,6 @@ def hypot(x1: Any, x2: Any, /) -> Any:
     found = p.multiply(large, p.sqrt(p.add(p.square(ratio), 1.0)))
     infinite = p.bitwise_or(p.equal(first, math.inf), p.equal(second, math.inf))
     return p.select(infinite, math.inf, p.select(p.equal(large, 0.0), large, found))
-
-
-def logaddexp(x1: Any, x2: Any, /) -> Any:
-    """Return log(exp(x1) + exp(x2)), without overflow on the way."""
-    return cumulative.logaddexp(*promoted(x1, x2, function="logaddexp", inexact=True))
 
 
 def _logical(name: str, operation: Callable[..., Any], what: str) -> Callable[..., Any]:

@@ -17,7 +17,6 @@ from stagec.arrays.dtypes import COMPLEX, FLOATING, KINDS
 from stagec.arrays.namespace.datatypes import check_device
 from stagec.arrays.namespace.manipulation import roll
 from stagec.arrays.namespace.promotion import array_of, inexact
-from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import fourier
 from stagec.arrays.primitives.matrices import as_dtype, conjugate
@@ -101,7 +100,7 @@ def _other(norm: Norm, name: str) -> Norm:
 
 def _known(norm: Norm, name: str) -> Norm:
     if norm not in _OTHER:
-        raise ValueError(f'{here()}: {name}: norm is {norm!r}; write "backward", "ortho" or "forward"')
+        raise ValueError(f'{name}: norm is {norm!r}; write "backward", "ortho" or "forward"')
     return norm
 
 
@@ -110,12 +109,9 @@ def _transformed(name: str, kind: str, x: Any, sizes: Sequence[int] | None, axis
     rank = len(x.shape)
     if axis is None and sizes is not None:
         axis = tuple(range(-len(sizes), 0))
-    try:
-        axes = axes_of(axis, rank)
-    except (IndexError, TypeError, ValueError) as error:
-        raise type(error)(f"{here()}: {name}: {error}") from None
+    axes = axes_of(axis, rank)
     if sizes is not None and len(sizes) != len(axes):
-        raise ValueError(f"{here()}: {name}: s has {len(sizes)} sizes, and axes are {len(axes)}")
+        raise ValueError(f"{name}: s has {len(sizes)} sizes, and axes are {len(axes)}")
     if not axes:
         return x
     lengths = _lengths(name, kind, x, sizes, axes)
@@ -136,11 +132,11 @@ def _operand(name: str, kind: str, x: Any) -> Any:
     x = inexact(x, name)
     if kind == "RFFT":
         if KINDS[x.dtype] == COMPLEX:
-            raise TypeError(f"{here()}: {name}: real numbers are wanted, not {x.dtype}; write fft or fftn")
+            raise TypeError(f"{name}: real numbers are wanted, not {x.dtype}; write fft or fftn")
         return convert(x, x.dtype if x.dtype == dtypes.float64 else dtypes.float32)
     if KINDS[x.dtype] == COMPLEX:
         return convert(x, x.dtype)
-    return as_dtype(x, dtypes.complex128 if x.dtype == dtypes.float64 else dtypes.complex64)
+    return as_dtype(x, dtypes.complex_of(x.dtype))
 
 
 def _lengths(name: str, kind: str, x: Any, sizes: Sequence[int] | None, axes: Sequence[int]) -> tuple[int, ...]:
@@ -154,9 +150,9 @@ def _lengths(name: str, kind: str, x: Any, sizes: Sequence[int] | None, axes: Se
     for size, axis in zip(found, axes, strict=True):
         if type(size) is not int:
             what = f"axis {axis} has the symbolic size {size}, and what is transformed must be a number"
-            raise ValueError(f"{here()}: {name}: {what}; write it as n or s")
+            raise ValueError(f"{name}: {what}; write it as n or s")
         if size < 1:
-            raise ValueError(f"{here()}: {name}: axis {axis} has {size} elements to transform; 1 or more are wanted")
+            raise ValueError(f"{name}: axis {axis} has {size} elements to transform; 1 or more are wanted")
     return tuple(found)
 
 
@@ -202,7 +198,7 @@ def _frequencies(name: str, n: int, d: float, dtype: Any, device: Any, numbers: 
     check_device(device)
     wanted = dtypes.default(FLOATING) if dtype is None else dtypes.asked(dtype)
     if KINDS[wanted] != FLOATING:
-        raise TypeError(f"{here()}: {name}: a real floating-point dtype is wanted, not {wanted}")
+        raise TypeError(f"{name}: a real floating-point dtype is wanted, not {wanted}")
     return binding.constant((np.asarray(numbers, np.float64) / (n * d)).astype(wanted))
 
 
@@ -218,8 +214,5 @@ def ifftshift(x: Any, /, *, axes: int | Sequence[int] | None = None) -> Any:
 
 def _shifted(x: Any, axes: int | Sequence[int] | None, way: int, name: str) -> Any:
     x = array_of(x, name)
-    try:
-        where = axes_of(axes, len(x.shape))
-    except (IndexError, TypeError, ValueError) as error:
-        raise type(error)(f"{here()}: {name}: {error}") from None
+    where = axes_of(axes, len(x.shape))
     return roll(x, tuple(way * (x.shape[axis] // 2) for axis in where), axis=where) if where else x

@@ -17,7 +17,6 @@ from stagec.arrays.dtypes import COMPLEX, INEXACT, KINDS, SIGNED
 from stagec.arrays.namespace import statistical
 from stagec.arrays.namespace.linear import matmul, matrices_of
 from stagec.arrays.namespace.promotion import array_of, like, promoted
-from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import factorizations, matrices, orthogonal, spectra, systems
 from stagec.arrays.primitives.foreign import require_matrices
@@ -64,21 +63,15 @@ class SVDResult(NamedTuple):
 
 
 def _factorized(x: Any, name: str, square: bool = False) -> Any:
-    """Return an operand as matrices that LAPACK takes. Raises TypeError or ValueError, with the user's line."""
+    """Return an operand as matrices that LAPACK takes. Raises TypeError or ValueError."""
     x = array_of(x, name)
-    try:
-        require_matrices(name, ShapedArray.of(x), square)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{here()}: {error}") from None
+    require_matrices(name, ShapedArray.of(x), square)
     return x
 
 
 def _inexact(x: Any, name: str) -> Any:
     x = array_of(x, name)
-    try:
-        dtypes.require(name, x.dtype, INEXACT)
-    except TypeError as error:
-        raise TypeError(f"{here()}: {error}; convert it with astype") from None
+    dtypes.require(name, x.dtype, INEXACT)
     return x
 
 
@@ -95,7 +88,7 @@ def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
     """Return Q and R of x = Q R. mode: "reduced", or "complete" for a square Q."""
     x = _factorized(x, "qr")
     if mode not in ("reduced", "complete"):
-        raise ValueError(f'{here()}: qr: mode is {mode!r}; write "reduced" or "complete"')
+        raise ValueError(f'qr: mode is {mode!r}; write "reduced" or "complete"')
     return QRResult(*orthogonal.qr(x, mode == "complete"))
 
 
@@ -143,7 +136,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
     vector = len(second.shape) == 1
     if not second.shape or second.shape[0 if vector else -2] != first.shape[-1]:
         shapes = f"{shown(first.shape)} and {shown(second.shape)}"
-        raise ValueError(f"{here()}: solve: shapes {shapes} do not fit: x2 must have as many rows as x1")
+        raise ValueError(f"solve: shapes {shapes} do not fit: x2 must have as many rows as x1")
     second = reshape(second, (*second.shape, 1)) if vector else second
     batch = broadcast_shapes(first.shape[:-2], second.shape[:-2])
     first, second = (broadcast(one, (*batch, *one.shape[-2:])) for one in (first, second))
@@ -174,7 +167,7 @@ def _tolerance(x: Any, rtol: Any, name: str) -> Any:
     try:
         return broadcast(found, batch, None)
     except ValueError as error:
-        raise ValueError(f"{here()}: {name}: rtol: {error}") from None
+        raise ValueError(f"{name}: rtol: {error}") from None
 
 
 def det(x: Any, /) -> Any:
@@ -204,7 +197,7 @@ def matrix_power(x: Any, n: int, /) -> Any:
     """Return square matrices to a power, an integer; of negative ones the inverse's."""
     given, x = x, _factorized(x, "matrix_power", square=True)
     if not hasattr(n, "__index__"):
-        raise TypeError(f"{here()}: matrix_power: n is {n!r}; write an integer")
+        raise TypeError(f"matrix_power: n is {n!r}; write an integer")
     left = int(n.__index__())
     if left == 0:
         return matrices.identity(x)
@@ -241,7 +234,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     elif type(ord) in (int, float):
         found = p.power(statistical.sum(p.power(size, float(ord)), axis=axes), 1.0 / ord)
     else:
-        raise ValueError(f"{here()}: vector_norm: ord is {ord!r}; write a number, inf or -inf")
+        raise ValueError(f"vector_norm: ord is {ord!r}; write a number, inf or -inf")
     return statistical.kept(x, found, axes, keepdims)
 
 
@@ -267,7 +260,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any: 
     elif ord in (math.inf, -math.inf):
         found = _extreme(reduce_sum(p.absolute(x), [columns]), [rows], ord)
     else:
-        raise ValueError(f'{here()}: matrix_norm: ord is {ord!r}; write "fro", "nuc", 1, -1, 2, -2, inf or -inf')
+        raise ValueError(f'matrix_norm: ord is {ord!r}; write "fro", "nuc", 1, -1, 2, -2, inf or -inf')
     return statistical.kept(x, found, axes, keepdims)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from stagec.arrays import dtypes
 from stagec.arrays.namespace import elementwise, statistical
 from stagec.arrays.namespace.promotion import array_of, promoted
-from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives import matrices
 from stagec.arrays.primitives.contractions import dot_general
@@ -90,10 +89,10 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 
 def matrices_of(x: Any, name: str) -> Any:
-    """Return an operand that has two axes or more. Raises ValueError, with the user's line."""
+    """Return an operand that has two axes or more. Raises ValueError."""
     x = array_of(x, name)
     if len(x.shape) < 2:
-        raise ValueError(f"{here()}: {name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
+        raise ValueError(f"{name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
     return x
 
 
@@ -121,7 +120,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
     first, second = promoted(x1, x2, function="outer")
     if len(first.shape) != 1 or len(second.shape) != 1:
         shapes = f"{shown(first.shape)} and {shown(second.shape)}"
-        raise ValueError(f"{here()}: outer: arrays of one dimension are wanted, not of shapes {shapes}")
+        raise ValueError(f"outer: arrays of one dimension are wanted, not of shapes {shapes}")
     return p.multiply(reshape(first, (*first.shape, 1)), reshape(second, (1, *second.shape)))
 
 
@@ -131,10 +130,10 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     dtypes.require("cross", first.dtype, dtypes.NUMERIC)
     least = min(len(first.shape), len(second.shape))
     if not -least <= axis <= -1:
-        raise IndexError(f"{here()}: cross: axis is {axis}; write one from {-least} to -1")
+        raise IndexError(f"cross: axis is {axis}; write one from {-least} to -1")
     if first.shape[axis] != 3 or second.shape[axis] != 3:
         shapes = f"{shown(first.shape)} and {shown(second.shape)}"
-        raise ValueError(f"{here()}: cross: axis {axis} must have size 3 in both arrays, of shapes {shapes}")
+        raise ValueError(f"cross: axis {axis} must have size 3 in both arrays, of shapes {shapes}")
     shape = broadcast_shapes(first.shape, second.shape)
     where = axis_of(axis, len(shape))
 

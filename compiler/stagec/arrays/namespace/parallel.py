@@ -13,8 +13,7 @@ from typing import Any
 
 from stagec.arrays import meshes, pytrees, tracing
 from stagec.arrays.meshes import Axes
-from stagec.arrays.namespace.promotion import array_of, inexact
-from stagec.arrays.places import AtUsersLine
+from stagec.arrays.namespace.promotion import array_of, inexact, named
 from stagec.arrays.primitives import collectives, elementwise, sharding, structural
 from stagec.arrays.values import axis_of
 from stagec.core.sizes.partitions import Partition
@@ -79,11 +78,10 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     `jax.lax.with_sharding_constraint`. Outside of a trace there is one device, and it changes nothing.
     Raises ValueError where a spec does not fit, or has no mesh.
     """
-    with AtUsersLine():
-        leaves, structure = pytrees.flatten(x)
-        found = []
-        for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
-            found.append(leaf if one is None else sharding.constrained(array_of(leaf), *over(one)))
+    leaves, structure = pytrees.flatten(x)
+    found = []
+    for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
+        found.append(leaf if one is None else sharding.constrained(array_of(leaf), *over(one)))
     return structure.unflatten(found)
 
 
@@ -164,10 +162,18 @@ def _over_leaves(operation: Callable[[Any], Any], tree: Any) -> Any:
     return pytrees.tree_map(lambda leaf: operation(array_of(leaf)), tree)
 
 
-def psum(x: Any, axis_name: str | Iterable[str]) -> Any:
-    """Return the sum of a tree of arrays over the devices along axes, in a `shard_map`. As `jax.lax.psum`."""
-    axes = _names(axis_name)
-    return _over_leaves(lambda leaf: collectives.psum(leaf, *axes), x)
+def _reduction(name: str, operation: Callable[[Any, tuple[str, ...], Axes], Any], what: str) -> Callable[..., Any]:
+    def function(x: Any, axis_name: str | Iterable[str]) -> Any:
+        axes = _names(axis_name)
+        return _over_leaves(lambda leaf: operation(leaf, *axes), x)
+
+    doc = f"Return {what} of a tree of arrays over the devices along axes, in a `shard_map`. As `jax.lax.{name}`."
+    return named(function, name, doc)
+
+
+psum = _reduction("psum", collectives.psum, "the sum")
+pmax = _reduction("pmax", collectives.pmax, "the largest elements")
+pmin = _reduction("pmin", collectives.pmin, "the smallest elements")
 
 
 def pmean(x: Any, axis_name: str | Iterable[str]) -> Any:
@@ -175,18 +181,6 @@ def pmean(x: Any, axis_name: str | Iterable[str]) -> Any:
     names, mesh = _names(axis_name)
     count = meshes.size(mesh, names)
     return _over_leaves(lambda leaf: elementwise.divide(collectives.psum(inexact(leaf), names, mesh), count), x)
-
-
-def pmax(x: Any, axis_name: str | Iterable[str]) -> Any:
-    """Return the largest elements over the devices along axes, in a `shard_map`. As `jax.lax.pmax`."""
-    axes = _names(axis_name)
-    return _over_leaves(lambda leaf: collectives.pmax(leaf, *axes), x)
-
-
-def pmin(x: Any, axis_name: str | Iterable[str]) -> Any:
-    """Return the smallest elements over the devices along axes, in a `shard_map`. As `jax.lax.pmin`."""
-    axes = _names(axis_name)
-    return _over_leaves(lambda leaf: collectives.pmin(leaf, *axes), x)
 
 
 def all_gather(x: Any, axis_name: str | Iterable[str], *, axis: int = 0, tiled: bool = False) -> Any:

@@ -9,16 +9,14 @@ import numpy as np
 
 from stagec.arrays import binding, dtypes
 from stagec.arrays.dims import Dim
-from stagec.arrays.dtypes import COMPLEX, FLOATING, INEXACT, KINDS, DType
+from stagec.arrays.dtypes import FLOATING, INEXACT, KINDS, DType
 from stagec.arrays.primitives.structural import convert, size_value
 from stagec.arrays.values import SCALARS, Literal, Value, literal
-
-_PYTHON = {bool: "bool", int: dtypes.SIGNED, float: FLOATING, complex: COMPLEX}
 
 
 def is_scalar(x: Any) -> bool:
     """Whether x is one of Python's numbers, whose dtype gives way to that of arrays."""
-    return type(x) in _PYTHON
+    return type(x) in dtypes.OF_PYTHON
 
 
 def array_of(x: Any, function: str = "") -> Any:
@@ -78,7 +76,7 @@ def dtype_of(*operands: Any) -> tuple[DType, bool]:
     kinds: list[str] = []
     for x in operands:
         if is_scalar(x):
-            kinds.append(_PYTHON[type(x)])
+            kinds.append(dtypes.OF_PYTHON[type(x)])
         elif getattr(x, "weak_type", False):
             weak.append(x.dtype)
             kinds.append(KINDS[x.dtype])
@@ -86,16 +84,13 @@ def dtype_of(*operands: Any) -> tuple[DType, bool]:
             dtype = x if isinstance(x, np.dtype) else x.dtype
             strong = dtype if strong is None else dtypes.promote(strong, dtype)
     if strong is None:
-        strong = max(weak, key=lambda dtype: _RANK[KINDS[dtype]]) if weak else dtypes.bool_
+        strong = max(weak, key=lambda dtype: dtypes.RANK[KINDS[dtype]]) if weak else dtypes.bool_
         for kind in kinds:
             strong = dtypes.with_scalar(strong, kind)
         return strong, True
     for kind in kinds:
         strong = dtypes.with_scalar(strong, kind)
     return strong, False
-
-
-_RANK = {"bool": 0, dtypes.SIGNED: 1, dtypes.UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
 
 
 def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[Any]:

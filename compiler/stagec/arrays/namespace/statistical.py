@@ -122,18 +122,17 @@ max = _extremum("max", r.reduce_max, r.reduce_or)  # noqa: A001 - the standard's
 min = _extremum("min", r.reduce_min, r.reduce_and)  # noqa: A001
 
 
-def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:  # noqa: A001
-    """Return whether all elements along axes are true; None: of the whole array."""
-    x = convert(array_of(x, "all"), dtypes.bool_)
-    axes = axes_of(axis, len(x.shape))
-    return kept(x, r.reduce_and(x, axes), axes, keepdims)
+def _of_bools(name: str, operation: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def function(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:
+        x = convert(array_of(x, name), dtypes.bool_)
+        axes = axes_of(axis, len(x.shape))
+        return kept(x, operation(x, axes), axes, keepdims)
+
+    return named(function, name, f"Return whether {what} true; None: of the whole array.")
 
 
-def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:  # noqa: A001
-    """Return whether an element along axes is true; None: of the whole array."""
-    x = convert(array_of(x, "any"), dtypes.bool_)
-    axes = axes_of(axis, len(x.shape))
-    return kept(x, r.reduce_or(x, axes), axes, keepdims)
+all = _of_bools("all", r.reduce_and, "all elements along axes are")  # noqa: A001
+any = _of_bools("any", r.reduce_or, "an element along axes is")  # noqa: A001
 
 
 def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Any:

@@ -13,7 +13,6 @@ from stagec.arrays import binding, pytrees
 from stagec.arrays.dtypes import COMPLEX, KINDS
 from stagec.arrays.namespace.policies import Policy
 from stagec.arrays.namespace.promotion import array_of
-from stagec.arrays.places import here
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.calls import call_checkpointed, call_custom_vjp, stopped
 from stagec.arrays.primitives.structural import convert
@@ -198,7 +197,7 @@ def checkpoint(
     """
     if getattr(policy, "__module__", "").split(".")[0] == "jax":
         write = "write the one of its name in stagec.checkpoint_policies"
-        raise TypeError(f"{here()}: checkpoint: the policy is JAX's; {write}")
+        raise TypeError(f"checkpoint: the policy is JAX's; {write}")
 
     @functools.wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:

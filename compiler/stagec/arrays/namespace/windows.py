@@ -12,12 +12,9 @@ import numpy as np
 
 from stagec.arrays import binding, dims, pytrees, tracing
 from stagec.arrays.dims import Shape
-from stagec.arrays.dtypes import DType
 from stagec.arrays.namespace.promotion import array_of, inexact, like, named
-from stagec.arrays.places import AtUsersLine, here
 from stagec.arrays.primitives import contractions, cumulative, windows
 from stagec.arrays.primitives.contractions import ConvolutionNumbers
-from stagec.arrays.primitives.reductions import least, most
 from stagec.arrays.primitives.structural import convert
 from stagec.arrays.primitives.windows import dilated
 from stagec.arrays.program import Program
@@ -141,12 +138,8 @@ def conv(lhs: Any, rhs: Any, window_strides: Sequence[int], padding: Padding, pr
     return conv_general_dilated(lhs, rhs, window_strides, padding, precision=precision)
 
 
-_NAMES: dict[str, tuple[str, Callable[[DType], Any]]] = {
-    "add": ("add", lambda dtype: 0),
-    "multiply": ("multiply", lambda dtype: 1),
-    "maximum": ("max", least),
-    "minimum": ("min", most),
-}
+_NAMES = {"add": "add", "multiply": "multiply", "maximum": "max", "minimum": "min"}
+"""The reductions of `windows.OPERATIONS`, by the names of their primitives."""
 
 
 def _program(computation: Callable[[Any, Any], Any], starts: Sequence[Any], structure: Any) -> Program:
@@ -157,17 +150,17 @@ def _program(computation: Callable[[Any, Any], Any], starts: Sequence[Any], stru
         both = structure.unflatten(leaves[: len(starts)]), structure.unflatten(leaves[len(starts) :])
         found, given = pytrees.flatten(computation(*both))
         if given != structure:
-            raise TypeError(f"{here()}: reduce_window: the computation takes trees {structure} and gives {given}")
+            raise TypeError(f"reduce_window: the computation takes trees {structure} and gives {given}")
         return [array_of(one) for one in found]
 
     try:
         program = tracing.trace(flat, [*scalars, *scalars], "a reduction", apart=True).program
     except tracing.LeakedTracer:
         what = "the computation uses an array that is traced outside of it"
-        raise tracing.LeakedTracer(f"{here()}: reduce_window: {what}; it has its two arguments alone") from None
+        raise tracing.LeakedTracer(f"reduce_window: {what}; it has its two arguments alone") from None
     if [one[:2] for one in program.out_avals] != [one[:2] for one in scalars]:
         taken, given = (", ".join(map(str, avals)) for avals in (scalars, program.out_avals))
-        raise TypeError(f"{here()}: reduce_window: the computation takes two ({taken}) and gives one, not ({given})")
+        raise TypeError(f"reduce_window: the computation takes two ({taken}) and gives one, not ({given})")
     return program
 
 
@@ -177,7 +170,8 @@ def _named(program: Program, start: Any) -> str | None:
     known = binding.known(start)
     if len(names) != 1 or names[0] not in _NAMES or known is None:
         return None
-    name, identity = _NAMES[names[0]]
+    name = _NAMES[names[0]]
+    identity, _ = windows.OPERATIONS[name]
     of_both = {*map(id, program.equations[0].inputs)} == {*map(id, program.inputs)}
     return name if of_both and known == np.asarray(identity(start.dtype), start.dtype) else None
 
@@ -198,27 +192,25 @@ def reduce_window(
     in the computation. computation: of two elements, such as `add`, `max`, `min` or `mul`; or of two trees of elements.
     Sums, maxima and minima of one array have a derivative, as in JAX; but of extrema of a dilated window there is none.
     """
-    with AtUsersLine():
-        leaves, structure = pytrees.flatten(operand)
-        values, given = pytrees.flatten(init_value)
-        if not leaves or given != structure:
-            raise ValueError(f"reduce_window: init_value is a tree as operand is, {structure}, not {given}")
-        xs = [array_of(leaf, "reduce_window") for leaf in leaves]
-        starts = [like(value, x.dtype, "reduce_window") for value, x in zip(values, xs, strict=True)]
-        shape = tuple(xs[0].shape)
-        ones = (1,) * len(shape)
-        each = (window_strides, base_dilation, window_dilation)
-        strides, base, apart = (tuple(one) if one is not None else ones for one in each)
-        sizes = tuple(window_dimensions)
-        if any(len(one) != len(ones) for one in (sizes, strides, base, apart)):
-            what = f"window, strides and dilations are {len(ones)} integers, one for each axis"
-            raise ValueError(f"reduce_window: {what}")
-        wide = tuple(dilated(size, by) for size, by in zip(sizes, apart, strict=True))
-        pads = pads_of("reduce_window", padding, shape, wide, strides)
+    leaves, structure = pytrees.flatten(operand)
+    values, given = pytrees.flatten(init_value)
+    if not leaves or given != structure:
+        raise ValueError(f"reduce_window: init_value is a tree as operand is, {structure}, not {given}")
+    xs = [array_of(leaf, "reduce_window") for leaf in leaves]
+    starts = [like(value, x.dtype, "reduce_window") for value, x in zip(values, xs, strict=True)]
+    shape = tuple(xs[0].shape)
+    ones = (1,) * len(shape)
+    each = (window_strides, base_dilation, window_dilation)
+    strides, base, apart = (tuple(one) if one is not None else ones for one in each)
+    sizes = tuple(window_dimensions)
+    if any(len(one) != len(ones) for one in (sizes, strides, base, apart)):
+        what = f"window, strides and dilations are {len(ones)} integers, one for each axis"
+        raise ValueError(f"reduce_window: {what}")
+    wide = tuple(dilated(size, by) for size, by in zip(sizes, apart, strict=True))
+    pads = pads_of("reduce_window", padding, shape, wide, strides)
     program = _program(computation, starts, structure)
     how = (_named(program, starts[0]) if len(xs) == 1 else None) or program
-    with AtUsersLine():
-        found = windows.reduce_windows(xs, starts, how, windows.Window(sizes, strides, pads, base, apart))
+    found = windows.reduce_windows(xs, starts, how, windows.Window(sizes, strides, pads, base, apart))
     return structure.unflatten(found)
 
 

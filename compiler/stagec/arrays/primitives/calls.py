@@ -10,7 +10,6 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import binding, tracing
 from stagec.arrays.lowering import IRValue, Rule
-from stagec.arrays.places import here
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, Variable, pruned
@@ -163,6 +162,6 @@ def _kept(program: Program, policy: Callable[..., Any]) -> list[Variable]:
         answer = policy(equation.primitive, *(one.aval for one in equation.inputs), **equation.params)
         if not isinstance(answer, bool | np.bool_):
             what = f"the policy says {answer!r} of {equation.primitive.name}"
-            raise TypeError(f"{here()}: checkpoint: {what}; write True where its results are kept, and False elsewhere")
+            raise TypeError(f"checkpoint: {what}; write True where its results are kept, and False elsewhere")
         found += equation.outputs if answer else []
     return found

@@ -48,34 +48,30 @@ def _reducer(rule: Rule, operation: ir.OpView, combine: Callable[[IRValue, IRVal
         hlo.return_([combine(*block.arguments)])
 
 
-def _all_reduce(name: str, combine: Callable[[IRValue, IRValue], IRValue], vjp: Any) -> Primitive:
+def _all_reduce(
+    name: str, combine: Callable[[IRValue, IRValue], IRValue], vjp: Any, what: str
+) -> Callable[[Any, Names, Axes], Any]:
     def lower(rule: Rule, x: IRValue, *, axes: Names, mesh: Axes) -> IRValue:
         groups = _groups(mesh, axes)
         operation = hlo.AllReduceOp([x.type], [x], **groups, use_global_device_ids=True)
         _reducer(rule, operation, combine)
         return operation.results[0]
 
-    return Primitive(name, lambda x, *, axes, mesh: ShapedArray(*x[:2]), lower, vjp)
+    primitive = Primitive(name, lambda x, *, axes, mesh: ShapedArray(*x[:2]), lower, vjp)
+
+    def reduce(x: Any, axes: Names, mesh: Axes) -> Any:
+        return bind(primitive, x, axes=axes, mesh=mesh)
+
+    reduce.__doc__ = f"Return {what} of x over the devices along axes."
+    return reduce
 
 
-PSUM: Primitive = _all_reduce("psum", hlo.add, lambda d, *, axes, mesh: [psum(d.cotangent, axes, mesh)])
-PMAX = _all_reduce("pmax", hlo.maximum, "JAX has none either: use psum, or all_gather and a maximum")
-PMIN = _all_reduce("pmin", hlo.minimum, "JAX has none either: use psum, or all_gather and a maximum")
-
-
-def psum(x: Any, axes: Names, mesh: Axes) -> Any:
-    """Return the sum of x over the devices along axes."""
-    return bind(PSUM, x, axes=axes, mesh=mesh)
-
-
-def pmax(x: Any, axes: Names, mesh: Axes) -> Any:
-    """Return the largest elements of x over the devices along axes."""
-    return bind(PMAX, x, axes=axes, mesh=mesh)
-
-
-def pmin(x: Any, axes: Names, mesh: Axes) -> Any:
-    """Return the smallest elements of x over the devices along axes."""
-    return bind(PMIN, x, axes=axes, mesh=mesh)
+_NO_DERIVATIVE = "JAX has none either: use psum, or all_gather and a maximum"
+psum: Callable[[Any, Names, Axes], Any] = _all_reduce(
+    "psum", hlo.add, lambda d, *, axes, mesh: [psum(d.cotangent, axes, mesh)], "the sum"
+)
+pmax = _all_reduce("pmax", hlo.maximum, _NO_DERIVATIVE, "the largest elements")
+pmin = _all_reduce("pmin", hlo.minimum, _NO_DERIVATIVE, "the smallest elements")
 
 
 def all_gather(x: Any, axes: Names, mesh: Axes, dimension: int) -> Any:

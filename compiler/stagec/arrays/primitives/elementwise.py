@@ -449,8 +449,6 @@ polygamma: Operation = _binary(
 
 # Complex numbers.
 
-_COMPLEX = {dtypes.float32: dtypes.complex64, dtypes.float64: dtypes.complex128}
-
 
 def _zero(x: Any) -> Literal:
     return Literal(np.zeros((), x.dtype))
@@ -461,7 +459,7 @@ complex_: Operation = _binary(
     _ONLY_FLOATING,
     hlo.ComplexOp,
     lambda g, x, y, z: (real(g), negative(imag(g))),
-    lambda dtype: _COMPLEX.get(dtype, dtypes.complex64),
+    dtypes.complex_of,
 )
 real: Operation = _unary("real", _ONLY_COMPLEX, hlo.RealOp, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
 imag: Operation = _unary(

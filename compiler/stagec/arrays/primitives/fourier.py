@@ -21,7 +21,6 @@ from stagec.arrays.values import ShapedArray
 
 MOST_AXES = 3
 """How many axes XLA transforms at once."""
-_COMPLEX = {dtypes.float32: dtypes.complex64, dtypes.float64: dtypes.complex128}
 
 
 def fft(x: Any, kind: str, lengths: tuple[int, ...]) -> Any:
@@ -42,7 +41,7 @@ def _infer(x: ShapedArray, *, kind: str, lengths: tuple[int, ...]) -> ShapedArra
     real = kind == "RFFT"
     if x.shape[len(batch) :] != wanted or (KINDS[x.dtype] == dtypes.COMPLEX) == real:
         raise ValueError(f"fft: {kind} of lengths {lengths} is not of an array of {x}")
-    dtype = _COMPLEX[x.dtype] if real else dtypes.real_part(x.dtype) if kind == "IRFFT" else x.dtype
+    dtype = dtypes.complex_of(x.dtype) if real else dtypes.real_part(x.dtype) if kind == "IRFFT" else x.dtype
     return ShapedArray((*batch, *(half if real else lengths)), dtype)
 
 

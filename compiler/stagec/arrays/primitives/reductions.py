@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
-from stagec.arrays import dtypes
+from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import BOOL, COMPLEX, KINDS, DType
 from stagec.arrays.lowering import IRValue, Rule, compare, constant, integers, tensor_type
@@ -72,18 +72,11 @@ def _of_product(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = [*kept, *axes]
     moved = transpose(x, order)
-    flat = reshape(moved, (*(x.shape[axis] for axis in kept), _product([x.shape[axis] for axis in axes])))
+    flat = reshape(moved, (*(x.shape[axis] for axis in kept), dims.product([x.shape[axis] for axis in axes])))
     axis = len(kept)
     others = multiply(_exclusive(flat, axis), reverse(_exclusive(reverse(flat, [axis]), axis), [axis]))
     whole = multiply(others, broadcast(g, flat.shape, range(axis)))
     return transpose(reshape(whole, moved.shape), np.argsort(order).tolist())
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    result: Any = 1
-    for size in sizes:
-        result = result * size
-    return result
 
 
 def _exclusive(x: Any, axis: int) -> Any:

@@ -15,7 +15,6 @@ from stagec.arrays import dims, dtypes, meshes, tracing
 from stagec.arrays.binding import aval, bind
 from stagec.arrays.lowering import IRValue, Rule, sharding, tensor_type
 from stagec.arrays.meshes import Axes
-from stagec.arrays.places import AtUsersLine
 from stagec.arrays.primitives import collectives, elementwise
 from stagec.arrays.primitives import derivatives as d
 from stagec.arrays.primitives.derivatives import Derivative
@@ -69,14 +68,13 @@ def mapped(
     together: along axes that they do not name, all devices have the same. manual: the axes of which the parts are.
     """
     avals = []
-    with AtUsersLine():
-        for value, partition in zip(values, in_partitions, strict=True):
-            # jaxlib 0.10.1 refines the shapes in an `sdy.manual_computation` too, but ends with a segmentation fault
-            # where it folds a constant there. So ends JAX, where it calls its own artifact of psum(sum(a) * 2).
-            if not dims.is_static(value.shape):
-                what = f"shard_map takes arrays of known sizes, not of shape {shown(value.shape)}"
-                raise ValueError(f"{what}; write numbers, or in_shardings and with_sharding_constraint in its place")
-            avals.append(ShapedArray(meshes.part(tuple(value.shape), mesh, partition), aval(value).dtype))
+    for value, partition in zip(values, in_partitions, strict=True):
+        # jaxlib 0.10.1 refines the shapes in an `sdy.manual_computation` too, but ends with a segmentation fault
+        # where it folds a constant there. So ends JAX, where it calls its own artifact of psum(sum(a) * 2).
+        if not dims.is_static(value.shape):
+            what = f"shard_map takes arrays of known sizes, not of shape {shown(value.shape)}"
+            raise ValueError(f"{what}; write numbers, or in_shardings and with_sharding_constraint in its place")
+        avals.append(ShapedArray(meshes.part(tuple(value.shape), mesh, partition), aval(value).dtype))
 
     def within(*parts: Any) -> Sequence[Any]:
         with meshes.use(mesh, manual):

@@ -12,6 +12,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
+from stagec.arrays.dtypes import COMPLEX, KINDS
 from stagec.arrays.lowering import IRValue, Rule
 from stagec.arrays.primitives import foreign, matrices
 from stagec.arrays.primitives.derivatives import Derivative, NoDerivative, linearly
@@ -24,9 +25,6 @@ from stagec.arrays.primitives.polar import svd_by_polar
 from stagec.arrays.primitives.structural import broadcast, convert, reduce_sum
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray
-
-_COMPLEX = {dtypes.float32: dtypes.complex64, dtypes.float64: dtypes.complex128}
-
 
 # Of Hermitian matrices.
 
@@ -94,14 +92,14 @@ def eig(x: Any, vectors: bool = True) -> list[Any]:
 
 def _eig_infer(x: ShapedArray, *, vectors: bool) -> list[ShapedArray]:
     require_matrices("eig", x, square=True)
-    dtype = _COMPLEX.get(x.dtype, x.dtype)
+    dtype = dtypes.complex_of(x.dtype)
     return [ShapedArray(x.shape[:-1], dtype), *[ShapedArray(x.shape, dtype)] * vectors]
 
 
 def _eig_lapack(rule: Rule, x: IRValue, *, vectors: bool) -> list[IRValue]:
     (aval,) = rule.inputs
     numbers, matrix = ShapedArray(aval.shape[:-1], aval.dtype), ShapedArray(aval.shape, rule.outputs[0].dtype)
-    parts = [numbers] * (2 if aval.dtype in _COMPLEX else 1)
+    parts = [numbers] * (2 if KINDS[aval.dtype] != COMPLEX else 1)
     name = f"lapack_{foreign.LETTERS[aval.dtype]}geev_ffi"
     attributes = {"compute_left": "N", "compute_right": "V" if vectors else "N"}
     results = [*parts, matrix, matrix, info_of(aval)]
