@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -17,22 +17,16 @@ Isa: TypeAlias = Literal["SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX5
 class CpuTarget(Table):
     """A CPU to compile for. The description is complete: the machine that builds does not matter."""
 
-    platform: Annotated[Literal["cpu"], Field(description="Kind of hardware.", examples=["cpu"])]
-    isa: Annotated[
-        Isa,
-        Field(
-            description="The newest instruction set that the executable may use, by XLA's name.",
-            examples=["AVX2"],
-        ),
-    ]
-    parallelism: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Number of partitions into which XLA may split the work of one operation (for CPUs: threads).",
-            examples=[8],
-        ),
-    ] = PARALLELISM
+    platform: Literal["cpu"] = Field(description="Kind of hardware.", examples=["cpu"])
+    isa: Isa = Field(
+        description="The newest instruction set that the executable may use, by XLA's name.", examples=["AVX2"]
+    )
+    parallelism: int = Field(
+        PARALLELISM,
+        ge=1,
+        description="Number of partitions into which XLA may split the work of one operation (for CPUs: threads).",
+        examples=[8],
+    )
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {}

@@ -25,31 +25,22 @@ AUTOTUNING = file_pattern("textproto")
 class CudaTarget(Table):
     """NVIDIA devices to compile for. You need none to build."""
 
-    platform: Annotated[Literal["cuda"], Field(description="Kind of hardware.", examples=["cuda"])]
-    device: Annotated[
-        str,
-        StringConstraints(pattern=DEVICE),
-        Field(
-            description="Short name of the device: `stagec targets` lists them. Or a file that describes another "
-            "device, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
-            examples=["h100-sxm", "devices/mine.toml"],
-        ),
-    ]
-    topology: Annotated[
-        str,
-        StringConstraints(pattern=SHAPE),
-        Field(description="Partitions that NVLink connects, hosts of each, devices of each host.", examples=["1x1x8"]),
-    ] = "1x1x1"
-    autotuning: Annotated[
-        str,
-        StringConstraints(pattern=AUTOTUNING),
-        Field(
-            description="File with results of autotuning on such a device, by its path relative to the manifest's "
-            "folder. Begin with an empty file; `bazel run` of `<manifest>.autotune` writes it on a machine with the "
-            "device.",
-            examples=["h200.autotune.textproto"],
-        ),
-    ] = ""
+    platform: Literal["cuda"] = Field(description="Kind of hardware.", examples=["cuda"])
+    device: Annotated[str, StringConstraints(pattern=DEVICE)] = Field(
+        description="Short name of the device: `stagec targets` lists them. Or a file that describes another "
+        "device, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
+        examples=["h100-sxm", "devices/mine.toml"],
+    )
+    topology: Annotated[str, StringConstraints(pattern=SHAPE)] = Field(
+        "1x1x1", description="Partitions that NVLink connects, hosts of each, devices of each host.", examples=["1x1x8"]
+    )
+    autotuning: Annotated[str, StringConstraints(pattern=AUTOTUNING)] = Field(
+        "",
+        description="File with results of autotuning on such a device, by its path relative to the manifest's "
+        "folder. Begin with an empty file; `bazel run` of `<manifest>.autotune` writes it on a machine with the "
+        "device.",
+        examples=["h200.autotune.textproto"],
+    )
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {"device": "toml", "autotuning": "textproto"}

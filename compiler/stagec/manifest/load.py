@@ -4,7 +4,6 @@ Two passes over the same data find the problems: pydantic checks each value agai
 tables are checked. pydantic's own messages never reach the user.
 """
 
-import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -133,26 +132,9 @@ def _read(path: Path, file: str) -> dict[str, Any]:
     try:
         return toml.parse(text)
     except tomllib.TOMLDecodeError as error:
-        raise StagecError(_syntax_problem(str(error), file)) from None
+        raise StagecError(Problem(file, "", f"not TOML: {error}", "see https://toml.io for the syntax")) from None
     except ValueError as error:
         raise StagecError(Problem(file, "", str(error))) from None
-
-
-def _syntax_problem(message: str, file: str) -> Problem:
-    """Splits tomllib's `WHAT (at PLACE)`, and names the table where a name is declared twice."""
-    match = re.fullmatch(r"(?s)(.*) \(at (.*)\)", message)
-    what, place = match.groups() if match else (message, "")
-    line = place.partition(",")[0]
-    if twice := re.fullmatch(r"Cannot declare (\(.*\)) twice", what):
-        location: tuple[str, ...] = ast.literal_eval(twice[1])
-        table, *name = location
-        if table in ("functions", "targets", "meshes") and len(name) == 1:
-            fault = f"two {table} of this name, the second one at {line}"
-            return Problem(file, key_path(location), fault, "give one of them another name")
-        return Problem(file, key_path(location), f"this table is written again at {line}", "merge the two tables")
-    if what == "Cannot overwrite a value":
-        return Problem(file, line, "this key is already there in its table", "keep one of the two")
-    return Problem(file, place, f"not TOML: {what[:1].lower()}{what[1:]}", "see https://toml.io for the syntax")
 
 
 def _with_tuples(value: object) -> Any:

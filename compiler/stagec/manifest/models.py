@@ -90,6 +90,8 @@ Precision: TypeAlias = Literal[
     "F64_F64_F64",
 ]
 
+Bytes: TypeAlias = Annotated[int | None, PlainValidator(read_bytes), WithJsonSchema(AMOUNT_SCHEMA)]
+
 # How functions are traced: [manifest] says it for all, a function for itself.
 EnableX64: TypeAlias = Annotated[
     bool | None,
@@ -139,30 +141,20 @@ HostCallbacks: TypeAlias = Annotated[
 class Header(Table):
     """What is built: its name, its version, and what holds for all functions."""
 
-    name: Annotated[
-        Name, Field(description="Name of the bundle, and first part of every artifact's name.", examples=["digits"])
-    ]
-    version: Annotated[
-        str,
-        StringConstraints(pattern=VERSION),
-        Field(description="Version of the bundle, stored in it.", examples=["1.0.0"]),
-    ]
-    reproducible: Annotated[
-        bool,
-        Field(
-            description="Make executables whose bytes depend on nothing but the sources and the locked environment.",
-            examples=[True],
-        ),
-    ] = True
-    bundle_size: Annotated[
-        int | None,
-        PlainValidator(read_bytes),
-        WithJsonSchema(AMOUNT_SCHEMA),
-        Field(
-            description="Size that the bundle's file may have. `<manifest>.size_test` fails if it is larger.",
-            examples=["20MB"],
-        ),
-    ] = None
+    name: Name = Field(description="Name of the bundle, and first part of every artifact's name.", examples=["digits"])
+    version: Annotated[str, StringConstraints(pattern=VERSION)] = Field(
+        description="Version of the bundle, stored in it.", examples=["1.0.0"]
+    )
+    reproducible: bool = Field(
+        True,
+        description="Make executables whose bytes depend on nothing but the sources and the locked environment.",
+        examples=[True],
+    )
+    bundle_size: Bytes = Field(
+        None,
+        description="Size that the bundle's file may have. `<manifest>.size_test` fails if it is larger.",
+        examples=["20MB"],
+    )
     enable_x64: EnableX64 = None
     matmul_precision: MatmulPrecision = None
     prng_impl: PrngImpl = None
@@ -183,91 +175,61 @@ Target: TypeAlias = Annotated[CpuTarget | TpuTarget | CudaTarget, Field(discrimi
 class Mesh(Table):
     """An arrangement of devices along named axes, as jax.sharding.Mesh. You need no device to build for it."""
 
-    axes: Annotated[
-        dict[Identifier, Annotated[int, Field(ge=1)]],
-        Field(
-            min_length=1,
-            description="Number of devices along each axis, in the order in which devices are counted. "
-            "Axes have JAX's type Auto; in a part of the function, jax.sharding.explicit_axes makes some Explicit.",
-            examples=[{"data": 2, "model": 2}],
-        ),
-    ]
+    axes: dict[Identifier, Annotated[int, Field(ge=1)]] = Field(
+        min_length=1,
+        description="Number of devices along each axis, in the order in which devices are counted. "
+        "Axes have JAX's type Auto; in a part of the function, jax.sharding.explicit_axes makes some Explicit.",
+        examples=[{"data": 2, "model": 2}],
+    )
 
 
 class Variant(Table):
     """One combination of static arguments."""
 
-    static: Annotated[
-        dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
-        Field(
-            min_length=1,
-            description="Static arguments of this variant, with values. Those of the function apply too.",
-            examples=[{"power": 2}],
-        ),
-    ]
+    static: dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]] = Field(
+        min_length=1,
+        description="Static arguments of this variant, with values. Those of the function apply too.",
+        examples=[{"power": 2}],
+    )
 
 
 class Limits(Table):
     """What the executables of a function may take on one target. If one takes more, the build fails."""
 
-    peak_memory: Annotated[
-        int | None,
-        PlainValidator(read_bytes),
-        WithJsonSchema(AMOUNT_SCHEMA),
-        Field(
-            description="Memory of one device while the function runs: arguments, results and temporaries. Without it, "
-            "the device's memory is the limit.",
-            examples=["2GiB"],
-        ),
-    ] = None
-    flops: Annotated[
-        int | None,
-        PlainValidator(read_count),
-        WithJsonSchema(AMOUNT_SCHEMA),
-        Field(
-            description="Operations of one device in a call. An operation in a loop counts as often as the loop runs.",
-            examples=["1.5e12"],
-        ),
-    ] = None
-    bytes_accessed: Annotated[
-        int | None,
-        PlainValidator(read_bytes),
-        WithJsonSchema(AMOUNT_SCHEMA),
-        Field(
-            description="Bytes of its main memory that one device reads and writes in a call. An access in a loop "
-            "counts as often as the loop runs.",
-            examples=["40GB"],
-        ),
-    ] = None
+    peak_memory: Bytes = Field(
+        None,
+        description="Memory of one device while the function runs: arguments, results and temporaries. Without it, "
+        "the device's memory is the limit.",
+        examples=["2GiB"],
+    )
+    flops: Annotated[int | None, PlainValidator(read_count), WithJsonSchema(AMOUNT_SCHEMA)] = Field(
+        None,
+        description="Operations of one device in a call. An operation in a loop counts as often as the loop runs.",
+        examples=["1.5e12"],
+    )
+    bytes_accessed: Bytes = Field(
+        None,
+        description="Bytes of its main memory that one device reads and writes in a call. An access in a loop "
+        "counts as often as the loop runs.",
+        examples=["40GB"],
+    )
     collectives: Annotated[
-        int | dict[str, int] | None,
-        PlainValidator(read_collectives),
-        WithJsonSchema(COLLECTIVES_SCHEMA),
-        Field(
-            description="How often devices exchange arrays in a call. Or a table with a number for each kind; kinds "
-            "that the table leaves out have no limit. An exchange in a loop counts as often as the loop runs.",
-            examples=[4, {"all-reduce": 2, "all-gather": 0}],
-        ),
-    ] = None
-    executable_size: Annotated[
-        int | None,
-        PlainValidator(read_bytes),
-        WithJsonSchema(AMOUNT_SCHEMA),
-        Field(description="Size of the executable's file.", examples=["20MB"]),
-    ] = None
+        int | dict[str, int] | None, PlainValidator(read_collectives), WithJsonSchema(COLLECTIVES_SCHEMA)
+    ] = Field(
+        None,
+        description="How often devices exchange arrays in a call. Or a table with a number for each kind; kinds "
+        "that the table leaves out have no limit. An exchange in a loop counts as often as the loop runs.",
+        examples=[4, {"all-reduce": 2, "all-gather": 0}],
+    )
+    executable_size: Bytes = Field(None, description="Size of the executable's file.", examples=["20MB"])
     compile_time: Annotated[
-        float | None,
-        PlainValidator(read_seconds),
-        WithJsonSchema({"type": ["integer", "number"], "minimum": 0}),
-        Field(description="Seconds that compiling may take. If it takes longer, stagec warns.", examples=[60]),
-    ] = None
-    allow_unknown: Annotated[
-        bool,
-        Field(
-            description="Build an executable even if stagec cannot find out a number that has a limit.",
-            examples=[True],
-        ),
-    ] = False
+        float | None, PlainValidator(read_seconds), WithJsonSchema({"type": ["integer", "number"], "minimum": 0})
+    ] = Field(None, description="Seconds that compiling may take. If it takes longer, stagec warns.", examples=[60])
+    allow_unknown: bool = Field(
+        False,
+        description="Build an executable even if stagec cannot find out a number that has a limit.",
+        examples=[True],
+    )
 
 
 Tolerance: TypeAlias = Annotated[int | str | None, PlainValidator(read_tolerance), WithJsonSchema(AMOUNT_SCHEMA)]
@@ -276,383 +238,277 @@ Tolerance: TypeAlias = Annotated[int | str | None, PlainValidator(read_tolerance
 class Baseline(Table):
     """By how much the executables of a function may outgrow the baseline before `<manifest>.baseline_test` fails."""
 
-    peak_memory: Annotated[
-        Tolerance,
-        Field(
-            description="Memory of one device while the function runs: a share such as 2%, or an amount. Default: 1%.",
-            examples=["2%", "64KiB"],
-        ),
-    ] = None
-    flops: Annotated[
-        Tolerance, Field(description="Operations of one device in a call. Default: 0%.", examples=["0.5%"])
-    ] = None
-    bytes_accessed: Annotated[
-        Tolerance,
-        Field(description="Bytes that one device reads and writes in a call. Default: 1%.", examples=["5%"]),
-    ] = None
-    executable_size: Annotated[
-        Tolerance, Field(description="Size of the executable's file. Default: 5%.", examples=["10%"])
-    ] = None
-    collectives: Annotated[
-        Tolerance,
-        Field(description="How often devices exchange arrays in a call, for each kind. Default: 0.", examples=[1]),
-    ] = None
-    operations: Annotated[
-        Tolerance,
-        Field(
-            description="How many instructions of each kind run in a call. Default: the test shows them, and never "
-            "fails because of them.",
-            examples=["10%"],
-        ),
-    ] = None
+    peak_memory: Tolerance = Field(
+        None,
+        description="Memory of one device while the function runs: a share such as 2%, or an amount. Default: 1%.",
+        examples=["2%", "64KiB"],
+    )
+    flops: Tolerance = Field(None, description="Operations of one device in a call. Default: 0%.", examples=["0.5%"])
+    bytes_accessed: Tolerance = Field(
+        None, description="Bytes that one device reads and writes in a call. Default: 1%.", examples=["5%"]
+    )
+    executable_size: Tolerance = Field(
+        None, description="Size of the executable's file. Default: 5%.", examples=["10%"]
+    )
+    collectives: Tolerance = Field(
+        None, description="How often devices exchange arrays in a call, for each kind. Default: 0.", examples=[1]
+    )
+    operations: Tolerance = Field(
+        None,
+        description="How many instructions of each kind run in a call. Default: the test shows them, and never "
+        "fails because of them.",
+        examples=["10%"],
+    )
 
 
 class Padding(Table):
     """How the loader pads a call to the next larger bucket of a dimension; it cuts the results back."""
 
     fill: Annotated[
-        int | float | bool,
-        PlainValidator(read_fill),
-        WithJsonSchema({"type": ["integer", "number", "boolean"]}),
-        Field(description="The value of the added elements.", examples=[-1]),
-    ] = 0
-    mask: Annotated[
-        Identifier,
-        Field(
-            description="A keyword argument that says which elements are real: booleans along the dimension, or an "
-            "integer, the real size. The caller may leave it out.",
-            examples=["valid"],
-        ),
-    ] = ""
+        int | float | bool, PlainValidator(read_fill), WithJsonSchema({"type": ["integer", "number", "boolean"]})
+    ] = Field(0, description="The value of the added elements.", examples=[-1])
+    mask: Identifier = Field(
+        "",
+        description="A keyword argument that says which elements are real: booleans along the dimension, or an "
+        "integer, the real size. The caller may leave it out.",
+        examples=["valid"],
+    )
 
 
 class Weights(Table):
     """The arrays that a bound argument consists of."""
 
-    file: Annotated[
-        str,
-        StringConstraints(pattern=WEIGHTS),
-        Field(
-            description="A safetensors file, by its path relative to the manifest's folder. A Bazel target may write "
-            "it.",
-            examples=["weights.safetensors"],
-        ),
-    ]
-    prefix: Annotated[
-        str,
-        Field(
-            description="What the names of the argument's arrays start with in the file.",
-            examples=["encoder."],
-        ),
-    ] = ""
-    external: Annotated[
-        bool,
-        Field(
-            description="Leave the file out of the bundle, which has its digest, and is deployed beside it.",
-            examples=[True],
-        ),
-    ] = False
+    file: Annotated[str, StringConstraints(pattern=WEIGHTS)] = Field(
+        description="A safetensors file, by its path relative to the manifest's folder. A Bazel target may write it.",
+        examples=["weights.safetensors"],
+    )
+    prefix: str = Field(
+        "", description="What the names of the argument's arrays start with in the file.", examples=["encoder."]
+    )
+    external: bool = Field(
+        False,
+        description="Leave the file out of the bundle, which has its digest, and is deployed beside it.",
+        examples=[True],
+    )
 
 
 class OutputTolerance(Table):
     """How far one result may be from the golden one."""
 
-    rtol: Annotated[
-        float | None, Field(ge=0, description="Relative tolerance. Default: that of the function.", examples=[1e-2])
-    ] = None
-    atol: Annotated[
-        float | None, Field(ge=0, description="Absolute tolerance. Default: that of the function.", examples=[1e-3])
-    ] = None
+    rtol: float | None = Field(
+        None, ge=0, description="Relative tolerance. Default: that of the function.", examples=[1e-2]
+    )
+    atol: float | None = Field(
+        None, ge=0, description="Absolute tolerance. Default: that of the function.", examples=[1e-3]
+    )
 
 
 class Golden(Table):
     """Inputs and outputs that the bundle stores with a function, to check its executables with."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="Seed of the generated inputs.", examples=[0])] = 0
-    inputs: Annotated[
-        str,
-        StringConstraints(pattern=INPUTS),
-        Field(
-            description="A file of inputs instead of generated ones, by its path relative to the manifest's folder: "
-            "an array for each argument that is not bound, named by its path, such as args[0]['w']. A Bazel target "
-            "may write it.",
-            examples=["golden.npz"],
-        ),
-    ] = ""
-    bucket: Annotated[
-        dict[Identifier, int],
-        Field(description="The bucket of the inputs. Default: the smallest.", examples=[{"batch": 8}]),
-    ] = {}
-    rtol: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            description="Relative tolerance. Default: the square root of the dtype's epsilon; integers must be equal.",
-            examples=[1e-5],
-        ),
-    ] = None
-    atol: Annotated[
-        float | None,
-        Field(ge=0, description="Absolute tolerance. Default: as for rtol.", examples=[1e-6]),
-    ] = None
-    outputs: Annotated[
-        dict[str, OutputTolerance],
-        Field(
-            description="Tolerances of single results, by their paths as `stagec run --golden` prints them.",
-            examples=[{"result['logits']": {"rtol": 1e-2}}],
-        ),
-    ] = {}
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the generated inputs.", examples=[0])
+    inputs: Annotated[str, StringConstraints(pattern=INPUTS)] = Field(
+        "",
+        description="A file of inputs instead of generated ones, by its path relative to the manifest's folder: "
+        "an array for each argument that is not bound, named by its path, such as args[0]['w']. A Bazel target "
+        "may write it.",
+        examples=["golden.npz"],
+    )
+    bucket: dict[Identifier, int] = Field(
+        {}, description="The bucket of the inputs. Default: the smallest.", examples=[{"batch": 8}]
+    )
+    rtol: float | None = Field(
+        None,
+        ge=0,
+        description="Relative tolerance. Default: the square root of the dtype's epsilon; integers must be equal.",
+        examples=[1e-5],
+    )
+    atol: float | None = Field(None, ge=0, description="Absolute tolerance. Default: as for rtol.", examples=[1e-6])
+    outputs: dict[str, OutputTolerance] = Field(
+        {},
+        description="Tolerances of single results, by their paths as `stagec run --golden` prints them.",
+        examples=[{"result['logits']": {"rtol": 1e-2}}],
+    )
 
 
 class Function(Table):
     """A function to build: where it is, what it takes, and what stagec makes of it."""
 
-    entry: Annotated[
-        ModuleOrEntry,
-        Field(
-            description="The Python function, package.module:attribute. Or a StableHLO module: a .mlir or .mlirbc file "
-            "by its path relative to the manifest's folder. Its function main says what the arguments are. Name the "
-            "file in data of the macro too.",
-            examples=["examples.digits.model:predict", "scale.mlir"],
-        ),
-    ]
-    frontend: Annotated[
-        Literal["jax", "arrays"] | None,
-        Field(
-            description="What traces the function: jax, or arrays for one of stagec.numpy, which needs no JAX. "
-            "Default: jax. A StableHLO module has its own.",
-            examples=["arrays"],
-        ),
-    ] = None
+    entry: ModuleOrEntry = Field(
+        description="The Python function, package.module:attribute. Or a StableHLO module: a .mlir or .mlirbc file "
+        "by its path relative to the manifest's folder. Its function main says what the arguments are. Name the "
+        "file in data of the macro too.",
+        examples=["examples.digits.model:predict", "scale.mlir"],
+    )
+    frontend: Literal["jax", "arrays"] | None = Field(
+        None,
+        description="What traces the function: jax, or arrays for one of stagec.numpy, which needs no JAX. "
+        "Default: jax. A StableHLO module has its own.",
+        examples=["arrays"],
+    )
     args: Annotated[
-        tuple[Any, ...] | None,
-        PlainValidator(read_args),
-        WithJsonSchema({"type": "array", "items": TREE_REFERENCE}),
-        Field(
-            description="Positional arguments: a tree of avals for each.",
-            examples=[[{"w": "f32[64,10]", "b": "f32[10]"}, "f32[batch,64]"]],
-        ),
-    ] = None
-    kwargs: Annotated[
-        dict[Identifier, Annotated[Any, PlainValidator(read_tree), WithJsonSchema(TREE_REFERENCE)]] | None,
-        Field(description="Keyword arguments: a tree of avals for each name.", examples=[{"mask": "bool[batch]"}]),
-    ] = None
-    avals: Annotated[
-        Entry | None,
-        Field(
-            description="Instead of args and kwargs: a Python function without parameters that returns the arguments, "
-            "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it. "
-            "Or that tuple or dict itself: an array stands for its dtype and shape. A Python number in it is an "
-            "argument, as jax.jit traces it, wherever it is; only below an Equinox module it is a constant, as in "
-            "eqx.filter_jit. A number that must stay constant goes into static, or is a static field of its class.",
-            examples=["examples.digits.model:train_step_avals"],
-        ),
-    ] = None
-    platforms: Annotated[
-        tuple[Platform, ...] | None,
-        AfterValidator(read_distinct),
-        Field(
-            min_length=1,
-            description="Platforms of the exported artifact. Default: those of the targets.",
-            examples=[["cpu", "cuda", "tpu"]],
-        ),
-    ] = None
-    targets: Annotated[
-        tuple[str, ...],
-        AfterValidator(read_distinct),
-        Field(
-            description="The targets to compile executables for: names of tables [targets.NAME], short names that "
-            "`stagec targets` lists, and TPU topologies. In the names of artifacts, a topology has - for the colon.",
-            examples=[["cpu"], ["cpu-avx2", "h100-sxm", "v5e:2x2"]],
-        ),
-    ] = ()
-    buckets: Annotated[
-        dict[Identifier, Annotated[tuple[int, ...], AfterValidator(read_sizes)]],
-        Field(
-            description="Sizes of the symbolic dimensions to compile for: one executable for each combination.",
-            examples=[{"batch": [1, 8, 64]}],
-        ),
-    ] = {}
-    padding: Annotated[
-        dict[Identifier, Padding],
-        Field(
-            description="Dimensions along which the loader pads a call to the next larger bucket. Only for "
-            "functions whose results for real elements do not depend on the added ones, or that take a mask. "
-            "Without it, a call must have the sizes of a bucket.",
-            examples=[{"length": {"fill": 0, "mask": "valid"}}],
-        ),
-    ] = {}
-    bind: Annotated[
-        dict[
-            Annotated[str, StringConstraints(pattern=ARGUMENT)],
-            Annotated[Weights, BeforeValidator(read_weights, json_schema_input_type=str | Weights)],
-        ],
-        Field(
-            description="Arguments whose data comes with the bundle, by the name of the Python parameter or by "
-            'position, as in "args[0]": a safetensors file, or a table. The file names each array by its path in the '
-            "argument, such as hidden.w or layers.0.w. A caller leaves the argument out.",
-            examples=[{"params": "weights.safetensors"}],
-        ),
-    ] = {}
-    constraints: Annotated[
-        tuple[Annotated[str, AfterValidator(read_constraint)], ...],
-        Field(
-            description="What holds for the symbolic dimensions, with ==, >= or <=.",
-            examples=[["batch % 8 == 0"]],
-        ),
-    ] = ()
-    static: Annotated[
-        dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]],
-        Field(
-            description="Keyword arguments that are fixed when JAX traces the function (static_argnames), with values. "
-            "Arrays become tuples. A call with another value, or a value of another type, is refused.",
-            examples=[{"temperature": 1.0}],
-        ),
-    ] = {}
-    variants: Annotated[
-        dict[Name, Variant],
-        Field(
-            description="Several combinations of static arguments, each by a name of your choice. The artifacts of "
-            "variant V of function F are MANIFEST.F-V, MANIFEST.F-V.TARGET and so on; there is no MANIFEST.F. A caller "
-            "of F passes the static values by keyword, as in JAX, and the variant that has them runs. Values are the "
-            "same where their types are too: 1, 1.0 and true are three variants.",
-            examples=[{"square": {"static": {"power": 2}}, "cube": {"static": {"power": 3}}}],
-        ),
-    ] = {}
-    donate_argnums: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...],
-        AfterValidator(read_distinct),
-        Field(description="Positions of the arguments whose memory the results may reuse.", examples=[[0]]),
-    ] = ()
-    donate_argnames: Annotated[
-        tuple[Identifier, ...],
-        AfterValidator(read_distinct),
-        Field(description="Names of the arguments whose memory the results may reuse.", examples=[["state"]]),
-    ] = ()
-    keep_unused: Annotated[
-        bool, Field(description="Keep arguments that the function does not use.", examples=[True])
-    ] = False
-    inline: Annotated[
-        bool, Field(description="Inline the function into its callers when it is traced.", examples=[True])
-    ] = False
+        tuple[Any, ...] | None, PlainValidator(read_args), WithJsonSchema({"type": "array", "items": TREE_REFERENCE})
+    ] = Field(
+        None,
+        description="Positional arguments: a tree of avals for each.",
+        examples=[[{"w": "f32[64,10]", "b": "f32[10]"}, "f32[batch,64]"]],
+    )
+    kwargs: dict[Identifier, Annotated[Any, PlainValidator(read_tree), WithJsonSchema(TREE_REFERENCE)]] | None = Field(
+        None, description="Keyword arguments: a tree of avals for each name.", examples=[{"mask": "bool[batch]"}]
+    )
+    avals: Entry | None = Field(
+        None,
+        description="Instead of args and kwargs: a Python function without parameters that returns the arguments, "
+        "a tuple or a dict of trees of jax.ShapeDtypeStruct, such as jax.eval_shape returns. The export calls it. "
+        "Or that tuple or dict itself: an array stands for its dtype and shape. A Python number in it is an "
+        "argument, as jax.jit traces it, wherever it is; only below an Equinox module it is a constant, as in "
+        "eqx.filter_jit. A number that must stay constant goes into static, or is a static field of its class.",
+        examples=["examples.digits.model:train_step_avals"],
+    )
+    platforms: Annotated[tuple[Platform, ...] | None, AfterValidator(read_distinct)] = Field(
+        None,
+        min_length=1,
+        description="Platforms of the exported artifact. Default: those of the targets.",
+        examples=[["cpu", "cuda", "tpu"]],
+    )
+    targets: Annotated[tuple[str, ...], AfterValidator(read_distinct)] = Field(
+        (),
+        description="The targets to compile executables for: names of tables [targets.NAME], short names that "
+        "`stagec targets` lists, and TPU topologies. In the names of artifacts, a topology has - for the colon.",
+        examples=[["cpu"], ["cpu-avx2", "h100-sxm", "v5e:2x2"]],
+    )
+    buckets: dict[Identifier, Annotated[tuple[int, ...], AfterValidator(read_sizes)]] = Field(
+        {},
+        description="Sizes of the symbolic dimensions to compile for: one executable for each combination.",
+        examples=[{"batch": [1, 8, 64]}],
+    )
+    padding: dict[Identifier, Padding] = Field(
+        {},
+        description="Dimensions along which the loader pads a call to the next larger bucket. Only for "
+        "functions whose results for real elements do not depend on the added ones, or that take a mask. "
+        "Without it, a call must have the sizes of a bucket.",
+        examples=[{"length": {"fill": 0, "mask": "valid"}}],
+    )
+    bind: dict[
+        Annotated[str, StringConstraints(pattern=ARGUMENT)],
+        Annotated[Weights, BeforeValidator(read_weights, json_schema_input_type=str | Weights)],
+    ] = Field(
+        {},
+        description="Arguments whose data comes with the bundle, by the name of the Python parameter or by "
+        'position, as in "args[0]": a safetensors file, or a table. The file names each array by its path in the '
+        "argument, such as hidden.w or layers.0.w. A caller leaves the argument out.",
+        examples=[{"params": "weights.safetensors"}],
+    )
+    constraints: tuple[Annotated[str, AfterValidator(read_constraint)], ...] = Field(
+        (), description="What holds for the symbolic dimensions, with ==, >= or <=.", examples=[["batch % 8 == 0"]]
+    )
+    static: dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]] = Field(
+        {},
+        description="Keyword arguments that are fixed when JAX traces the function (static_argnames), with values. "
+        "Arrays become tuples. A call with another value, or a value of another type, is refused.",
+        examples=[{"temperature": 1.0}],
+    )
+    variants: dict[Name, Variant] = Field(
+        {},
+        description="Several combinations of static arguments, each by a name of your choice. The artifacts of "
+        "variant V of function F are MANIFEST.F-V, MANIFEST.F-V.TARGET and so on; there is no MANIFEST.F. A caller "
+        "of F passes the static values by keyword, as in JAX, and the variant that has them runs. Values are the "
+        "same where their types are too: 1, 1.0 and true are three variants.",
+        examples=[{"square": {"static": {"power": 2}}, "cube": {"static": {"power": 3}}}],
+    )
+    donate_argnums: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AfterValidator(read_distinct)] = Field(
+        (), description="Positions of the arguments whose memory the results may reuse.", examples=[[0]]
+    )
+    donate_argnames: Annotated[tuple[Identifier, ...], AfterValidator(read_distinct)] = Field(
+        (), description="Names of the arguments whose memory the results may reuse.", examples=[["state"]]
+    )
+    keep_unused: bool = Field(False, description="Keep arguments that the function does not use.", examples=[True])
+    inline: bool = Field(False, description="Inline the function into its callers when it is traced.", examples=[True])
     enable_x64: EnableX64 = None
     matmul_precision: MatmulPrecision = None
     prng_impl: PrngImpl = None
     environment: Environment = {}
     host_callbacks: HostCallbacks = None
-    mesh: Annotated[
-        Name | None,
-        Field(
-            description="The mesh to lower for. lax.with_sharding_constraint and shard_map use it by default.",
-            examples=["dp"],
-        ),
-    ] = None
-    in_shardings: Annotated[
-        Any,
-        PlainValidator(read_shardings),
-        WithJsonSchema(SHARDINGS_REFERENCE),
-        Field(
-            description="How the positional arguments are split over the mesh: a spec for all, or an array with a tree "
-            "of specs for each.",
-            examples=[[{"w": "P(model, None)", "b": "P()"}, "P(data)"]],
-        ),
-    ] = None
-    out_shardings: Annotated[
-        Any,
-        PlainValidator(read_shardings),
-        WithJsonSchema(SHARDINGS_REFERENCE),
-        Field(description="How the result is split over the mesh: a tree of specs.", examples=["P(data)"]),
-    ] = None
+    mesh: Name | None = Field(
+        None,
+        description="The mesh to lower for. lax.with_sharding_constraint and shard_map use it by default.",
+        examples=["dp"],
+    )
+    in_shardings: Annotated[Any, PlainValidator(read_shardings), WithJsonSchema(SHARDINGS_REFERENCE)] = Field(
+        None,
+        description="How the positional arguments are split over the mesh: a spec for all, or an array with a tree "
+        "of specs for each.",
+        examples=[[{"w": "P(model, None)", "b": "P()"}, "P(data)"]],
+    )
+    out_shardings: Annotated[Any, PlainValidator(read_shardings), WithJsonSchema(SHARDINGS_REFERENCE)] = Field(
+        None, description="How the result is split over the mesh: a tree of specs.", examples=["P(data)"]
+    )
     disabled_checks: Annotated[
-        tuple[Annotated[str, AfterValidator(read_check)], ...],
-        AfterValidator(read_distinct),
-        Field(
-            description='Safety checks of jax.export to switch off: "platform" (other platforms than those exported '
-            'for may run the artifact) and "custom_call:TARGET" (as allow_custom_calls).',
-            examples=[["platform"], ["custom_call:my_kernel"]],
-        ),
-    ] = ()
-    allow_custom_calls: Annotated[
-        tuple[str, ...],
-        AfterValidator(read_distinct),
-        Field(
-            description="Custom calls that the module may have although stagec does not know who provides them.",
-            examples=[["my_kernel"]],
-        ),
-    ] = ()
-    plugins: Annotated[
-        tuple[Literal["cuda"], ...],
-        AfterValidator(read_distinct),
-        Field(
-            description="Platforms whose plugin JAX needs to lower the function: cuda, for Pallas kernels of Mosaic "
-            "GPU. Bazel downloads it when it exports the function.",
-            examples=[["cuda"]],
-        ),
-    ] = ()
-    limits: Annotated[
-        dict[str, Limits],
-        Field(
-            description="What the executables may take, by the name of the target as in targets. Limits do not change "
-            "the bytes of an artifact.",
-            examples=[{"cpu": {"peak_memory": "2GiB"}}],
-        ),
-    ] = {}
-    baseline: Annotated[
-        Baseline | None,
-        Field(
-            description="By how much the executables may grow beyond the manifest's baseline. Tolerances do not change "
-            "the bytes of an artifact.",
-            examples=[{"peak_memory": "2%"}],
-        ),
-    ] = None
-    golden: Annotated[
-        Golden | None,
-        Field(
-            description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or "
-            "from a file, and what the function makes of them: under jax.jit, if JAX traces it. "
-            "`<manifest>.golden_test` compares the executables for CPUs, "
-            "`<manifest>.golden_cuda_test` and `<manifest>.golden_tpu_test` those for devices.",
-            examples=[{"seed": 0, "rtol": 1e-5}],
-        ),
-    ] = None
-    vjp_order: Annotated[
-        Literal[0, 1, 2],
-        Field(description="How many times you can differentiate the exported artifact (reverse mode).", examples=[1]),
-    ] = 0
-    description: Annotated[
-        str, Field(description="Free text for readers; changes no artifact.", examples=["Class scores of images."])
-    ] = ""
+        tuple[Annotated[str, AfterValidator(read_check)], ...], AfterValidator(read_distinct)
+    ] = Field(
+        (),
+        description='Safety checks of jax.export to switch off: "platform" (other platforms than those exported '
+        'for may run the artifact) and "custom_call:TARGET" (as allow_custom_calls).',
+        examples=[["platform"], ["custom_call:my_kernel"]],
+    )
+    allow_custom_calls: Annotated[tuple[str, ...], AfterValidator(read_distinct)] = Field(
+        (),
+        description="Custom calls that the module may have although stagec does not know who provides them.",
+        examples=[["my_kernel"]],
+    )
+    plugins: Annotated[tuple[Literal["cuda"], ...], AfterValidator(read_distinct)] = Field(
+        (),
+        description="Platforms whose plugin JAX needs to lower the function: cuda, for Pallas kernels of Mosaic "
+        "GPU. Bazel downloads it when it exports the function.",
+        examples=[["cuda"]],
+    )
+    limits: dict[str, Limits] = Field(
+        {},
+        description="What the executables may take, by the name of the target as in targets. Limits do not change "
+        "the bytes of an artifact.",
+        examples=[{"cpu": {"peak_memory": "2GiB"}}],
+    )
+    baseline: Baseline | None = Field(
+        None,
+        description="By how much the executables may grow beyond the manifest's baseline. Tolerances do not change "
+        "the bytes of an artifact.",
+        examples=[{"peak_memory": "2%"}],
+    )
+    golden: Golden | None = Field(
+        None,
+        description="Store inputs and outputs of the function in the bundle: inputs of one bucket, generated or "
+        "from a file, and what the function makes of them: under jax.jit, if JAX traces it. "
+        "`<manifest>.golden_test` compares the executables for CPUs, "
+        "`<manifest>.golden_cuda_test` and `<manifest>.golden_tpu_test` those for devices.",
+        examples=[{"seed": 0, "rtol": 1e-5}],
+    )
+    vjp_order: Literal[0, 1, 2] = Field(
+        0, description="How many times you can differentiate the exported artifact (reverse mode).", examples=[1]
+    )
+    description: str = Field(
+        "", description="Free text for readers; changes no artifact.", examples=["Class scores of images."]
+    )
 
 
 class Document(Table):
     """Manifest of stagec: the functions to build ahead of time and the hardware to build them for."""
 
-    manifest: Annotated[
-        Header,
-        Field(
-            description="What is built: its name, its version, and what holds for all functions.",
-            examples=[{"name": "digits", "version": "1.0.0"}],
-        ),
-    ]
-    targets: Annotated[
-        dict[Name, Target],
-        Field(
-            description="The hardware to compile for, by a name of your choice.",
-            examples=[{"cpu": {"platform": "cpu", "isa": "AVX2"}}],
-        ),
-    ] = {}
-    meshes: Annotated[
-        dict[Name, Mesh],
-        Field(
-            description="Meshes to split arrays over, by a name of your choice.",
-            examples=[{"dp": {"axes": {"data": 2, "model": 2}}}],
-        ),
-    ] = {}
-    functions: Annotated[
-        dict[Name, Function],
-        Field(
-            min_length=1,
-            description="The functions to build, by name.",
-            examples=[{"predict": {"entry": "examples.digits.model:predict", "args": ["f32[batch,64]"]}}],
-        ),
-    ]
+    manifest: Header = Field(
+        description="What is built: its name, its version, and what holds for all functions.",
+        examples=[{"name": "digits", "version": "1.0.0"}],
+    )
+    targets: dict[Name, Target] = Field(
+        {},
+        description="The hardware to compile for, by a name of your choice.",
+        examples=[{"cpu": {"platform": "cpu", "isa": "AVX2"}}],
+    )
+    meshes: dict[Name, Mesh] = Field(
+        {},
+        description="Meshes to split arrays over, by a name of your choice.",
+        examples=[{"dp": {"axes": {"data": 2, "model": 2}}}],
+    )
+    functions: dict[Name, Function] = Field(
+        min_length=1,
+        description="The functions to build, by name.",
+        examples=[{"predict": {"entry": "examples.digits.model:predict", "args": ["f32[batch,64]"]}}],
+    )

@@ -17,20 +17,14 @@ from stagec.manifest.tables import SHAPE, CompilerOptions, Table
 class TpuTarget(Table):
     """TPUs to compile for. You need no TPU to build."""
 
-    platform: Annotated[Literal["tpu"], Field(description="Kind of hardware.", examples=["tpu"])]
-    topology: Annotated[
-        str,
-        StringConstraints(pattern=TOPOLOGY),
-        Field(description="Generation, and chips along each axis of the slice.", examples=["v5e:2x2"]),
-    ]
-    chips_per_host: Annotated[
-        str,
-        StringConstraints(pattern=SHAPE),
-        Field(description="Chips of one host along each axis, if that is not 2x2.", examples=["2x4"]),
-    ] = ""
-    slices: Annotated[
-        int, Field(ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
-    ] = 1
+    platform: Literal["tpu"] = Field(description="Kind of hardware.", examples=["tpu"])
+    topology: Annotated[str, StringConstraints(pattern=TOPOLOGY)] = Field(
+        description="Generation, and chips along each axis of the slice.", examples=["v5e:2x2"]
+    )
+    chips_per_host: Annotated[str, StringConstraints(pattern=SHAPE)] = Field(
+        "", description="Chips of one host along each axis, if that is not 2x2.", examples=["2x4"]
+    )
+    slices: int = Field(1, ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {}
