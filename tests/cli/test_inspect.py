@@ -1,9 +1,8 @@
-"""The command line: help, inspect, and what it says of files that are something else."""
+"""`stagec inspect`: what it says of artifacts, of damaged ones, and of other files."""
 
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,68 +11,13 @@ from pathlib import Path
 import pytest
 
 from stagec.bundle.archive import INDEX, encode_index, members_table
-from stagec.cli import COMMANDS, GROUPS
-from stagec.core.builds.version import VERSION
 from stagec.core.data import child
 from stagec.core.telling.errors import StagecError
 from stagec.core.trees.tree import Tree
-from stagec.pjrt import packages
 from stagec.reports import comparison, explanation, inspection
 from stagec.stages.exported import Exported
 from tests.building import ROOT, checked, stagec
 from tests.bundles import edited, only
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_json(command: str) -> None:
-    text = checked(command, "--help")
-    assert text.startswith(f"usage: stagec {command}")
-    assert "--json" in text
-
-
-def test_help_lists_the_commands() -> None:
-    text = checked("--help")
-    for name in COMMANDS:
-        module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
-        assert f"{name} {module.__doc__}" in " ".join(text.split())
-
-
-def test_help_is_what_the_program_alone_shows() -> None:
-    assert checked() == checked("--help")
-    titles = [line.removesuffix(":") for line in checked().splitlines() if line.endswith(":") and line[0] != " "]
-    assert titles == [*GROUPS, "options"]
-    assert len(COMMANDS) == len({*COMMANDS})
-
-
-def test_the_version() -> None:
-    assert checked("--version") == f"stagec {VERSION}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["inpsect", "x"], 'stagec: error: no command "inpsect": did you mean "inspect"?\n'),
-        (["wholly"], 'stagec: error: no command "wholly": stagec --help lists what there is\n'),
-        (["size", "x", "--rovs", "3"], 'stagec size: error: no option --rovs: did you mean "--rows"?\n'),
-        (["size", "--jsno"], 'stagec size: error: no option --jsno: did you mean "--json"?\n'),
-        (["size", "x", "--most=3", "--wholly=4"], "no option --wholly: stagec size --help lists what there is\n"),
-        (["size", "x", "y"], "stagec size: error: unrecognized arguments: y\n"),
-        (["size", "x", "--rows", "0"], "argument --rows: write a whole number, 1 or more, not '0'\n"),
-        (["bench", "x", "--threads", "0"], "argument --threads: write a whole number, 1 or more, not '0'\n"),
-        (["bench", "x", "--threads", "2", "two"], "argument --threads: write a whole number, 1 or more, not 'two'\n"),
-        (["bench", "x", "--starts", "-1"], "argument --starts: write a whole number, 0 or more, not '-1'\n"),
-        (["bench", "x", "--seconds", "nan"], "argument --seconds: write a number of more than 0, not 'nan'\n"),
-    ],
-)
-def test_misspelt_words_and_numbers_that_mean_nothing(words: list[str], said: str) -> None:
-    done = stagec(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: stagec")
-    assert done.stderr.endswith(said)
-
-
-def test_the_beginning_of_an_option_is_enough(zoo: Path) -> None:
-    assert checked("size", zoo, "--row", "2") == checked("size", zoo, "--rows", "2")
 
 
 def test_inspect_a_bundle(zoo: Path) -> None:
@@ -97,32 +41,6 @@ def test_inspect_a_bundle(zoo: Path) -> None:
     metrics = [f"{value:,.0f}" for value in (member["bytes"], entry["flops"], entry["peak_bytes"])]
     assert ["cpu", "batch", "=", "4", *metrics, member["sha256"][:12]] in lines
     assert len({line.rindex(" ") for line in flat.splitlines() if line.startswith("    ")}) == 1
-
-
-def test_size_tells_what_takes_the_space(zoo: Path) -> None:
-    size = zoo.stat().st_size
-    lines = checked("size", zoo).splitlines()
-    assert lines[0] == f"zoo: {size:,} bytes"
-    assert any(line.endswith("executables of factorize") for line in lines)
-    parts = json.loads(checked("size", zoo, "--json"))["parts"]
-    assert sum(part["bytes"] for part in parts) == size
-    assert checked("size", zoo, "--most", str(size)).startswith(f"zoo: {size:,} bytes, within the limit of {size:,} ")
-    done = stagec("size", zoo, "--most", str(size - 1), "--rows", "1")
-    assert done.returncode == 1
-    assert done.stdout.startswith(
-        f"FAILED  zoo: {size:,} bytes, over the limit of {size - 1:,} (manifest.bundle_size)\n"
-    )
-
-
-def test_size_shows_the_largest_first(zoo: Path) -> None:
-    """Also where that is of no function: of many small ones, descriptions and the index take most."""
-    parts = [part["bytes"] for part in json.loads(checked("size", zoo, "--json"))["parts"]]
-    assert parts == sorted(parts, reverse=True)
-    _, first, more = checked("size", zoo, "--rows", "1").splitlines()
-    shown = checked("size", zoo, "--rows", str(len(parts))).splitlines()
-    assert first.split() == shown[1].split()
-    assert len(shown) == 1 + len(parts)
-    assert more.endswith(f" {len(parts) - 1} more")
 
 
 def test_inspect_a_portable_artifact(zoo: Path) -> None:
@@ -216,14 +134,6 @@ def test_inspect_what_jaxlib_does_not_survive(
         assert end in told
 
 
-def test_the_command_is_there_to_tell_it(tmp_path: Path) -> None:
-    """A text that is nested too deeply overflows the stack of MLIR's parser."""
-    (tmp_path / "deep.mlir").write_text("module {" * 100_000)
-    done = stagec("locate", "deep.mlir", "tanh", cwd=tmp_path)
-    message = "deep.mlir: what reads it ended with SIGSEGV\n  give a file of output group debug\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
-
-
 def test_a_tree_that_is_nested_too_deeply(tmp_path: Path) -> None:
     exported = Exported.deserialize((ROOT / "tests/corpus/2026-11-jax-0.10.1/loop.exported").read_bytes())
     for depth, refused in ((90, False), (120, True), (250, True)):
@@ -271,18 +181,3 @@ def test_what_a_file_says_does_not_reach_the_terminal_as_a_command(tmp_path: Pat
 def test_inspect_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = stagec("inspect", "none.aot", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "none.aot: cannot be read: No such file or directory\n")
-
-
-def test_arguments_may_come_from_a_file(zoo: Path, tmp_path: Path) -> None:
-    (tmp_path / "arguments").write_text(f"--json\n{zoo}\n")
-    assert json.loads(checked("inspect", f"@{tmp_path / 'arguments'}"))["name"] == "zoo"
-
-
-@pytest.mark.skipif(packages.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
-def test_describing_a_device_takes_the_plugin(tmp_path: Path) -> None:
-    done = stagec("describe-device", "--output", tmp_path / "device.toml")
-    assert (done.returncode, done.stdout) == (2, "")
-    what, write = done.stderr.splitlines()
-    assert what == "the plugin that compiles for cuda is not installed: jax-cuda13-pjrt"
-    assert write.startswith("  add jax-cuda13-pjrt==")
-    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,87 @@
+"""The command line: help, options, and errors of any command."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from stagec.cli import COMMANDS, GROUPS
+from stagec.core.builds.version import VERSION
+from stagec.pjrt import packages
+from tests.building import checked, stagec
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str) -> None:
+    text = checked(command, "--help")
+    assert text.startswith(f"usage: stagec {command}")
+    assert "--json" in text
+
+
+def test_help_lists_the_commands() -> None:
+    text = checked("--help")
+    for name in COMMANDS:
+        module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
+        assert f"{name} {module.__doc__}" in " ".join(text.split())
+
+
+def test_help_is_what_the_program_alone_shows() -> None:
+    assert checked() == checked("--help")
+    titles = [line.removesuffix(":") for line in checked().splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles == [*GROUPS, "options"]
+    assert len(COMMANDS) == len({*COMMANDS})
+
+
+def test_the_version() -> None:
+    assert checked("--version") == f"stagec {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inpsect", "x"], 'stagec: error: no command "inpsect": did you mean "inspect"?\n'),
+        (["wholly"], 'stagec: error: no command "wholly": stagec --help lists what there is\n'),
+        (["size", "x", "--rovs", "3"], 'stagec size: error: no option --rovs: did you mean "--rows"?\n'),
+        (["size", "--jsno"], 'stagec size: error: no option --jsno: did you mean "--json"?\n'),
+        (["size", "x", "--most=3", "--wholly=4"], "no option --wholly: stagec size --help lists what there is\n"),
+        (["size", "x", "y"], "stagec size: error: unrecognized arguments: y\n"),
+        (["size", "x", "--rows", "0"], "argument --rows: write a whole number, 1 or more, not '0'\n"),
+        (["bench", "x", "--threads", "0"], "argument --threads: write a whole number, 1 or more, not '0'\n"),
+        (["bench", "x", "--threads", "2", "two"], "argument --threads: write a whole number, 1 or more, not 'two'\n"),
+        (["bench", "x", "--starts", "-1"], "argument --starts: write a whole number, 0 or more, not '-1'\n"),
+        (["bench", "x", "--seconds", "nan"], "argument --seconds: write a number of more than 0, not 'nan'\n"),
+    ],
+)
+def test_misspelt_words_and_numbers_that_mean_nothing(words: list[str], said: str) -> None:
+    done = stagec(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: stagec")
+    assert done.stderr.endswith(said)
+
+
+def test_the_beginning_of_an_option_is_enough(zoo: Path) -> None:
+    assert checked("size", zoo, "--row", "2") == checked("size", zoo, "--rows", "2")
+
+
+def test_the_command_is_there_to_tell_it(tmp_path: Path) -> None:
+    """A text that is nested too deeply overflows the stack of MLIR's parser."""
+    (tmp_path / "deep.mlir").write_text("module {" * 100_000)
+    done = stagec("locate", "deep.mlir", "tanh", cwd=tmp_path)
+    message = "deep.mlir: what reads it ended with SIGSEGV\n  give a file of output group debug\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_arguments_may_come_from_a_file(zoo: Path, tmp_path: Path) -> None:
+    (tmp_path / "arguments").write_text(f"--json\n{zoo}\n")
+    assert json.loads(checked("inspect", f"@{tmp_path / 'arguments'}"))["name"] == "zoo"
+
+
+@pytest.mark.skipif(packages.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
+def test_describing_a_device_takes_the_plugin(tmp_path: Path) -> None:
+    done = stagec("describe-device", "--output", tmp_path / "device.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    what, write = done.stderr.splitlines()
+    assert what == "the plugin that compiles for cuda is not installed: jax-cuda13-pjrt"
+    assert write.startswith("  add jax-cuda13-pjrt==")
+    assert list(tmp_path.iterdir()) == []
