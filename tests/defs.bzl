@@ -1,0 +1,96 @@
+"""Targets of tests. Each folder of tests/ has a BUILD file, which says what is special about its tests."""
+
+load("//rules:defs.bzl", "pytest_test")
+
+# What is built of tests/zoo, first the bundle: see the fixture `zoo` in conftest.py.
+ZOO = [
+    "//tests/zoo:zoo",
+    "//tests/zoo:parts",
+]
+
+def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], environment = "@stagec_tests//:environment", **more):
+    """Runs tests with the packages of tests/requirements.lock.
+
+    Args:
+      name: "x_test" for the file test_x.py.
+      srcs: other files in its place.
+      data: files that the tests read.
+      deps: what they import besides the support that all tests have.
+      env: environment variables.
+      zoo: ZOO, for tests that have the fixture `zoo`.
+      environment: another Python environment.
+      **more: other attributes of pytest_test.
+    """
+    pytest_test(
+        name = name,
+        srcs = srcs or ["test_%s.py" % name[:-len("_test")]],
+        data = data + zoo,
+        deps = deps + ["//tests:support"],
+        env = dict(env, STAGEC_ZOO = "$(location %s)" % zoo[0]) if zoo else env,
+        environment = environment,
+        **more
+    )
+
+def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True):
+    """The tests of a package of compiler/stagec, which are all of a folder.
+
+    They run with the JAX that the locks pin (`x_test`), and with the newest (`x_newest_test`), which has no wheels for
+    older Pythons. The tag "pinned" is of tests that one run is enough for: no other Bazel, Python or JAX changes what they
+    find.
+
+    Args:
+      name: "x_test" for the package x.
+      size: "large" for tests that may take more than the five minutes of a medium one, where other work runs too.
+      exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. What is
+        quick to run would wait for them.
+      imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
+        fourth of its tests runs.
+    """
+    apart = [file for files in exhaustive.values() for file in files]
+    tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **exhaustive)
+    env = {} if imports_jax else {"STAGEC_EACH_TEST": "4"}
+    newest = []
+    for test, srcs in tests.items():
+        common = {
+            "size": "large" if test in exhaustive else size,
+            "srcs": srcs,
+            "data": ["//tests:data_of_packages"] + native.glob(["**"], exclude = ["BUILD"]),
+        }
+        python_test(
+            name = test,
+            env = env,
+            tags = ["pinned"] + (["manual"] if test in exhaustive else []),
+            zoo = ZOO,
+            **common
+        )
+        newest.append(test[:-len("_test")] + "_newest_test")
+        python_test(
+            name = newest[-1],
+            env = dict(env, STAGEC_MUTATIONS = "1000"),  # a fifth of the changed files
+            environment = "@stagec_tests_newest//:environment",
+            tags = ["manual"],
+            zoo = ["//tests:newest_zoo"],
+            **common
+        )
+    native.test_suite(
+        name = "other_versions",
+        tags = ["manual"],
+        tests = newest,
+        visibility = ["//tests:__pkg__"],
+    )
+    if exhaustive:
+        native.test_suite(
+            name = "thorough",
+            tags = ["manual"],
+            tests = exhaustive.keys(),
+            visibility = ["//tests:__pkg__"],
+        )
+    sources()
+
+def sources():
+    """The Python files of a folder, for tests of all code."""
+    native.filegroup(
+        name = "sources",
+        srcs = native.glob(["**/*.py"]),
+        visibility = ["//tests:__pkg__"],
+    )
