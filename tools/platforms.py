@@ -22,7 +22,7 @@ _HEAD = '''"""What Bazel knows of each platform. tools/platforms.py writes this 
 
 def text() -> str:
     """Return the file."""
-    platforms = runpy.run_path(str(ROOT / "compiler" / "stagec" / "core" / "platforms.py"))["PLATFORMS"]
+    platforms = runpy.run_path(str(ROOT / "compiler" / "stagec" / "core" / "builds" / "platforms.py"))["PLATFORMS"]
     plugins, mnemonics = [], []
     for name, platform in platforms.items():
         label = f'Label("@stagec_{name}//:environment")' if platform.plugin else "None"

@@ -14,7 +14,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONSAFEPATH": "1",
 }
 """The variables that change what a command does, as rules/toolchain.bzl sets them."""
-ENTRY = Path(__file__).absolute().parents[1] / "__main__.py"
+ENTRY = Path(__file__).absolute().parents[2] / "__main__.py"
 """The command."""
 
 
