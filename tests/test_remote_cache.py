@@ -371,7 +371,7 @@ def test_engines_that_keep_processes_learn_what_a_tool_is(clone: Clone, grpc: Gr
         assert [path for path in marked if not tool.search(path)] == []
     assert new_keys()
     model = clone.models / "scale.py"
-    compiler = clone.root.parent / "stagec" / "compiler" / "stagec" / "core" / "version.py"
+    compiler = clone.root.parent / "stagec" / "compiler" / "stagec" / "core" / "builds" / "version.py"
     model.write_text(model.read_text() + "\n\ndef g(x):\n    return x\n")
     assert not new_keys()
     compiler.write_text(compiler.read_text() + "# Another one.\n")
