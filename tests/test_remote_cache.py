@@ -1,4 +1,7 @@
-"""Caches that several clones share, with nginx as the cache: what is hit, what is downloaded, and what damage does."""
+"""Caches that several clones share, with nginx as the cache: what is hit, what is downloaded, and what damage does.
+
+Modules: `worker/installed.py`.
+"""
 
 import hashlib
 import os

@@ -1,4 +1,7 @@
-"""Calls of functions of `stagec.jit`: what is told apart, what is refused and where, and sizes as numbers."""
+"""Calls of functions of `stagec.jit`: what is told apart, what is refused and where, and sizes as numbers.
+
+Modules: `arrays/places.py`, `frontends/array_tracer.py`.
+"""
 
 import re
 from collections.abc import Callable

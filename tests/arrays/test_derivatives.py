@@ -1,4 +1,7 @@
-"""Derivatives that users steer, under JAX's names: `custom_vjp`, `checkpoint`, `vjp`; and finite differences."""
+"""Derivatives that users steer, under JAX's names: `custom_vjp`, `checkpoint`, `vjp`; and finite differences.
+
+Modules: `arrays/namespace/policies.py`, `arrays/namespace/transformations.py`, `arrays/primitives/calls.py`.
+"""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,7 @@
-"""Programs that Hypothesis draws: traced, untraced and JAX's agree, in values and gradients."""
+"""Programs that Hypothesis draws: traced, untraced and JAX's agree, in values and gradients.
+
+Modules: `arrays/namespace/*.py`, `arrays/primitives/*.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Of arrays and namespaces what is not computing: attributes, processes without noise, copies, pickles."""
+"""Of arrays and namespaces what is not computing: attributes, processes without noise, copies, pickles.
+
+Modules: `arrays/execution.py`, `arrays/namespace/array_object.py`.
+"""
 
 import copy
 import os

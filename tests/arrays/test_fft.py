@@ -1,4 +1,7 @@
-"""`stagec.numpy.fft`: values and gradients are JAX's, sizes of a batch may be symbolic."""
+"""`stagec.numpy.fft`: values and gradients are JAX's, sizes of a batch may be symbolic.
+
+Modules: `arrays/primitives/fourier.py`, `numpy/fft.py`.
+"""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Integers that wrap around, and what has no quotient: beside NumPy and JAX, outside of a trace and inside of one."""
+"""Integers that wrap around, and what has no quotient: beside NumPy and JAX, outside of a trace and inside of one.
+
+Modules: `arrays/namespace/elementwise.py`, `arrays/primitives/elementwise.py`.
+"""
 
 from typing import Any
 

@@ -1,4 +1,9 @@
-"""Functions of `stagec.lax`: the values of `jax.lax`, and its derivatives."""
+"""Functions of `stagec.lax`: the values of `jax.lax`, and its derivatives.
+
+Modules: `arrays/namespace/operators.py`, `arrays/namespace/places.py`, `arrays/namespace/windows.py`,
+`arrays/primitives/contractions.py`, `arrays/primitives/cumulative.py`, `arrays/primitives/indexing.py`,
+`arrays/primitives/sorting.py`, `arrays/primitives/windows.py`, `lax.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Functions of SciPy, scikit-learn, array-api-extra and einops, untouched: libraries.py runs them in a process."""
+"""Functions of SciPy, scikit-learn, array-api-extra and einops, untouched: libraries.py runs them in a process.
+
+Modules: `arrays/namespace/*.py`, `numpy/*.py`.
+"""
 
 import importlib.util
 import json

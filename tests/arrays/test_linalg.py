@@ -1,4 +1,9 @@
-"""`stagec.numpy.linalg`: values and gradients are JAX's, artifacts are for several platforms, and JAX reads them."""
+"""`stagec.numpy.linalg`: values and gradients are JAX's, artifacts are for several platforms, and JAX reads them.
+
+Modules: `arrays/primitives/factorizations.py`, `arrays/primitives/foreign.py`, `arrays/primitives/matrices.py`,
+`arrays/primitives/orthogonal.py`, `arrays/primitives/platforms.py`, `arrays/primitives/polar.py`,
+`arrays/primitives/spectra.py`, `arrays/primitives/systems.py`, `numpy/linalg.py`.
+"""
 
 import functools
 import re

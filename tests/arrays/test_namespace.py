@@ -1,4 +1,11 @@
-"""`stagec.numpy`: the same results outside of a trace, inside of one, and in NumPy."""
+"""`stagec.numpy`: the same results outside of a trace, inside of one, and in NumPy.
+
+Modules: `arrays/dtypes.py`, `arrays/tracing.py`, `arrays/namespace/array_object.py`, `arrays/namespace/creation.py`,
+`arrays/namespace/datatypes.py`, `arrays/namespace/elementwise.py`, `arrays/namespace/indexing.py`,
+`arrays/namespace/linear.py`, `arrays/namespace/manipulation.py`, `arrays/namespace/promotion.py`,
+`arrays/namespace/searching.py`, `arrays/namespace/statistical.py`, `arrays/primitives/slicing.py`,
+`arrays/primitives/structural.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Activations: the values of `jax.nn` bit for bit, and its derivatives."""
+"""Activations: the values of `jax.nn` bit for bit, and its derivatives.
+
+Modules: `arrays/namespace/activations.py`, `nn.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""docs/arrays.md: what it tells people to write works."""
+"""docs/arrays.md: what it tells people to write works.
+
+Modules: `arrays/*.py`, `numpy/*.py`.
+"""
 
 import re
 from typing import Any

@@ -1,4 +1,8 @@
-"""Programs: derivatives and control flow against JAX's, artifacts that JAX reads, and no JAX anywhere."""
+"""Programs: derivatives and control flow against JAX's, artifacts that JAX reads, and no JAX anywhere.
+
+Modules: `arrays/binding.py`, `arrays/exporting.py`, `arrays/lowering.py`, `arrays/program.py`, `arrays/pytrees.py`,
+`arrays/namespace/control.py`, `arrays/primitives/control.py`.
+"""
 
 import copy
 import subprocess

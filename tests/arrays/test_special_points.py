@@ -1,4 +1,7 @@
-"""Derivatives where functions have none or several (0, ties, multiples, infinities, NaN): those of `jax.grad`."""
+"""Derivatives where functions have none or several (0, ties, multiples, infinities, NaN): those of `jax.grad`.
+
+Modules: `arrays/primitives/elementwise.py`, `arrays/primitives/reductions.py`.
+"""
 
 import itertools
 import types

@@ -1,4 +1,8 @@
-"""Functions of arrays over a mesh: shardings, collectives and their derivatives, on four CPU devices, against JAX."""
+"""Functions of arrays over a mesh: shardings, collectives and their derivatives, on four CPU devices, against JAX.
+
+Modules: `arrays/meshes.py`, `arrays/namespace/parallel.py`, `arrays/primitives/collectives.py`,
+`arrays/primitives/sharding.py`.
+"""
 
 import os
 import re

@@ -1,6 +1,8 @@
 """The standard's own tests (https://github.com/data-apis/array-api-tests), outside of a trace and inside of `jit`.
 
 They are not in this repository; MISSING says how to get them. NOT_PASSING is all that fails there, in both ways.
+
+Modules: `arrays/namespace/*.py`.
 """
 
 import os

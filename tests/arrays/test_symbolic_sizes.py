@@ -1,4 +1,7 @@
-"""Symbolic sizes in functions of arrays: slices by them, and sizes of results that may be negative."""
+"""Symbolic sizes in functions of arrays: slices by them, and sizes of results that may be negative.
+
+Modules: `arrays/dims.py`, `arrays/primitives/slicing.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Elements written at keys of all kinds, beside NumPy: drawn, of large arrays, by symbolic sizes, of empty arrays."""
+"""Elements written at keys of all kinds, beside NumPy: drawn, of large arrays, by symbolic sizes, of empty arrays.
+
+Modules: `arrays/namespace/assignment.py`, `arrays/namespace/index_keys.py`, `arrays/primitives/indexing.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Assignments to elements: refused where NumPy would write through a view, and done in arrays of their own elements."""
+"""Assignments to elements: refused where NumPy would write through a view, and done in arrays of their own elements.
+
+Modules: `arrays/values.py`, `arrays/namespace/*.py`.
+"""
 
 import copy
 import types

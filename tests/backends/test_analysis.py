@@ -1,4 +1,7 @@
-"""What is said of an executable: sizes in the text of programs, buffers, rooflines, and what is not known."""
+"""What is said of an executable: sizes in the text of programs, buffers, rooflines, and what is not known.
+
+Modules: `backends/compilation.py`.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Compiling for named CPUs: the same bytes every time, and what is refused."""
+"""Compiling for named CPUs: the same bytes every time, and what is refused.
+
+Modules: `backends/cpu/compiler.py`.
+"""
 
 import json
 import os

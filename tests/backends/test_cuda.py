@@ -1,4 +1,7 @@
-"""Compiling for NVIDIA devices on a machine without one: devices, meshes, equal bytes, and what is refused."""
+"""Compiling for NVIDIA devices on a machine without one: devices, meshes, equal bytes, and what is refused.
+
+Modules: `backends/cuda/compiler.py`, `backends/cuda/nvidia.py`, `pjrt/cuda_calls.py`, `cli/describe_device.py`.
+"""
 
 import os
 import struct

@@ -1,4 +1,7 @@
-"""What programs cost on TPUs and NVIDIA devices, by hand: XLA:TPU drops its notes of loops, XLA:GPU calls libraries."""
+"""What programs cost on TPUs and NVIDIA devices, by hand: XLA:TPU drops its notes of loops, XLA:GPU calls libraries.
+
+Modules: `costs/*.py`, `reports/timelines.py`.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Metrics and limits for accelerators: collectives of four chips, rooflines, and programs that are too large."""
+"""Metrics and limits for accelerators: collectives of four chips, rooflines, and programs that are too large.
+
+Modules: `backends/analysis.py`, `stages/limits.py`.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Autotuning on a machine without a device: what it says, and what it does with results that a device gave."""
+"""Autotuning on a machine without a device: what it says, and what it does with results that a device gave.
+
+Modules: `cli/autotune.py`, `reports/autotuning.py`.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""XLA's options: their names, and what is said of one that XLA does not have."""
+"""XLA's options: their names, and what is said of one that XLA does not have.
+
+Modules: `core/builds/compiler_options.py`, `patches/descriptors.py`.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,7 @@
-"""Riegeli files: what Google's implementation wrote is read, and what is written has its bytes."""
+"""Riegeli files: what Google's implementation wrote is read, and what is written has its bytes.
+
+Modules: `backends/cuda/highwayhash.py`.
+"""
 
 import pytest
 

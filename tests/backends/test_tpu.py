@@ -1,4 +1,7 @@
-"""Compiling for TPUs on a machine without one: topologies, meshes, equal bytes, and what is refused."""
+"""Compiling for TPUs on a machine without one: topologies, meshes, equal bytes, and what is refused.
+
+Modules: `backends/plugins.py`, `backends/tpu/compiler.py`, `backends/tpu/mesh.py`.
+"""
 
 import importlib.metadata
 import json

@@ -1,4 +1,7 @@
-"""The container of a bundle: its encoding, and everything that is not it."""
+"""The container of a bundle: its encoding, and everything that is not it.
+
+Modules: `core/data/reading.py`.
+"""
 
 import hashlib
 import io

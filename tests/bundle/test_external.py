@@ -1,4 +1,7 @@
-"""Weights beside a bundle: found, checked and mapped; the bundle has their digests and no byte of them."""
+"""Weights beside a bundle: found, checked and mapped; the bundle has their digests and no byte of them.
+
+Modules: `cli/describe_weights.py`.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Members of a bundle as files."""
+"""Members of a bundle as files.
+
+Modules: `cli/extract.py`.
+"""
 
 import zipfile
 from pathlib import Path

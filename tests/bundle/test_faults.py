@@ -1,6 +1,8 @@
 """Builds that are killed, disks that are full, folders that are read-only, readers beside writers.
 
 There is never a part of an artifact under its name, and an error is one line that names the file.
+
+Modules: `cli/files.py`, `core/data/writing.py`.
 """
 
 import os

@@ -7,6 +7,8 @@ run, for their seeds are the tests' names. 5,000 are usual; this does at least 1
 
 Those that gave the same bytes are counted once. A fault is shrunk and shown, and found again by the test that found it
 (`-k export-3`, with the same STAGEC_MUTATIONS).
+
+Modules: `bundle/*.py`, `stages/exported.py`.
 """
 
 import dataclasses

@@ -1,4 +1,8 @@
-"""Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give."""
+"""Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give.
+
+Modules: `bundle/stripping.py`, `cli/golden.py`, `cli/strip.py`, `frontends/evaluation.py`, `frontends/golden.py`,
+`loader/golden.py`.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""A registry that is hostile, and what somebody else pushed: one error and the status 2, or it is left out."""
+"""A registry that is hostile, and what somebody else pushed: one error and the status 2, or it is left out.
+
+Modules: `bundle/referrers.py`, `bundle/registry.py`.
+"""
 
 import hashlib
 import json

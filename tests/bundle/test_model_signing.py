@@ -1,4 +1,7 @@
-"""OpenSSF's Model Signing: its package verifies what we sign, and we verify what it signs."""
+"""OpenSSF's Model Signing: its package verifies what we sign, and we verify what it signs.
+
+Modules: `bundle/keys.py`.
+"""
 
 import json
 import shutil

@@ -1,4 +1,7 @@
-"""What a bundle was built from: the statement and the SBOM."""
+"""What a bundle was built from: the statement and the SBOM.
+
+Modules: `bundle/sbom.py`, `cli/provenance.py`.
+"""
 
 import hashlib
 import json

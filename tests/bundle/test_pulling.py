@@ -1,4 +1,7 @@
-"""The folder that `pull` writes to: what others put there, several pulls at once, and what is pushed at once."""
+"""The folder that `pull` writes to: what others put there, several pulls at once, and what is pushed at once.
+
+Modules: `bundle/placing.py`, `bundle/referrers.py`, `cli/pull.py`, `cli/push.py`.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,7 @@
-"""Images of bundles in Debian's docker-registry: pushed, pulled, and what happens when it misbehaves."""
+"""Images of bundles in Debian's docker-registry: pushed, pulled, and what happens when it misbehaves.
+
+Modules: `bundle/layout.py`, `cli/image.py`, `cli/pull.py`, `cli/push.py`.
+"""
 
 import base64
 import hashlib

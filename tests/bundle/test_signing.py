@@ -1,4 +1,7 @@
-"""Signing bundles, and verifying them."""
+"""Signing bundles, and verifying them.
+
+Modules: `bundle/dsse.py`, `bundle/keys.py`, `bundle/verification.py`, `cli/sign.py`, `cli/verify.py`.
+"""
 
 import base64
 import json

@@ -1,4 +1,7 @@
-"""Writing bundles."""
+"""Writing bundles.
+
+Modules: `bundle/description.py`, `bundle/index.py`, `bundle/sources.py`, `cli/bundle.py`, `core/trees/json_shapes.py`.
+"""
 
 import dataclasses
 import hashlib

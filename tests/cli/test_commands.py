@@ -1,4 +1,7 @@
-"""The command line: help, options, and errors of any command."""
+"""The command line: help, options, and errors of any command.
+
+Modules: `cli/options.py`, `core/builds/version.py`.
+"""
 
 import importlib
 import json

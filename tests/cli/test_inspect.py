@@ -1,4 +1,7 @@
-"""`stagec inspect`: what it says of artifacts, of damaged ones, and of other files."""
+"""`stagec inspect`: what it says of artifacts, of damaged ones, and of other files.
+
+Modules: `reports/inspection.py`.
+"""
 
 import contextlib
 import dataclasses

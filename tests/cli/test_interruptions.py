@@ -1,4 +1,7 @@
-"""Ctrl-C, a full disk, and a reader that goes away: no traceback, and no half of a file."""
+"""Ctrl-C, a full disk, and a reader that goes away: no traceback, and no half of a file.
+
+Modules: `__main__.py`, `cli/schema.py`.
+"""
 
 import fcntl
 import os

@@ -1,4 +1,7 @@
-"""Calls as a person writes them: trees by paths, folded where they repeat."""
+"""Calls as a person writes them: trees by paths, folded where they repeat.
+
+Modules: `core/trees/folding.py`.
+"""
 
 from textwrap import dedent
 from typing import Any, NamedTuple

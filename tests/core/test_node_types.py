@@ -1,4 +1,7 @@
-"""Types that the model registered with JAX by functions: plain containers without its code, its own types with it."""
+"""Types that the model registered with JAX by functions: plain containers without its code, its own types with it.
+
+Modules: `core/trees/one_level.py`.
+"""
 
 import subprocess
 import sys

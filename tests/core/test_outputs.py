@@ -1,4 +1,7 @@
-"""Files that commands write: whole, through links, and never in the place of a pipe or a device."""
+"""Files that commands write: whole, through links, and never in the place of a pipe or a device.
+
+Modules: `core/data/writing.py`.
+"""
 
 import os
 import stat

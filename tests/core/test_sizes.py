@@ -1,4 +1,7 @@
-"""Sizes and what is decided of them (`core/sizes/bounds.py`): beside JAX's `shape_poly`, and at many numbers."""
+"""Sizes and what is decided of them (`core/sizes/bounds.py`): beside JAX's `shape_poly`, and at many numbers.
+
+Modules: `core/sizes/bounds.py`, `core/sizes/size.py`.
+"""
 
 import contextlib
 import itertools

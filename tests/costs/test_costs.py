@@ -1,4 +1,7 @@
-"""What programs cost: as XLA:CPU compiles them, by hand, and as XLA counts them where there is no loop."""
+"""What programs cost: as XLA:CPU compiles them, by hand, and as XLA counts them where there is no loop.
+
+Modules: `costs/accesses.py`, `costs/operations.py`, `costs/totals.py`.
+"""
 
 import functools
 import random

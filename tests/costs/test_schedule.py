@@ -1,4 +1,7 @@
-"""When a device would run instructions: the estimate that `<name>.timeline.json` shows."""
+"""When a device would run instructions: the estimate that `<name>.timeline.json` shows.
+
+Modules: `costs/hlo.py`, `reports/timelines.py`.
+"""
 
 import json
 from textwrap import dedent

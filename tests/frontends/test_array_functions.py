@@ -1,4 +1,7 @@
-"""A function of `stagec.numpy` by a manifest: exported by the command, in a process that cannot import JAX."""
+"""A function of `stagec.numpy` by a manifest: exported by the command, in a process that cannot import JAX.
+
+Modules: `frontends/array_shardings.py`, `frontends/arrays.py`, `frontends/frontend.py`.
+"""
 
 import dataclasses
 import os

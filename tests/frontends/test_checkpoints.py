@@ -1,4 +1,7 @@
-"""Arguments described by files: safetensors headers, flax's msgpack, orbax's metadata; and files that are none."""
+"""Arguments described by files: safetensors headers, flax's msgpack, orbax's metadata; and files that are none.
+
+Modules: `frontends/msgpack_headers.py`.
+"""
 
 import json
 import shutil

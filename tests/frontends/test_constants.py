@@ -1,4 +1,7 @@
-"""Large arrays that a function closes over are told when it is built."""
+"""Large arrays that a function closes over are told when it is built.
+
+Modules: `frontends/closures.py`.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""What `stagec.jit` promises, the same for both frontends (frontends/jit.py)."""
+"""What `stagec.jit` promises, the same for both frontends (frontends/jit.py).
+
+Modules: `frontends/array_tracer.py`, `frontends/jax_tracer.py`, `frontends/jit.py`, `frontends/staging.py`.
+"""
 
 import ast
 import contextlib

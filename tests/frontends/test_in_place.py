@@ -1,4 +1,7 @@
-"""Functions that change their arguments, or what they close over: a call that would lose the change is refused."""
+"""Functions that change their arguments, or what they close over: a call that would lose the change is refused.
+
+Modules: `frontends/forwarding.py`, `frontends/updates.py`.
+"""
 
 from pathlib import Path
 

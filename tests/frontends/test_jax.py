@@ -1,4 +1,7 @@
-"""Exporting user code: what goes wrong there, and what the user is told. Each case runs the command, as Bazel does."""
+"""Exporting user code: what goes wrong there, and what the user is told. Each case runs the command, as Bazel does.
+
+Modules: `cli/export.py`, `frontends/entries.py`, `frontends/user_code.py`.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""What the keys of a function do to its artifact, and which functions cannot be built. Each case runs the command."""
+"""What the keys of a function do to its artifact, and which functions cannot be built. Each case runs the command.
+
+Modules: `frontends/padding.py`, `frontends/stablehlo.py`, `pjrt/custom_calls.py`.
+"""
 
 import json
 from collections.abc import Mapping

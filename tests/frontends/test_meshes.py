@@ -1,4 +1,7 @@
-"""The mesh of a function says for how many devices it is, as `jax.set_mesh` does for `jax.jit`."""
+"""The mesh of a function says for how many devices it is, as `jax.set_mesh` does for `jax.jit`.
+
+Modules: `frontends/jax.py`.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""Types of the user's own in functions that are exported from Python, without a manifest."""
+"""Types of the user's own in functions that are exported from Python, without a manifest.
+
+Modules: `core/trees/keyed.py`, `core/trees/nodes.py`.
+"""
 
 import dataclasses
 import enum

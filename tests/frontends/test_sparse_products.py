@@ -1,4 +1,7 @@
-"""Custom calls that jaxlib provides: their programs run in a process that has no JAX."""
+"""Custom calls that jaxlib provides: their programs run in a process that has no JAX.
+
+Modules: `pjrt/custom_calls.py`.
+"""
 
 import subprocess
 import sys

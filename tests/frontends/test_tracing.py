@@ -1,4 +1,7 @@
-"""What a function is traced with: variables of its manifest, settings of its own, callbacks dropped or refused."""
+"""What a function is traced with: variables of its manifest, settings of its own, callbacks dropped or refused.
+
+Modules: `frontends/jax.py`, `manifest/environment.py`.
+"""
 
 import json
 from importlib import metadata

@@ -1,4 +1,7 @@
-"""Weak types of example arguments, and JAX's names of options, are as in `jax.jit`."""
+"""Weak types of example arguments, and JAX's names of options, are as in `jax.jit`.
+
+Modules: `frontends/entries.py`, `frontends/jax_tracer.py`.
+"""
 
 from pathlib import Path
 

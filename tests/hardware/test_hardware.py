@@ -1,4 +1,8 @@
-"""Hardware by its properties: what is checked in, topologies of TPUs, descriptions of NVIDIA devices, and the list."""
+"""Hardware by its properties: what is checked in, topologies of TPUs, descriptions of NVIDIA devices, and the list.
+
+Modules: `hardware/catalog.py`, `hardware/cpu.py`, `hardware/cuda.py`, `hardware/cuda_devices.py`,
+`hardware/listing.py`, `hardware/tables.py`, `hardware/tpu.py`, `hardware/tpu_topologies.py`, `cli/targets.py`.
+"""
 
 import dataclasses
 import json

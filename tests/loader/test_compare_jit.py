@@ -1,4 +1,7 @@
-"""`stagec compare-jit`: results of a bundle beside those of `jax.jit` on the CPU of the target."""
+"""`stagec compare-jit`: results of a bundle beside those of `jax.jit` on the CPU of the target.
+
+Modules: `cli/compare_jit.py`.
+"""
 
 import json
 from importlib.metadata import version

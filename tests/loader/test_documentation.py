@@ -1,4 +1,7 @@
-"""`help(stagec)` tells what there is, and which page of JAX's it follows."""
+"""`help(stagec)` tells what there is, and which page of JAX's it follows.
+
+Modules: `core/telling/refusal.py`, `loader/*.py`.
+"""
 
 import dataclasses
 import doctest

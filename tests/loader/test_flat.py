@@ -1,4 +1,7 @@
-"""Calls with flat arrays, and of containers that jaxlib takes apart."""
+"""Calls with flat arrays, and of containers that jaxlib takes apart.
+
+Modules: `pjrt/calling_convention.py`, `pjrt/prepared.py`.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""`stagec bench`: starts, calls by threads and buckets, and their spread."""
+"""`stagec bench`: starts, calls by threads and buckets, and their spread.
+
+Modules: `cli/bench.py`.
+"""
 
 import json
 import math

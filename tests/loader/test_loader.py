@@ -1,4 +1,7 @@
-"""What the loader accepts and refuses, and the text of each refusal."""
+"""What the loader accepts and refuses, and the text of each refusal.
+
+Modules: `loader/bundle.py`, `loader/function.py`, `loader/loaded.py`.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,7 @@
-"""A bundle gives, without JAX, the results that jax.jit gives, bit for bit."""
+"""A bundle gives, without JAX, the results that jax.jit gives, bit for bit.
+
+Modules: `loader/function.py`.
+"""
 
 import os
 import subprocess

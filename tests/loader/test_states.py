@@ -1,4 +1,7 @@
-"""State types of flax and equinox, and dicts with keys of any kind, in a bundle: objects, or plain containers."""
+"""State types of flax and equinox, and dicts with keys of any kind, in a bundle: objects, or plain containers.
+
+Modules: `core/trees/keyed.py`, `loader/function.py`.
+"""
 
 import json
 import shutil

@@ -1,4 +1,7 @@
-"""Static arguments, numbers in state types and children without arrays, in bundles of both frontends."""
+"""Static arguments, numbers in state types and children without arrays, in bundles of both frontends.
+
+Modules: `loader/function.py`.
+"""
 
 import subprocess
 import sys

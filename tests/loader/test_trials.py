@@ -1,4 +1,7 @@
-"""Calling a function of a bundle from the command line, without JAX."""
+"""Calling a function of a bundle from the command line, without JAX.
+
+Modules: `cli/run.py`.
+"""
 
 import json
 from pathlib import Path

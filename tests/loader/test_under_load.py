@@ -1,4 +1,7 @@
-"""Load: many threads, many loads; `STAGEC_LOAD_CALLS` says how many calls each thread makes."""
+"""Load: many threads, many loads; `STAGEC_LOAD_CALLS` says how many calls each thread makes.
+
+Modules: `loader/bundle.py`, `loader/function.py`.
+"""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

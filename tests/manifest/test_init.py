@@ -1,4 +1,7 @@
-"""`stagec init` without Bazel: what it finds out of a file, what it writes, and what it leaves alone."""
+"""`stagec init` without Bazel: what it finds out of a file, what it writes, and what it leaves alone.
+
+Modules: `cli/init.py`, `core/builds/distributions.py`, `manifest/inference.py`, `manifest/workspace.py`.
+"""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""Tables of limits: what they say, how sizes are written, and the full text of every message."""
+"""Tables of limits: what they say, how sizes are written, and the full text of every message.
+
+Modules: `manifest/models.py`, `manifest/values.py`.
+"""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""Planning: the artifacts, their specs, the checks across a function, and how light it is."""
+"""Planning: the artifacts, their specs, the checks across a function, and how light it is.
+
+Modules: `cli/plan.py`, `core/builds/frontends.py`, `core/builds/naming.py`, `core/builds/specs.py`,
+`manifest/planning.py`.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""The builds that are known: the table, those that are installed here, and what is refused."""
+"""The builds that are known: the table, those that are installed here, and what is refused.
+
+Modules: `patches/descriptors.py`, `patches/elf.py`, `patches/hash_seeds.py`, `pjrt/compatibility.py`.
+"""
 
 import ctypes
 import dataclasses

@@ -1,4 +1,7 @@
-"""Compiling for a CPU that is not this machine's: each test in a process of its own, whose code is changed."""
+"""Compiling for a CPU that is not this machine's: each test in a process of its own, whose code is changed.
+
+Modules: `patches/cores.py`, `patches/cpuid.py`.
+"""
 
 import json
 import os

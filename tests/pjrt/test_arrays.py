@@ -1,4 +1,7 @@
-"""How arrays get to devices and back, for every way in which they may lie there, and to other libraries by DLPack."""
+"""How arrays get to devices and back, for every way in which they may lie there, and to other libraries by DLPack.
+
+Modules: `pjrt/shardings.py`.
+"""
 
 from typing import Any
 

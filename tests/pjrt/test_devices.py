@@ -1,4 +1,7 @@
-"""Which devices a function runs on, what lies on them, and what happens to donated arrays."""
+"""Which devices a function runs on, what lies on them, and what happens to donated arrays.
+
+Modules: `pjrt/accelerators.py`, `pjrt/clients.py`, `pjrt/packages.py`.
+"""
 
 import os
 import subprocess

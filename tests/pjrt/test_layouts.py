@@ -1,4 +1,7 @@
-"""Arrays in layouts that a program asks for: calls give what `jax.jit` gives, wherever arrays come from and go."""
+"""Arrays in layouts that a program asks for: calls give what `jax.jit` gives, wherever arrays come from and go.
+
+Modules: `pjrt/executable.py`.
+"""
 
 import itertools
 import os

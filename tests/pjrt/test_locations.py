@@ -1,4 +1,7 @@
-"""Errors of XLA's, when a bundle is loaded or called, name the lines of the model where `.debug.mlir` is at hand."""
+"""Errors of XLA's, when a bundle is loaded or called, name the lines of the model where `.debug.mlir` is at hand.
+
+Modules: `cli/locate.py`, `frontends/source_locations.py`.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""The program in C of examples/native calls functions of a bundle, and gives what the loader gives."""
+"""The program in C of examples/native calls functions of a bundle, and gives what the loader gives.
+
+Modules: `stages/abi.py`.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,7 @@
-"""Arguments that a bundle has the data of: built into it, left out of calls, shared by all functions."""
+"""Arguments that a bundle has the data of: built into it, left out of calls, shared by all functions.
+
+Modules: `bundle/binding.py`, `frontends/binding.py`.
+"""
 
 import json
 import shutil

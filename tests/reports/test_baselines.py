@@ -1,4 +1,7 @@
-"""Baselines: what executables took when somebody accepted it, and what has grown since."""
+"""Baselines: what executables took when somebody accepted it, and what has grown since.
+
+Modules: `cli/baseline.py`, `reports/measurements.py`.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""What `stagec diff` tells of two bundles."""
+"""What `stagec diff` tells of two bundles.
+
+Modules: `cli/diff.py`.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""`stagec profile`: a table and a trace of what actions recorded."""
+"""`stagec profile`: a table and a trace of what actions recorded.
+
+Modules: `cli/profile.py`, `reports/traces.py`.
+"""
 
 import json
 from pathlib import Path

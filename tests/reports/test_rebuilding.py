@@ -1,4 +1,7 @@
-"""`stagec rebuild` with statements that somebody damaged: one error each, and nothing is read that it must not."""
+"""`stagec rebuild` with statements that somebody damaged: one error each, and nothing is read that it must not.
+
+Modules: `cli/rebuild.py`.
+"""
 
 import hashlib
 import json

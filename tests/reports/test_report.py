@@ -1,4 +1,7 @@
-"""`stagec report`: the page in a browser, what it says, and what it refuses."""
+"""`stagec report`: the page in a browser, what it says, and what it refuses.
+
+Modules: `cli/report.py`, `reports/overview.py`, `reports/webpage.py`.
+"""
 
 import json
 import re

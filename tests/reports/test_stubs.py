@@ -1,4 +1,7 @@
-"""Stubs of bundles: mypy accepts calls that are right, and refuses those that are wrong."""
+"""Stubs of bundles: mypy accepts calls that are right, and refuses those that are wrong.
+
+Modules: `bundle/calls.py`, `cli/stub.py`.
+"""
 
 import ast
 import json

@@ -1,4 +1,7 @@
-"""`stagec reproduce`: what it says of artifacts that can be built again, and of those that cannot."""
+"""`stagec reproduce`: what it says of artifacts that can be built again, and of those that cannot.
+
+Modules: `cli/reproduce.py`, `reports/reproducibility.py`.
+"""
 
 import json
 import shutil

@@ -1,4 +1,7 @@
-"""`Exported.call`, `Lowered` and `Compiled`: what they compute and say is what JAX computes and says."""
+"""`Exported.call`, `Lowered` and `Compiled`: what they compute and say is what JAX computes and says.
+
+Modules: `stages/compiling.py`, `stages/describing.py`, `stages/info.py`, `stages/on_host.py`, `stages/program.py`.
+"""
 
 import dataclasses
 import re

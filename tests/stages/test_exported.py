@@ -1,4 +1,7 @@
-"""`Exported` is read as jax.export wrote it, and damaged bytes are refused."""
+"""`Exported` is read as jax.export wrote it, and damaged bytes are refused.
+
+Modules: `stages/artifact.py`, `stages/errors.py`.
+"""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Metrics and limits of executables, through the commands: what is over a limit, and what that changes."""
+"""Metrics and limits of executables, through the commands: what is over a limit, and what that changes.
+
+Modules: `cli/compile.py`, `stages/building.py`, `stages/inventory.py`.
+"""
 
 import json
 import re

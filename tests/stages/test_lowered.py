@@ -1,4 +1,7 @@
-"""Binding an `Exported` to a platform and to sizes."""
+"""Binding an `Exported` to a platform and to sizes.
+
+Modules: `pjrt/dialects.py`, `stages/lowering.py`.
+"""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Bytes of an `Exported`: what stagec writes JAX reads, what JAX writes stagec reads, and both compute the same."""
+"""Bytes of an `Exported`: what stagec writes JAX reads, what JAX writes stagec reads, and both compute the same.
+
+Modules: `stages/export_schema.py`.
+"""
 
 import dataclasses
 import re

@@ -1,4 +1,7 @@
-"""Programs as text, for a reader: StableHLO of one target and bucket, and HLO before and after XLA optimizes it."""
+"""Programs as text, for a reader: StableHLO of one target and bucket, and HLO before and after XLA optimizes it.
+
+Modules: `stages/building.py`, `stages/mlir.py`.
+"""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Trees flatten as JAX flattens, and survive JSON."""
+"""Trees flatten as JAX flattens, and survive JSON.
+
+Modules: `core/trees/tree.py`.
+"""
 
 import json
 from typing import Any

@@ -1,4 +1,7 @@
-"""`stagec.jit`: JAX's first stages in front of stagec's own."""
+"""`stagec.jit`: JAX's first stages in front of stagec's own.
+
+Modules: `frontends/exporting.py`, `frontends/jax_tracer.py`, `frontends/jit.py`, `frontends/staging.py`.
+"""
 
 import collections
 import dataclasses

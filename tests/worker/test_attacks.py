@@ -1,4 +1,7 @@
-"""What a model that wants to do harm can do in a worker, as root and as an ordinary user. It may be native code."""
+"""What a model that wants to do harm can do in a worker, as root and as an ordinary user. It may be native code.
+
+Modules: `worker/confinement.py`, `worker/isolation.py`, `worker/outputs.py`, `worker/root.py`, `worker/syscalls.py`.
+"""
 
 import contextlib
 import ctypes

@@ -1,4 +1,7 @@
-"""A worker in a process of its own, asked as Bazel asks it."""
+"""A worker in a process of its own, asked as Bazel asks it.
+
+Modules: `worker/action.py`, `worker/server.py`, `worker/template.py`, `worker/work.py`.
+"""
 
 import contextlib
 import json
