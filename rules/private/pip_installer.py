@@ -73,9 +73,7 @@ def _message(said: str, lock: str) -> str:
     """What pip says of a failed `pip install`, and where to look."""
     interpreter = f"{platform.python_implementation()} {platform.python_version()} on {sysconfig.get_platform()}"
     lines = [f"{lock}: pip cannot install the packages for {interpreter}", *said.splitlines()[-20:]]
-    return "\n  ".join(
-        [*lines, "docs/troubleshooting.md of stagec has remedies; pip config list has pip's settings"]
-    )
+    return "\n  ".join([*lines, "docs/troubleshooting.md of stagec has remedies; pip config list has pip's settings"])
 
 
 def install(lock: Path, display: str, folder: Path) -> list[dict[str, str]]:
