@@ -193,5 +193,5 @@ def install(namespace: ModuleType) -> None:
         for name, attribute in attributes.items():
             setattr(kind, name, attribute)
     # The quotient of two sizes is not a size.
-    Dim.__truediv__ = elementwise.divide  # type: ignore[attr-defined]
+    Dim.__truediv__ = elementwise.divide  # type: ignore[operator]
     Dim.__rtruediv__ = lambda self, other: elementwise.divide(other, self)  # type: ignore[attr-defined]
