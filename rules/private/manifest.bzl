@@ -53,6 +53,7 @@ PLANNER_SOURCES = [
     "stagec/hardware/tables.py",
     "stagec/hardware/tpu_topologies.py",
     "stagec/manifest/__init__.py",
+    "stagec/manifest/checks.py",
     "stagec/manifest/environment.py",
     "stagec/manifest/load.py",
     "stagec/manifest/models.py",

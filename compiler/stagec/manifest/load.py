@@ -70,6 +70,8 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "static_argnames": _STATIC,
 }
 """Keys that a reader of JAX's documentation may try -> why they are refused, and what to write instead."""
+_TRACING = {"enable_x64": False, "matmul_precision": None, "prng_impl": None, "host_callbacks": "refuse"}
+"""Keys of [manifest] and of functions that say how a function is traced -> what holds where neither says it."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,23 @@ class Manifest:
     """What functions may name: tables of the manifest, and what they do name of short names and TPU topologies."""
     meshes: Mapping[str, Mesh]
     functions: Mapping[str, Function]
+
+    def platforms_of(self, function: Function) -> tuple[str, ...]:
+        """The platforms that a function is lowered for: those it names, else those of its targets."""
+        if function.platforms is not None:
+            return function.platforms
+        return tuple(sorted({self.targets[name].platform for name in function.targets}))
+
+    def tracing_of(self, function: Function) -> dict[str, Any]:
+        """How a function is traced: what it says itself, else what [manifest] says. A file is not traced."""
+        is_traced = not frontends.of_entry(function.entry).endings
+        tables: list[Function | Header] = [function, self.header] if is_traced else [function]
+        said = {key: [value for table in tables if (value := getattr(table, key)) is not None] for key in _TRACING}
+        variables = [item for table in reversed(tables) for item in table.environment.items()]
+        return {
+            **{key: values[0] if values else _TRACING[key] for key, values in said.items()},
+            "environment": dict(sorted(dict(variables).items())),
+        }
 
 
 def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest:

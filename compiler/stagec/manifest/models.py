@@ -4,7 +4,8 @@ The models are the border: they accept exactly what a TOML file may say, and the
 from them, so every field has a description and an example.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -28,6 +29,7 @@ from stagec.manifest.values import (
     SHARDINGS_REFERENCE,
     STATIC_SCHEMA,
     TREE_REFERENCE,
+    Static,
     file_pattern,
     read_args,
     read_bytes,
@@ -488,6 +490,19 @@ class Function(Table):
     description: str = Field(
         "", description="Free text for readers; changes no artifact.", examples=["Class scores of images."]
     )
+
+    def combinations(self) -> Iterator[tuple[str, Mapping[str, Static]]]:
+        """Name and static values of each variant; one without a name where there are no variants."""
+        if not self.variants:
+            yield "", self.static
+        for name, variant in self.variants.items():
+            yield name, {**self.static, **variant.static}
+
+    def every_bucket(self) -> Iterator[Mapping[str, int]]:
+        """Every combination of the sizes, dimensions sorted by name; one empty bucket where there are none."""
+        names = sorted(self.buckets)
+        for sizes in itertools.product(*(self.buckets[name] for name in names)):
+            yield dict(zip(names, sizes, strict=True))
 
 
 class Document(Table):
