@@ -140,7 +140,7 @@ def export(data: bytes) -> str:
 
 def located(data: bytes) -> str:
     """What `locate` tells of a module with source locations."""
-    from stagec.pjrt import locations
+    from stagec.stages import locations
 
     try:
         locations.located(data, "INVALID_ARGUMENT: at %tanh.5 = f32[3]{0} tanh(%x)")

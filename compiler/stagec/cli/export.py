@@ -27,7 +27,7 @@ def preload() -> None:
     from stagec.frontends import frontend
 
     frontend.preload()
-    for name in ("frontends.constants", "reports.explanation", "stages.by_device", "stages.serialization"):
+    for name in ("frontends.constants", "stages.by_device", "stages.export_description", "stages.serialization"):
         importlib.import_module(f"stagec.{name}")
     # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
     importlib.metadata.entry_points(group="jax_plugins")
@@ -75,9 +75,10 @@ def _export(options: argparse.Namespace) -> None:
         write_whole(options.lowered, lowered_for)
     if options.description:
         with phases.phase("import"):
-            from stagec.reports import explanation
+            from stagec.stages import export_description
 
-        description = explanation.describe_export(spec, serialized, frontend.versions(spec), bound, large, parameters)
+        versions = frontend.versions(spec)
+        description = export_description.describe(spec, serialized, versions, bound, large, parameters)
         write_whole(options.description, description.encode())
     if options.json:
         print_json({"function": spec.name, "output": options.output, **digest(serialized)})

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagec.pjrt import locations
+    from stagec.stages import locations
 
     try:
         found = locations.find(Path(options.file), options.text)

@@ -271,7 +271,7 @@ class Variant:
         """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""
         debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
         if self._loaded.locations and debug.exists():
-            from stagec.pjrt import locations  # MLIR: not needed to run
+            from stagec.stages import locations  # MLIR: not needed to run
 
             loaded = signature.executable and signature.executable.loaded
             locations.add_note(error, debug, loaded.hlo_modules()[0].to_string() if loaded else "")

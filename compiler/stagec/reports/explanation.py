@@ -8,96 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import components, naming
-from stagec.core.builds.specs import FunctionSpec
 from stagec.core.data import child, reading, strict_json
-from stagec.core.telling.calls import Call
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import argument_path
 from stagec.reports import inputs
 from stagec.reports.inputs import Inputs
+from stagec.stages import export_description
 from stagec.stages.exported import Exported
-
-EXPORT_FORMAT = 2
-"""Version of the JSON form of an exported artifact's description.
-
-1 (November 2026): the first.
-2 (November 2026): it has all that the index of a bundle says of the artifact, so that nothing else reads the module.
-3 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries; written for such alone.
-"""
-_FORMATS = (1, EXPORT_FORMAT, 3)
 
 _WRITE = (
     "give a bundle (.aot), an executable (.xla), an exported artifact (.exported), a description (.json) "
     "or a manifest (.toml)"
 )
-
-
-def describe_export(
-    spec: FunctionSpec,
-    serialized: bytes,
-    versions: Mapping[str, str],
-    bound: Mapping[str, str] | None = None,
-    constants: Sequence[Mapping[str, Any]] = (),
-    parameters: Sequence[str] = (),
-) -> str:
-    """Return the description of an exported artifact: what lies beside it as `<name>.exported.json`.
-
-    spec: the function's spec. serialized: the artifact.
-    versions: of jax, of stagec, and of everything else that tracing imported.
-    constants: its large ones, each with "name", "aval" and "bytes".
-    bound: where the arguments are that the manifest binds to weights: name there -> `args[0]`.
-    parameters: names of the function's parameters, as a `Call` has them.
-    """
-    exported = Exported.deserialize(serialized)
-    paths = map(argument_path, exported.in_tree.paths())
-    avals = {path: str(aval) for path, aval in zip(paths, exported.in_avals, strict=True)}
-    trees = (exported.in_tree, exported.out_tree)
-    made_from = components.of_export(asdict(spec), exported.mlir_module_serialized, avals, versions)
-    for prefix, tree in zip(("", "result"), trees, strict=True):
-        parts = ((f"static part {path if prefix else argument_path(path)}", t) for path, t in tree.static_parts(prefix))
-        made_from |= {name: components.entry(name, *_cut(text)) for name, text in parts}
-    values = {
-        "format": EXPORT_FORMAT if all(tree.is_plain for tree in trees) else _FORMATS[-1],
-        "kind": "exported",
-        "manifest": spec.manifest,
-        "function": spec.name,
-        "variant": spec.variant,
-        **exported.interface(),
-        "parameters": list(parameters),
-        "donated": _donated(spec, exported, parameters),
-        "bound": dict(bound or {}),
-        # Without the line: it changes when the program does not.
-        "constants": [{key: one[key] for key in ("name", "aval", "bytes")} for one in constants],
-        "exported_sha256": hashlib.sha256(serialized).hexdigest(),
-        "components": made_from,
-    }
-    return json.dumps(values, indent=1) + "\n"
-
-
-def _cut(text: str, longest: int = 200) -> tuple[str, bytes]:
-    """Return what a reader is shown of a text, and all of it."""
-    return text if len(text) <= longest else f"{text[:longest]}...", text.encode()
-
-
-def _donated(spec: FunctionSpec, exported: Exported, parameters: Sequence[str]) -> list[str]:
-    """Return the places of the arguments whose buffers a call consumes: `args[0]`."""
-    call = Call("", exported.in_tree, exported.in_avals, exported.out_tree, exported.out_avals, parameters)
-    given_away = {*spec.donate_argnames, *(f"args[{number}]" for number in spec.donate_argnums)}
-    return [one.place for one in call.arguments if given_away & {one.name, one.place}]
 
 
 def explain(
@@ -274,7 +208,7 @@ def _description_at(path: Path) -> _Artifact:
 
 def _description(text: bytes) -> _Artifact:
     data = strict_json.parse(text, LARGEST)
-    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in _FORMATS:
+    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in export_description.FORMATS:
         _EXPORTED(data)
         return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
     description = Description.from_json(text)

@@ -18,8 +18,8 @@ from stagec.core.builds.version import VERSION
 from stagec.core.telling import phases
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.trees.tree import argument_path
-from stagec.pjrt import compatibility, locations
-from stagec.stages import by_device, inventory, limits, mlir
+from stagec.pjrt import compatibility
+from stagec.stages import by_device, inventory, limits, locations, mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import fields
 from stagec.stages.errors import CannotLower, NotExported

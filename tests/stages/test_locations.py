@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.pjrt import locations
+from stagec.stages import locations
 from tests.building import build, checked, write_specs
 from tests.building import stagec as command
 from tests.signed import write_keys, write_provenance
