@@ -81,6 +81,8 @@ class Compiled:
     stablehlo: bytes | None = field(default=None, repr=False)
     inventory: Mapping[str, Any] | None = field(default=None, repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
+    _executable: Executable | None = field(default=None, repr=False)
+    """The same, loaded, where it was compiled in this process."""
 
     def __repr__(self) -> str:
         return f"Compiled({self.description.function}, target {self.description.target.name})"
@@ -164,8 +166,10 @@ class Compiled:
         if target.platform != "cpu":
             raise LoadError("platform", f"it is for {target.device_kind}; this process runs executables for CPUs only")
         signature = Signature(self.description.function, self.description, parameters=self._parameters)
-        devices = clients.devices("cpu", self.nr_devices)
-        signature.load(self.executable, tuple(self.description.custom_calls), devices, self.description.memory_kinds)
+        signature.executable = self._executable
+        if self._executable is None:
+            calls, devices = tuple(self.description.custom_calls), clients.devices("cpu", self.nr_devices)
+            signature.load(self.executable, calls, devices, self.description.memory_kinds)
         return signature
 
     @property

@@ -16,7 +16,6 @@ from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import CompilerOption
 from stagec.hardware import x86
 from stagec.pjrt import arrays, clients, host, turns
-from stagec.pjrt.calling_convention import Signature
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import Executable
 from stagec.stages import mlir
@@ -45,11 +44,7 @@ def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) ->
     properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
     module, mesh = CompiledModule(raw, *properties, hlo, range(program.nr_devices)), mesh_of(program)
     description = describe(program, target, module, Hardware(target.device_kind), mesh)
-    compiled = Compiled(raw, description, hlo, mesh, _parameters=program._parameters)
-    signature = Signature(program.fun_name, description, parameters=program._parameters)
-    signature.executable = loaded
-    compiled.__dict__["_signature"] = signature
-    return compiled
+    return Compiled(raw, description, hlo, mesh, _parameters=program._parameters, _executable=loaded)
 
 
 def load(program: Program, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
