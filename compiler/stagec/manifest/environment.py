@@ -15,8 +15,9 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 class _Row(NamedTuple):
+    """Variables that a manifest may not set. names: a regular expression."""
+
     names: str
-    """A regular expression."""
     what: str
     write: str
 

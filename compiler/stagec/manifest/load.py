@@ -76,13 +76,15 @@ _TRACING = {"enable_x64": False, "matmul_precision": None, "prng_impl": None, "h
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest whose tables are well-formed and refer to each other correctly."""
+    """A manifest whose tables are well-formed and refer to each other correctly.
+
+    file: the path that messages and specs name: relative to the workspace.
+    targets: what functions may name: tables of the manifest, and what they do name of short names and TPU topologies.
+    """
 
     file: str
-    """The path that messages and specs name: relative to the workspace."""
     header: Header
     targets: Mapping[str, TargetSpec]
-    """What functions may name: tables of the manifest, and what they do name of short names and TPU topologies."""
     meshes: Mapping[str, Mesh]
     functions: Mapping[str, Function]
 

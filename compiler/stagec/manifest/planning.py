@@ -19,40 +19,46 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Export:
-    """An exported artifact to build."""
+    """An exported artifact to build.
+
+    name: `manifest.function`, or `manifest.function-variant`.
+    """
 
     name: str
-    """`manifest.function`, or `manifest.function-variant`."""
     spec: FunctionSpec
 
 
 @dataclass(frozen=True)
 class Executable:
-    """An executable to build from an exported artifact."""
+    """An executable to build from an exported artifact.
+
+    name: the exported artifact's name, then `.target` or `.target.bucket`.
+    export: name of the exported artifact that it is compiled from.
+    """
 
     name: str
-    """The exported artifact's name, then `.target` or `.target.bucket`."""
     export: str
-    """Name of the exported artifact that it is compiled from."""
     spec: ExecutableSpec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All artifacts of a manifest."""
+    """All artifacts of a manifest.
+
+    name: name of the manifest, and of the bundle.
+    exports: sorted by name.
+    executables: sorted by name.
+    bundle_size: bytes that the bundle's file may have; None: as many as it likes.
+    tolerances: of functions that say how much more than their baseline they may take: function -> metric -> tolerance.
+    """
 
     name: str
-    """Name of the manifest, and of the bundle."""
     version: str
     reproducible: bool
     exports: tuple[Export, ...]
-    """Sorted by name."""
     executables: tuple[Executable, ...]
-    """Sorted by name."""
     bundle_size: int | None
-    """Bytes that the bundle's file may have; None: as many as it likes."""
     tolerances: Mapping[str, Mapping[str, int | str]]
-    """Of functions that say how much more than their baseline they may take: function -> metric -> tolerance."""
 
     def to_json(self) -> str:
         """Canonical JSON, one line: equal plans have equal text."""

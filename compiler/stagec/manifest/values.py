@@ -76,10 +76,12 @@ _Item = TypeVar("_Item", int, str)
 
 
 class Refusal(NamedTuple):
-    """One thing that is wrong inside a value."""
+    """One thing that is wrong inside a value.
+
+    path: keys and indices from the value to the fault; () is the value itself.
+    """
 
     path: tuple[str | int, ...]
-    """Keys and indices from the value to the fault; () is the value itself."""
     what: str
     write: str
 

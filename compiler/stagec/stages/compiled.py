@@ -81,8 +81,7 @@ class Compiled:
     stablehlo: bytes | None = field(default=None, repr=False)
     inventory: Mapping[str, Any] | None = field(default=None, repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
-    _executable: Executable | None = field(default=None, repr=False)
-    """The same, loaded, where it was compiled in this process."""
+    _executable: Executable | None = field(default=None, repr=False)  # the same, loaded, if this process compiled it
 
     def __repr__(self) -> str:
         return f"Compiled({self.description.function}, target {self.description.target.name})"

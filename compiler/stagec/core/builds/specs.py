@@ -32,23 +32,46 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What an export action gets; the fields are the keys of `[functions.NAME]`."""
+    """What an export action gets; the fields are the keys of `[functions.NAME]`.
+
+    name: name of the function; several signatures of it have one name, and a variant each.
+    manifest: path of the manifest, relative to the workspace; files that `args` names are relative to its folder.
+    entry: `package.module:attribute`, or the path of a file relative to the manifest's folder.
+    args: a tree of avals in canonical spelling for each positional argument; empty where `avals` is given.
+    avals: `package.module:attribute` of the function that returns the arguments; None where they are written.
+    platforms: platforms of the exported artifact, in the order of its platform index; never empty.
+    constraints: constraints on symbolic dimensions, in the form that jax.export accepts.
+    variant: name of the variant whose static values `static` has; "" for a function without variants.
+    mesh: name and size of each axis of the mesh, in order; empty without a mesh.
+    in_shardings: a prefix of the tree of positional arguments whose leaves are strings for `partitions.parse`; None:
+        not given.
+    out_shardings: the same for the result.
+    disabled_checks: safety checks of jax.export to switch off: "platform"; custom calls stand in `allow_custom_calls`.
+    allow_custom_calls: targets of custom calls that the module may have although stagec does not know them.
+    matmul_precision: a value of jax_default_matmul_precision; None: JAX's own default.
+    padding: dimension -> "fill" and "mask": what a loader pads. It changes no byte of the artifact.
+    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside of
+        the bundle. It changes no byte of the artifact.
+    golden: empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store, and
+        "outputs": path of a result -> its own "rtol" and "atol". No byte of the artifact differs.
+    devices: the devices of the targets that are not CPUs, each once, as `jax_device` of a target has them. What JAX
+        lowers for one may be another module than that of the exported artifact.
+    plugins: platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic.
+    prng_impl: a value of jax_default_prng_impl; None: JAX's own default.
+    environment: variables that are set before the function's module is imported.
+    host_callbacks: what becomes of callbacks into Python without results: "refuse" or "drop"; those with results are
+        refused.
+    frontend: which of `frontends.FRONTENDS` makes an exported artifact of the entry, by its name.
+    """
 
     name: str
-    """Name of the function; several signatures of it have one name, and a variant each."""
     manifest: str
-    """Path of the manifest, relative to the workspace; files that `args` names are relative to its folder."""
     entry: str
-    """`package.module:attribute`, or the path of a file relative to the manifest's folder."""
     args: Sequence[Any]
-    """A tree of avals in canonical spelling for each positional argument; empty where `avals` is given."""
     kwargs: Mapping[str, Any]
     avals: str | None
-    """`package.module:attribute` of the function that returns the arguments; None where they are written."""
     platforms: Sequence[str]
-    """Platforms of the exported artifact, in the order of its platform index; never empty."""
     constraints: Sequence[str]
-    """Constraints on symbolic dimensions, in the form that jax.export accepts."""
     static: Mapping[str, Any]
     donate_argnums: Sequence[int]
     donate_argnames: Sequence[str]
@@ -57,44 +80,22 @@ class FunctionSpec:
     enable_x64: bool
     vjp_order: int
     variant: str = ""
-    """Name of the variant whose static values `static` has; "" for a function without variants."""
     mesh: Sequence[Sequence[Any]] = ()
-    """Name and size of each axis of the mesh, in order; empty without a mesh."""
     in_shardings: Any = None
-    """A prefix of the tree of positional arguments whose leaves are texts for `partitions.parse`; None: not given."""
     out_shardings: Any = None
-    """The same for the result."""
     disabled_checks: Sequence[str] = ()
-    """Safety checks of jax.export to switch off: "platform"; custom calls stand in `allow_custom_calls`."""
     allow_custom_calls: Sequence[str] = ()
-    """Targets of custom calls that the module may have although stagec does not know them."""
     matmul_precision: str | None = None
-    """A value of jax_default_matmul_precision; None: JAX's own default."""
     padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Dimension -> "fill" and "mask": what a loader fills up. It changes no byte of the artifact."""
     bind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside of
-    the bundle. It changes no byte of the artifact."""
     golden: Mapping[str, Any] = field(default_factory=dict)
-    """Empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store, and
-    "outputs": path of a result -> its own "rtol" and "atol".
-
-    No byte of the artifact differs.
-    """
     devices: Sequence[Mapping[str, Any]] = ()
-    """The devices of the targets that are no CPUs, each once, as `jax_device` of a target has them. What JAX lowers for
-    one may be another module than that of the exported artifact."""
     plugins: Sequence[str] = ()
-    """Platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic."""
 
     prng_impl: str | None = None
-    """A value of jax_default_prng_impl; None: JAX's own default."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are set before the function's module is imported."""
     host_callbacks: str = "refuse"
-    """What becomes of callbacks into Python without results: "refuse" or "drop"; those with results are refused."""
     frontend: str = "jax"
-    """Which of `frontends.FRONTENDS` makes an exported artifact of the entry, by its name."""
 
     @property
     def artifact(self) -> str:
@@ -121,15 +122,17 @@ class FunctionSpec:
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """A CPU to compile for: a `[targets.NAME]` table with platform "cpu"."""
+    """A CPU to compile for: a `[targets.NAME]` table with platform "cpu".
+
+    isa: the instruction set that the code may use, by XLA's name.
+    parallelism: into how many partitions XLA may split an operation.
+    compiler_options: XLA flags without their dashes, and the others that `core.builds.compiler_options` knows.
+    """
 
     name: str
     isa: str
-    """The instruction set that the code may use, by XLA's name."""
     parallelism: int
-    """Into how many partitions XLA may split an operation."""
     compiler_options: Mapping[str, CompilerOption]
-    """XLA flags without their dashes, and the others that `core.builds.compiler_options` knows."""
     platform: Literal["cpu"] = "cpu"
 
     def summary(self) -> list[str]:
@@ -146,17 +149,19 @@ _MEGACORE = frozenset({"TPU v4", "TPU v5"})
 
 @dataclass(frozen=True)
 class TpuTarget:
-    """TPUs to compile for: a `[targets.NAME]` table with platform "tpu"."""
+    """TPUs to compile for: a `[targets.NAME]` table with platform "tpu".
+
+    topology: generation and chips along each axis, such as "v5e:2x2".
+    chips_per_host: chips of one host along each axis, such as "2x4"; "" is 2x2.
+    slices: how many slices of that topology.
+    figures: fields of `hardware.tpu_topologies.Generation`: what a chip is.
+    """
 
     name: str
     topology: str
-    """Generation and chips along each axis, such as "v5e:2x2"."""
     chips_per_host: str
-    """Chips of one host along each axis, such as "2x4"; "" is 2x2."""
     slices: int
-    """How many slices of that topology."""
     figures: Mapping[str, Any]
-    """Fields of `hardware.tpu_topologies.Generation`: what a chip is."""
     compiler_options: Mapping[str, CompilerOption]
     platform: Literal["tpu"] = "tpu"
 
@@ -172,20 +177,22 @@ class TpuTarget:
 
 @dataclass(frozen=True)
 class CudaTarget:
-    """NVIDIA devices to compile for: a `[targets.NAME]` table with platform "cuda"."""
+    """NVIDIA devices to compile for: a `[targets.NAME]` table with platform "cuda".
+
+    device: short name of the device, such as "h100-sxm", or the file that describes it.
+    topology: partitions x hosts x devices of each host, such as "1x1x8".
+    figures: fields of `hardware.cuda_devices.Device`: the device in full.
+    autotuning: the file with results of autotuning, by its path relative to the manifest's folder; "" without one.
+    autotuning_results: what is in that file (`hardware.autotuning`).
+    """
 
     name: str
     device: str
-    """Short name of the device, such as "h100-sxm", or the file that describes it."""
     topology: str
-    """Partitions x hosts x devices of each host, such as "1x1x8"."""
     figures: Mapping[str, Scalar]
-    """Fields of `hardware.cuda_devices.Device`: the device in full."""
     compiler_options: Mapping[str, CompilerOption]
     autotuning: str = ""
-    """The file with results of autotuning, by its path relative to the manifest's folder; "" without one."""
     autotuning_results: str = ""
-    """What is in that file (`hardware.autotuning`)."""
     platform: Literal["cuda"] = "cuda"
 
     def summary(self) -> list[str]:
@@ -209,36 +216,40 @@ _TARGETS: Mapping[str, type[TargetSpec]] = {"cpu": CpuTarget, "tpu": TpuTarget, 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an executable may take; None: no limit. They change no byte of it."""
+    """What an executable may take; None: no limit. They change no byte of it.
+
+    key: key path of the table in the manifest; "" without one.
+    peak_memory: bytes on one device.
+    collectives: how often devices exchange arrays; or how often in one way, for some of `COLLECTIVES`.
+    executable_size: bytes of the file.
+    compile_time: seconds; advice only.
+    allow_unknown: whether a metric that is not known is within its limit.
+    """
 
     key: str = ""
-    """Key path of the table in the manifest; "" without one."""
     peak_memory: int | None = None
-    """Bytes on one device."""
     flops: int | None = None
     bytes_accessed: int | None = None
     collectives: int | Mapping[str, int] | None = None
-    """How often devices exchange arrays; or how often in one way, for some of `COLLECTIVES`."""
     executable_size: int | None = None
-    """Bytes of the file."""
     compile_time: float | None = None
-    """Seconds; advice only."""
     allow_unknown: bool = False
-    """Whether a metric that is not known is within its limit."""
 
 
 @dataclass(frozen=True)
 class ExecutableSpec:
-    """What a compile action gets."""
+    """What a compile action gets.
+
+    manifest: path of the manifest, relative to the workspace.
+    bucket: a size for each symbolic dimension; empty for a function without buckets.
+    variant: name of the variant; "" for a function without variants.
+    """
 
     function: str
     manifest: str
-    """Path of the manifest, relative to the workspace."""
     target: TargetSpec
     bucket: Mapping[str, int]
-    """A size for each symbolic dimension; empty for a function without buckets."""
     variant: str = ""
-    """Name of the variant; "" for a function without variants."""
     limits: Limits = Limits()
 
     @property

@@ -15,12 +15,14 @@ from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate
 
 
 class DType(NamedTuple):
-    """What a short dtype name stands for."""
+    """What a short dtype name stands for.
+
+    numpy_name: the name numpy (with ml_dtypes) knows it by. For PRNG keys: that of the words that hold the key.
+    bits: bits of one element. A PRNG key of 64 bits is stored as two uint32 words, in an extra last dimension.
+    """
 
     numpy_name: str
-    """The name numpy (with ml_dtypes) knows it by. For PRNG keys: that of the words that hold the key."""
     bits: int
-    """Bits of one element. A PRNG key of 64 bits is stored as two uint32 words, in an extra last dimension."""
 
 
 DTYPES: Mapping[str, DType] = {
@@ -90,12 +92,14 @@ _HOW_TO_WRITE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name i
 
 
 class AvalError(ValueError):
-    """An aval, or a shape, that stagec cannot read or evaluate."""
+    """An aval, or a shape, that stagec cannot read or evaluate.
+
+    what: what is wrong, starting with the text at fault in double quotes.
+    write: what to write instead.
+    """
 
     what: str
-    """What is wrong, starting with the text at fault in double quotes."""
     write: str
-    """What to write instead."""
 
     def __init__(self, what: str, write: str) -> None:
         super().__init__(what, write)
@@ -108,14 +112,16 @@ class AvalError(ValueError):
 
 @dataclass(frozen=True)
 class Aval:
-    """An abstract array."""
+    """An abstract array.
+
+    dtype: a short name: a key of DTYPES.
+    shape: sizes >= 0, or dimension expressions over symbolic dimensions in canonical spelling; () for a scalar.
+    weak_type: JAX's weak type: the type of a Python number, which gives way to the other operand's.
+    """
 
     dtype: str
-    """A short name: a key of DTYPES."""
     shape: tuple[int | str, ...]
-    """Sizes >= 0, or dimension expressions over symbolic dimensions in canonical spelling; () for a scalar."""
     weak_type: bool = False
-    """JAX's weak type: the type of a Python number, which gives way to the other operand's."""
 
     def __str__(self) -> str:
         """The canonical spelling; `parse_aval` gives back an equal Aval."""

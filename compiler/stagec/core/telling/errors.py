@@ -13,20 +13,22 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is, what is wrong, and what to write instead."""
+    """One mistake: where it is, what is wrong, and what to write instead.
+
+    file: the file as the user knows it (a path relative to the workspace); "" when no file is at fault.
+    key: where in the file: a TOML key path such as `functions.predict.args[1].w`; "" stands for the whole file.
+    what: what is wrong: one sentence, without a full stop.
+    write: what to write or do instead; may have several lines; "" where `what` already says it.
+    about: which of several artifacts that the key stands for it is about; "" where there is one.
+    label: Bazel's label of what was to be built; "" outside of such an action.
+    """
 
     file: str
-    """The file as the user knows it (a path relative to the workspace); "" when no file is at fault."""
     key: str
-    """Where in the file: a TOML key path such as `functions.predict.args[1].w`; "" stands for the whole file."""
     what: str
-    """What is wrong: one sentence, without a full stop."""
     write: str = ""
-    """What to write or do instead; may have several lines; "" where `what` already says it."""
     about: str = ""
-    """Which of several artifacts that the key stands for it is about; "" where there is one."""
     label: str = ""
-    """Bazel's label of what was to be built; "" outside of such an action."""
 
     def __str__(self) -> str:
         """`FILE: KEY: ABOUT: WHAT`, then `write` indented on the following lines. Empty parts are left out.
