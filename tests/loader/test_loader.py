@@ -480,7 +480,7 @@ def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
 
 def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
     call = f"import numpy; stagec.load({str(zoo)!r})['loop'](numpy.ones(8, numpy.float32))"
-    for name in ("bundle.attestation", "loader.golden", "loader.trials", "pjrt.locations"):
+    for name in ("bundle.attestation", "loader.golden", "loader.trials", "stages.locations"):
         assert importlib.util.find_spec(f"stagec.{name}"), name
         call += f"; assert 'stagec.{name}' not in sys.modules, {name!r}"
     assert "numpy" in imported_by(call)

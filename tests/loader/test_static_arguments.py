@@ -1,6 +1,6 @@
 """Static arguments, numbers in state types and children without arrays, in bundles of both frontends.
 
-Modules: `loader/function.py`.
+Modules: `loader/function.py`, `loader/variant.py`.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """Planning: the artifacts, their specs, the checks across a function, and how light it is.
 
 Modules: `cli/plan.py`, `core/builds/frontends.py`, `core/builds/naming.py`, `core/builds/specs.py`,
-`manifest/planning.py`.
+`manifest/checks.py`, `manifest/planning.py`.
 """
 
 import dataclasses
@@ -386,7 +386,7 @@ isa = "AVX2"
             """\
             m.toml: functions.f.padding.k: buckets have no dimension "k"
               write one of m, n
-            m.toml: functions.f.padding.n.mask: "mask" is f32[n], which is no size
+            m.toml: functions.f.padding.n.mask: "mask" is f32[n], which is not a size
               write "bool[n]" or "i32[]"
             m.toml: functions.f.padding.n.fill: args[0] is u8[n], which cannot hold -1
               write a number that it can, such as 0
@@ -695,9 +695,9 @@ def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
         """\
         m.toml: functions.f.golden.seed: golden.npz has the inputs, and none are generated
           leave out seed, or inputs
-        m.toml: functions.f.golden.bucket: n = 3 is no bucket of the function
+        m.toml: functions.f.golden.bucket: n = 3 is not a bucket of the function
           write for example bucket = { n = 8 }
-        m.toml: functions.g.golden.bucket: n = 3 is no bucket of the function
+        m.toml: functions.g.golden.bucket: n = 3 is not a bucket of the function
           leave it out: it has none
         m.toml: functions.h.golden: there is no executable to check
           add a target, such as cpu-avx2"""

@@ -109,7 +109,7 @@ def test_the_plan_has_the_tolerances(tmp_path: Path) -> None:
     assert plan["tolerances"] == {"layer": {"peak_memory": "2%", "flops": 1000}}
     (tmp_path / "m.toml").write_text(MANIFEST + '[functions.layer.baseline]\npeak_memory = "2 %%"\n')
     assert stagec("plan", "m.toml", cwd=tmp_path).stderr == dedent("""\
-        m.toml: functions.layer.baseline.peak_memory: "2 %%" is no share
+        m.toml: functions.layer.baseline.peak_memory: "2 %%" is not a share
           write for example "2%", "64KiB" or 10
         """)
 

@@ -1,6 +1,7 @@
 """`stagec explain`: which components of two artifacts, or of an artifact and the current inputs, differ.
 
-Modules: `cli/explain.py`, `core/builds/components.py`, `reports/explanation.py`, `reports/inputs.py`.
+Modules: `cli/explain.py`, `core/builds/components.py`, `reports/explanation.py`, `reports/inputs.py`,
+`stages/export_description.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`Exported` is read as jax.export wrote it, and damaged bytes are refused.
 
-Modules: `stages/artifact.py`, `stages/errors.py`.
+Modules: `stages/errors.py`.
 """
 
 import contextlib

@@ -76,7 +76,9 @@ class Function:
     def select(self, shapes: Shapes | None = None, devices: Sequence[_jax.Device] | None = None) -> Selection:
         """Return every candidate for a call of this function, and why the loader takes it or not; see `Bundle.select`.
 
-        shapes: of the leaves, flat. Raises CallError ("static") for a function with variants: ask one of them.
+        shapes: those of the leaves, flat.
+
+        Raises CallError ("static") for a function with variants: ask one of them.
         """
         return self._choose({}).select(shapes, devices)
 
@@ -103,7 +105,8 @@ class Function:
         """Return this function for arrays like these, bound to its executable. Its calls need no preparation.
 
         The executable is loaded. Donation and the chosen static arguments are those of this function and this call.
-        Raises what a call raises; CallError ("shape") for sizes that a call would pad.
+
+        Raises what a call raises, and CallError ("shape") for sizes that a call would pad.
         """
         variant, kwargs = self._chosen(kwargs)
         return variant.flat(args, kwargs, self._donate)

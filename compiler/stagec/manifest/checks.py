@@ -218,7 +218,7 @@ def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem:
                 (*where, "mask"), f'no keyword argument "{table.mask}"', f"write kwargs.{table.mask} = {kinds}"
             )
         elif mask is not None and str(mask) != f"bool[{dim}]" and (mask.shape or mask.dtype[0] not in "iu"):
-            yield problem((*where, "mask"), f'"{table.mask}" is {mask}, which is no size', f"write {kinds}")
+            yield problem((*where, "mask"), f'"{table.mask}" is {mask}, which is not a size', f"write {kinds}")
         for location, aval in avals.items():
             if dim in aval.shape and location != ("kwargs", table.mask) and not holds(aval.dtype, table.fill):
                 what = f"{key_path(location)} is {aval}, which cannot hold {table.fill}"
@@ -259,7 +259,7 @@ def _check_golden(manifest: Manifest, function: Function, problem: _Report) -> I
     buckets = list(function.every_bucket())
     if golden.bucket and golden.bucket not in buckets:
         write = f"write for example bucket = {show(buckets[-1])}" if function.buckets else "leave it out: it has none"
-        yield problem(("golden", "bucket"), f"{naming.sizes(golden.bucket)} is no bucket of the function", write)
+        yield problem(("golden", "bucket"), f"{naming.sizes(golden.bucket)} is not a bucket of the function", write)
 
 
 def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
@@ -281,7 +281,7 @@ def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
 
 
 def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
-    """A mesh whose devices are not those of the target; one device of many is no mistake."""
+    """A mesh whose devices are not those of the target; one device of many is not a mistake."""
     count, available = math.prod(mesh.values()), catalog.num_devices(target)
     if available is None or count in (1, available):
         return
@@ -312,7 +312,7 @@ def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, proble
 
 
 def _check_division(function: Function, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
-    """Specs of arguments that are no prefix of the arguments, or that do not fit the shape of one."""
+    """Specs of arguments that are not a prefix of the arguments, or that do not fit the shape of one."""
     pairs = _matched(function.in_shardings, function.args or (), ("in_shardings",), ("args",), problem)
     for item in pairs:
         if isinstance(item, Problem):

@@ -288,7 +288,7 @@ _PATTERNS = {
     IDENTIFIER: "is not a Python name",
     ENTRY: "is not of the form package.module:attribute",
     MODULE_OR_ENTRY: f"is not of the form package.module:attribute, and {no_file('.mlir')}",
-    ARGUMENT: "is no argument: a Python name, or args[0] in quotes",
+    ARGUMENT: "is not an argument: a Python name, or args[0] in quotes",
     WEIGHTS: f"is {no_file('.safetensors')}",
     INPUTS: f"is {no_file('.npz')}",
     SHAPE: "is not a shape: sizes with x between them",
@@ -326,7 +326,7 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
 
 
 def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
-    """How many names lead from a key to a table, and which models the table may have; none where it is no table."""
+    """How many names lead from a key to a table, and which models the table may have; none where it is not a table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return 0, [annotation]
     if get_origin(annotation) is dict:

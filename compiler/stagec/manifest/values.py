@@ -315,7 +315,7 @@ def read_tolerance(value: object) -> int | str:
     example = 'write for example "2%", "64KiB" or 10'
     if isinstance(value, str) and value.endswith("%"):
         if not _SHARE.fullmatch(value):
-            raise refuse(Refusal((), f"{show(value)} is no share", example))
+            raise refuse(Refusal((), f"{show(value)} is not a share", example))
         return value
     return _amount(value, _UNITS, "a tolerance", example)
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import argument_path
 from stagec.costs import hlo
-from stagec.stages.program import Program
 from stagec.stages.shardings import NamedSharding
+
+if TYPE_CHECKING:
+    from stagec.stages.lowered import Lowered
 
 _TYPE = re.compile(r"[a-z0-9]+\[([^\]]*)\](?:\{([\d,]*):?([^}]*)\})?")
 _TILES, _TILE = re.compile(r"T(?:\([\d,]+\))+"), re.compile(r"\(([\d,]+)\)")
 
 
-def of_module(program: Program, text: str) -> dict[str, list[dict[str, Any]]]:
+def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
     """Return "parameters" and "results" of an executable, in the order in which PJRT takes and gives them.
 
-    text: the optimized HLO that XLA made of `program`. Arguments that the program drops are no parameters. Of each:
+    text: the optimized HLO that XLA made of `program`. Arguments that the program drops are not parameters. Of each:
 
     path: the argument or result, such as `args[0]['w']`.
     dtype, shape: of the whole array. shard_shape: of the part on one device, which is what PJRT takes and gives there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
@@ -21,10 +22,12 @@ from stagec.stages import mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import describe, mesh_of, settings
 from stagec.stages.on_host import compile_for_host
-from stagec.stages.program import Program
+
+if TYPE_CHECKING:
+    from stagec.stages.lowered import Lowered
 
 
-def compile_program(program: Program, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
+def compile_program(program: Lowered, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
     """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
     refusal = compatibility.refusal()
     if refusal:

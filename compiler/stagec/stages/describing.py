@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
@@ -19,13 +19,15 @@ from stagec.core.telling import phases
 from stagec.pjrt import compatibility
 from stagec.pjrt.custom_calls import TOOLCHAIN, provider
 from stagec.stages import abi, mlir
-from stagec.stages.program import Program
 from stagec.stages.shardings import Mesh, NamedSharding
+
+if TYPE_CHECKING:
+    from stagec.stages.lowered import Lowered
 
 
 @phases.phase("analyze")
 def describe(
-    program: Program,
+    program: Lowered,
     target: Target,
     module: CompiledModule,
     hardware: Hardware,
@@ -61,7 +63,7 @@ def describe(
     )
 
 
-def mesh_of(program: Program) -> Mesh | None:
+def mesh_of(program: Lowered) -> Mesh | None:
     """Return the mesh of the module's shardings: the named one, which knows types of axes, or the declared one."""
     if program.nr_devices == 1:
         return None
@@ -94,7 +96,7 @@ def fields(target: TargetSpec) -> dict[str, Any]:
     return found
 
 
-def _provider(program: Program, name: str) -> str:
+def _provider(program: Lowered, name: str) -> str:
     """Return who provides a custom call of the optimized program: XLA's compiler itself, where the module has none."""
     return provider(name) if name in program.custom_calls or program.platform == "cpu" else TOOLCHAIN
 

@@ -142,7 +142,7 @@ def locate(text: str, operations: Iterable[Operation]) -> list[Operation]:
 def find(path: Path, text: str) -> list[Operation]:
     """Return the operations of the module at `path` that `text` speaks of, as `locate` does, read in a child process.
 
-    Raises OSError, and ValueError when the file is no module.
+    Raises OSError, and ValueError when the file is not a module.
     """
     rows = child.call(located, reading.whole(path, LARGEST), text)
     return [Operation(**{**row, "frames": tuple(Frame(**frame) for frame in row["frames"])}) for row in rows]

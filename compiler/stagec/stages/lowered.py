@@ -6,26 +6,26 @@ Fields and methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 from stagec.core.builds.specs import CompilerOption, TargetSpec
-from stagec.core.sizes.avals import arrow
+from stagec.core.sizes.avals import Aval, arrow
+from stagec.core.trees.tree import Tree
 from stagec.pjrt import clients, compatibility
 from stagec.stages import mlir
 from stagec.stages.info import args_info, donate_argnums, out_info
-from stagec.stages.program import Program
-from stagec.stages.shardings import Format, GSPMDSharding
+from stagec.stages.shardings import Format, GSPMDSharding, OneSharding
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
 
 @dataclass(frozen=True)
-class Lowered(Program):
+class Lowered:
     """A StableHLO module with static shapes for one platform, and what is needed to compile and call it.
 
     Methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Lowered).
@@ -45,6 +45,24 @@ class Lowered(Program):
         None is the device's own.
     compiler_options: those that the function asks for.
     """
+
+    fun_name: str
+    platform: str
+    in_tree: Tree
+    flat_in_avals: tuple[Aval, ...]
+    out_tree: Tree
+    flat_out_avals: tuple[Aval, ...]
+    kept_var_idx: tuple[int, ...]
+    donated: tuple[bool, ...]
+    custom_calls: tuple[str, ...]
+    module: bytes = field(repr=False)
+    nr_devices: int
+    in_shardings: tuple[OneSharding, ...]
+    out_shardings: tuple[OneSharding, ...]
+    compiler_options: Mapping[str, CompilerOption] = field(default_factory=dict)
+    in_memory_kinds: tuple[str | None, ...] = ()
+    out_memory_kinds: tuple[str | None, ...] = ()
+    _parameters: tuple[str, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
         devices = f", {self.nr_devices} devices" if self.nr_devices > 1 else ""
@@ -73,6 +91,11 @@ class Lowered(Program):
     def donate_argnums(self) -> tuple[int, ...]:
         """Indices of the donated arguments, among the leaves of the arguments."""
         return donate_argnums(self.donated)
+
+    def memory_of_parameters(self) -> tuple[dict[int, str], list[bool]]:
+        """Return the memory of each that is not in the device's own, by number; and whether each is donated."""
+        kinds = {number: kind for number, kind in enumerate(self.in_memory_kinds) if kind}
+        return kinds, [self.donated[i] for i in self.kept_var_idx]
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """Return the module as jaxlib's `ir.Module` ("stablehlo", the default) or `XlaComputation` ("hlo").

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from jaxlib import _jax
 from jaxlib.mlir import ir
@@ -21,10 +22,12 @@ from stagec.pjrt.executable import Executable
 from stagec.stages import mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import describe, mesh_of
-from stagec.stages.program import Program
+
+if TYPE_CHECKING:
+    from stagec.stages.lowered import Lowered
 
 
-def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) -> Compiled:
+def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) -> Compiled:
     """Compile for the CPU in front of us; what the program may need is what this CPU has."""
     loaded = load(program, options, clients.devices("cpu", program.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
@@ -47,7 +50,7 @@ def compile_for_host(program: Program, options: Mapping[str, CompilerOption]) ->
     return Compiled(raw, description, hlo, mesh, _parameters=program._parameters, _executable=loaded)
 
 
-def load(program: Program, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
+def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
     """Compile for devices of this process with JAX's own settings: XLA chooses shardings where none is given.
 
     devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import flatbuffers
 from flatbuffers import number_types as types
@@ -18,23 +18,24 @@ from stagec.core.sizes.avals import Aval, parse_aval
 from stagec.core.trees.keyed import Item, with_keys
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.stages import export_schema as schema
-from stagec.stages.artifact import Artifact, OneSharding
 from stagec.stages.errors import NotExported
 from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS
-from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, PartitionSpec
+from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, OneSharding, PartitionSpec
+
+if TYPE_CHECKING:
+    from stagec.stages.exported import Exported
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Artifact)
 
 # The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
 _VERSION = 3
 _DEEPEST = 100
 """Levels of a tree, as in JSON (`strict_json.DEEPEST`)."""
 _DICT = "builtins:dict"
-"""Name of the custom node that is a dict with keys that are no texts: JAX's format has none."""
+"""Name of the custom node that is a dict with keys that are not strings: JAX's format has none."""
 
 
-def read(kind: type[A], serialized: bytes) -> A:
+def read(kind: type[Exported], serialized: bytes) -> Exported:
     """Read what `jax.export.Exported.serialize` wrote, as a `kind`. Raises NotExported when it is something else."""
     try:
         return _read_exported(kind, _Table.root(serialized))
@@ -43,7 +44,7 @@ def read(kind: type[A], serialized: bytes) -> A:
         raise NotExported(f"not a serialized jax.export.Exported ({error or type(error).__name__})") from error
 
 
-def write(exported: Artifact, vjp_order: int) -> bytes:
+def write(exported: Exported, vjp_order: int) -> bytes:
     """Return the bytes of `exported` with `vjp_order` orders of its vector-Jacobian products.
 
     Raises ValueError when it has fewer, or a dtype that the format does not have.
@@ -111,7 +112,7 @@ class _Table:
     def tables(self, slot: int) -> list[_Table]:
         return [self._table_at(at) for at in self._elements(slot, 4)]
 
-    def texts(self, slot: int) -> list[str]:
+    def strings(self, slot: int) -> list[str]:
         return [self._blob(at).decode("utf-8") for at in self._elements(slot, 4)]
 
     def scalars(self, slot: int, kind: Any) -> list[Any]:
@@ -134,12 +135,12 @@ class _Table:
         start = at + self._table.Get(types.UOffsetTFlags, at)
         length = self._table.Get(types.UOffsetTFlags, start)
         if start + 4 + length > len(self._table.Bytes):
-            raise ValueError("a text runs over the end")
+            raise ValueError("a string runs over the end")
         self._budget.take(length)
         return bytes(self._table.Bytes[start + 4 : start + 4 + length])
 
 
-def _read_exported(kind: type[A], table: _Table) -> A:
+def _read_exported(kind: type[Exported], table: _Table) -> Exported:
     slots = schema.Exported
     # Since version 10 avals, meshes and shardings are stored once and named by index; older bytes list them.
     unique_avals = [_read_aval(aval) for aval in table.tables(slots.UNIQUE_AVALS)]
@@ -176,7 +177,7 @@ def _read_exported(kind: type[A], table: _Table) -> A:
         # A 32-bit field since serialization version 5.
         nr_devices=table.scalar(slots.NR_DEVICES, types.Uint32Flags)
         or table.scalar(slots.NR_DEVICES_SHORT, types.Int16Flags),
-        platforms=tuple(table.texts(slots.PLATFORMS)),
+        platforms=tuple(table.strings(slots.PLATFORMS)),
         ordered_effects=tuple(effect.text(schema.Effect.TYPE_NAME) for effect in table.tables(slots.ORDERED_EFFECTS)),
         unordered_effects=tuple(
             effect.text(schema.Effect.TYPE_NAME) for effect in table.tables(slots.UNORDERED_EFFECTS)
@@ -195,7 +196,7 @@ def _read_exported(kind: type[A], table: _Table) -> A:
     return exported
 
 
-def _check(exported: Artifact) -> None:
+def _check(exported: Exported) -> None:
     """Raise ValueError where fields do not belong together; offsets that were changed often give such values."""
     count, kept = len(exported.in_avals), exported.module_kept_var_idx
     if list(kept) != sorted({index for index in kept if index < count}):
@@ -223,7 +224,7 @@ def _read_tree(table: _Table, depth: int = 0) -> Tree:
         case 3:
             return Tree("list", children)
         case 4:
-            return Tree("dict", children, tuple(table.texts(slots.CHILDREN_NAMES)))
+            return Tree("dict", children, tuple(table.strings(slots.CHILDREN_NAMES)))
         case 5:
             name, auxdata = table.text(slots.CUSTOM_NAME), table.blob(slots.CUSTOM_AUXDATA)
             return _with_keys(Tree("custom", children, (), name, auxdata))
@@ -232,7 +233,7 @@ def _read_tree(table: _Table, depth: int = 0) -> Tree:
 
 
 def _with_keys(node: Tree) -> Tree:
-    """Return a dict with keys that are no texts, which is a custom node for JAX's format; another node as it is."""
+    """Return a dict with keys that are not strings, which is a custom node for JAX's format; another node as it is."""
     keyed = node.keyed if node.name == _DICT else None
     if keyed is None or keyed.keys is None or any(type(key) is not Item for key in keyed.entries or ()):
         return node
@@ -251,7 +252,7 @@ def _read_aval(table: _Table) -> tuple[Aval, int]:
     slots = schema.AbstractValue
     dtype = _named(DTYPES, table.scalar(slots.DTYPE, types.Int8Flags))
     # JAX writes a dimension as it prints it; parse_aval brings it to one spelling.
-    aval = parse_aval(f"{dtype}[{','.join(table.texts(slots.SHAPE))}]")
+    aval = parse_aval(f"{dtype}[{','.join(table.strings(slots.SHAPE))}]")
     return aval, table.scalar(slots.MEMORY_SPACE, types.Int8Flags) or DEVICE_MEMORY
 
 
@@ -273,7 +274,7 @@ def _read_mesh(table: _Table) -> Mesh:
     device = table.table(slots.ABSTRACT_DEVICE)
     return Mesh(
         tuple(table.scalars(slots.AXIS_SIZES, types.Uint32Flags)),
-        tuple(table.texts(slots.AXIS_NAMES)),
+        tuple(table.strings(slots.AXIS_NAMES)),
         tuple(_named(AXIS_TYPES, kind - 1) for kind in table.scalars(slots.AXIS_TYPES, types.Int8Flags)),
         AbstractDevice(
             device.text(schema.AbstractDevice.DEVICE_KIND),
@@ -296,9 +297,9 @@ def _read_named_sharding(table: _Table, meshes: Sequence[Mesh]) -> NamedSharding
     return NamedSharding(
         mesh,
         PartitionSpec(
-            *(axes.texts(schema.PartitionSpecOneAxis.AXES) for axes in spec.tables(schema.PartitionSpec.PARTITIONS)),
-            unreduced=spec.texts(schema.PartitionSpec.UNREDUCED),
-            reduced=spec.texts(schema.PartitionSpec.REDUCED),
+            *(axes.strings(schema.PartitionSpecOneAxis.AXES) for axes in spec.tables(schema.PartitionSpec.PARTITIONS)),
+            unreduced=spec.strings(schema.PartitionSpec.UNREDUCED),
+            reduced=spec.strings(schema.PartitionSpec.REDUCED),
         ),
         table.text(slots.MEMORY_KIND) or None,
     )
@@ -330,7 +331,7 @@ class _Writer:
     def __init__(self, builder: flatbuffers.Builder) -> None:
         self._builder = builder
 
-    def exported(self, exported: Artifact, vjp_order: int) -> int:
+    def exported(self, exported: Exported, vjp_order: int) -> int:
         slots = schema.Exported
         builder = self._builder
         if vjp_order > 0 and not exported.has_vjp():
@@ -361,7 +362,7 @@ class _Writer:
             (slots.OUT_AVALS, "", self._tables(self._aval, out_avals), 0),
             (slots.IN_SHARDINGS, "", self._tables(lambda s: self._sharding(s, meshes), exported._in_shardings), 0),
             (slots.OUT_SHARDINGS, "", self._tables(lambda s: self._sharding(s, meshes), exported._out_shardings), 0),
-            (slots.PLATFORMS, "", self._texts(exported.platforms), 0),
+            (slots.PLATFORMS, "", self._strings(exported.platforms), 0),
             (slots.ORDERED_EFFECTS, "", self._tables(self._effect, exported.ordered_effects), 0),
             (slots.UNORDERED_EFFECTS, "", self._tables(self._effect, exported.unordered_effects), 0),
             (slots.DISABLED_CHECKS, "", self._tables(self._check, exported.disabled_safety_checks), 0),
@@ -392,7 +393,7 @@ class _Writer:
         if tree.children:
             fields.append((slots.CHILDREN, "", self._tables(self._tree, tree.children), 0))
         if tree.kind == "dict":
-            fields.append((slots.CHILDREN_NAMES, "", self._texts(tree.keys), 0))
+            fields.append((slots.CHILDREN_NAMES, "", self._strings(tree.keys), 0))
         if tree.kind == "custom":
             fields.append((slots.CUSTOM_NAME, "", self._builder.CreateString(tree.name), 0))
             fields.append((slots.CUSTOM_AUXDATA, "", self._builder.CreateByteVector(tree.auxdata), 0))
@@ -406,7 +407,7 @@ class _Writer:
         return self._table(
             schema.AbstractValue,
             [
-                (slots.SHAPE, "", self._texts([str(dim) for dim in aval.shape]), 0),
+                (slots.SHAPE, "", self._strings([str(dim) for dim in aval.shape]), 0),
                 (slots.DTYPE, "PrependInt8Slot", DTYPES.index(aval.dtype), 0),
                 (slots.MEMORY_SPACE, "PrependInt8Slot", space, 0),
             ],
@@ -437,9 +438,9 @@ class _Writer:
     def _spec(self, spec: PartitionSpec) -> int:
         axis, slots = schema.PartitionSpecOneAxis, schema.PartitionSpec
         partitions = self._tables(
-            lambda axes: self._table(axis, [(axis.AXES, "", self._texts(axes), 0)]), spec.partitions
+            lambda axes: self._table(axis, [(axis.AXES, "", self._strings(axes), 0)]), spec.partitions
         )
-        reduced, unreduced = self._texts(spec.reduced), self._texts(spec.unreduced)
+        reduced, unreduced = self._strings(spec.reduced), self._strings(spec.unreduced)
         fields = [(slots.PARTITIONS, "", partitions, 0), (slots.REDUCED, "", reduced, 0)]
         return self._table(slots, [*fields, (slots.UNREDUCED, "", unreduced, 0)])
 
@@ -448,7 +449,7 @@ class _Writer:
         types_ = [1 + AXIS_TYPES.index(kind) for kind in mesh.axis_types]
         fields: list[_Field] = [
             (slots.AXIS_SIZES, "", self._scalars(mesh.axis_sizes, 4, "PrependUint32"), 0),
-            (slots.AXIS_NAMES, "", self._texts(mesh.axis_names), 0),
+            (slots.AXIS_NAMES, "", self._strings(mesh.axis_names), 0),
             (slots.AXIS_TYPES, "", self._scalars(types_, 1, "PrependByte"), 0),
         ]
         if mesh.abstract_device is not None:
@@ -486,8 +487,8 @@ class _Writer:
     def _tables(self, one: Callable[[T], int], values: Iterable[T]) -> int:
         return self._offsets([one(value) for value in values])
 
-    def _texts(self, texts: Iterable[str]) -> int:
-        return self._offsets([self._builder.CreateString(text) for text in texts])
+    def _strings(self, strings: Iterable[str]) -> int:
+        return self._offsets([self._builder.CreateString(string) for string in strings])
 
     def _offsets(self, offsets: Sequence[int]) -> int:
         self._builder.StartVector(4, len(offsets), 4)

@@ -168,6 +168,10 @@ class NamedSharding:
         return NamedSharding(new, self.spec, self.memory_kind)
 
 
+OneSharding: TypeAlias = NamedSharding | xla_client.HloSharding | None
+"""How one array is split; None: not specified. Bytes from before January 2026 have XLA's form, without axis names."""
+
+
 @dataclass(frozen=True)
 class SingleDeviceSharding:
     """All of an array on one device, `device` by number; memory_kind as of NamedSharding."""
@@ -182,7 +186,7 @@ class SingleDeviceSharding:
 
 @dataclass(frozen=True)
 class GSPMDSharding:
-    """A sharding that XLA chose, and that is no NamedSharding of a known mesh: XLA's own form, as text.
+    """A sharding that XLA chose, and that is not a NamedSharding of a known mesh: XLA's own form, as a string.
 
     memory_kind: as of NamedSharding.
     """
