@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
         options = [name for name in self._option_string_actions if name.startswith("--")]
         for word in itertools.takewhile("--".__ne__, self.words):
             name = word.partition("=")[0]
-            if name.startswith("--") and not any(one.startswith(name) for one in options):
+            if name.startswith("--") and not any(option.startswith(name) for option in options):
                 message = _no(f"option {name}", name, options, self.prog)
                 break
         super().error(message)

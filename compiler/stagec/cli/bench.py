@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     lines: list[str] = []
     sizes = bucket(options.bucket)
     bundle = load(options.bundle, options.target, policy="executable_only")
-    every = (one.name for function in bundle.values() for one in function.variants.values() or [function])
+    every = (variant.name for function in bundle.values() for variant in function.variants.values() or [function])
     names = options.function or list(every)
     with Progress("bench", len(names)) as progress:
         for name in names:
@@ -61,12 +61,12 @@ def run(options: argparse.Namespace) -> None:
             if options.starts:
                 started = latency.starts(options.bundle, name, options.target, options.starts, _ONCE)
             calls = [
-                latency.measure(function, one, threads, options.rounds, options.seconds)
-                for one in latency.descriptions(function, sizes)
+                latency.measure(function, description, threads, options.rounds, options.seconds)
+                for description in latency.descriptions(function, sizes)
                 for threads in options.threads
             ]
             lines += latency.as_text(name, bundle.target, started, calls)
-            told = [{**dataclasses.asdict(one), "spread": one.spread} for one in calls]
+            told = [{**dataclasses.asdict(call), "spread": call.spread} for call in calls]
             starts = dataclasses.asdict(started) if started else None
             rows.append({"function": name, "target": bundle.target, "starts": starts, "calls": told})
     here = latency.machine()

@@ -95,13 +95,13 @@ def _described(given: list[str]) -> dict[str, Description]:
     """Return the descriptions of files of weights, which are given as NAME=FILE, by name."""
     from stagec.bundle.external import Description
 
-    found = {}
+    described = {}
     for name, path in (split(text, 2) for text in given):
         try:
-            found[name] = Description.from_json(read(path))
+            described[name] = Description.from_json(read(path))
         except ValueError as error:
             raise StagecError(Problem(path, "", f"not the description of a file of weights: {error}")) from error
-    return found
+    return described
 
 
 def _interface(exported: Content) -> Mapping[str, Any]:

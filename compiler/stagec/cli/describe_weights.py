@@ -23,15 +23,15 @@ def run(options: argparse.Namespace) -> None:
     from stagec.bundle import external
 
     try:
-        found = external.describe(options.weights)
+        described = external.describe(options.weights)
     except OSError as error:
         raise StagecError(Problem(options.weights, "", f"cannot be read: {error.strerror}")) from error
     except ValueError as error:
         raise StagecError(Problem(options.weights, "", f"not a safetensors file: {error}")) from error
-    starts = [array["start"] % external.ALIGNMENT for array in found["arrays"].values()]
+    starts = [array["start"] % external.ALIGNMENT for array in described["arrays"].values()]
     if copied := sum(map(bool, starts)):
         what = f"{copied} of {len(starts)} arrays do not start at a multiple of {external.ALIGNMENT} bytes"
         print(f"{options.weights}: {what}: a CPU copies them instead of sharing the file", file=sys.stderr)
-    write_whole(options.output, f"{json.dumps(found)}\n".encode())
+    write_whole(options.output, f"{json.dumps(described)}\n".encode())
     if options.json:
-        print_json(found)
+        print_json(described)

@@ -24,17 +24,19 @@ def run(options: argparse.Namespace) -> int:
 
     policy: Policy = "executable_only" if options.executable_only else "allow_compile"
     try:
-        found = serving.explain(options.bundle, options.target, policy).selections()
+        selections = serving.explain(options.bundle, options.target, policy).selections()
     except LoadError as error:
         what = str(error).removeprefix(f"{options.bundle}: ")
         raise StagecError(Problem(options.bundle, "", f"{what} ({error.code})")) from error
-    known = [selection.function for selection in found]
+    known = [selection.function for selection in selections]
     for name in options.function or ():
         if name not in known:
             raise StagecError(Problem(options.bundle, "", f"no function {name!r}", f"write one of {', '.join(known)}"))
-    found = [selection for selection in found if not options.function or selection.function in options.function]
+    selections = [
+        selection for selection in selections if not options.function or selection.function in options.function
+    ]
     if options.json:
-        print_json({"bundle": options.bundle, "functions": [selection.to_plain() for selection in found]})
+        print_json({"bundle": options.bundle, "functions": [selection.to_plain() for selection in selections]})
     else:
-        print_text("".join(selection.as_text() for selection in found))
-    return 0 if all(selection.chosen for selection in found) else 1
+        print_text("".join(selection.as_text() for selection in selections))
+    return 0 if all(selection.chosen for selection in selections) else 1

@@ -83,15 +83,15 @@ def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     """Return the arrays of safetensors files, which are given as NAME=FILE, by name. Raises StagecError."""
     from stagec.bundle import safetensors
 
-    found = {}
+    weights = {}
     for name, path in (split(text, 2) for text in given):
         try:
-            found[name] = safetensors.read(path)
+            weights[name] = safetensors.read(path)
         except OSError as error:
             raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
         except ValueError as error:
             raise StagecError(Problem(path, "", f"not a safetensors file: {error}")) from error
-    return found
+    return weights
 
 
 def read_arrays(path: str) -> dict[str, Any]:

@@ -74,11 +74,11 @@ def _golden(options: argparse.Namespace) -> None:
     weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
     given = read_arrays(options.inputs) if options.inputs else None
     with _on_cpu_of(options.on_cpu_of):
-        found = golden.make(spec, options.import_root, serialized, weights, given)
+        golden_values = golden.make(spec, options.import_root, serialized, weights, given)
     try:
-        parts = safetensors.parts(found)
+        parts = safetensors.parts(golden_values)
     except ValueError as error:
         raise spec.problem("golden", str(error), "leave golden out") from error
     write_parts(options.output, parts)
     if options.json:
-        print_json({name: str(tensor.aval) for name, tensor in found.items()})
+        print_json({name: str(tensor.aval) for name, tensor in golden_values.items()})

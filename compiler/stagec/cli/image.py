@@ -51,8 +51,8 @@ def layout_of(options: argparse.Namespace) -> Layout:
     for name, path in weights.items():
         size = Path(path).stat().st_size if Path(path).is_file() else None
         if size != listed[name]["bytes"]:
-            found = "there is no such file" if size is None else f"it has {size:,} bytes"
-            what = f"{found}; {options.bundle} wants {listed[name]['bytes']:,} bytes, sha256 {listed[name]['sha256']}"
+            fault = "there is no such file" if size is None else f"it has {size:,} bytes"
+            what = f"{fault}; {options.bundle} wants {listed[name]['bytes']:,} bytes, sha256 {listed[name]['sha256']}"
             raise StagecError(Problem(path, "", what, f"give the file: --weights-file {name}=FILE"))
     given_about = {
         referrers.STATEMENT_SUFFIX: options.statement,

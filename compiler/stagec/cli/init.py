@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> None:
     functions = [_function(root, here, text) for text in options.functions]
     if options.args:
         dimensions = inference.dimensions(_args(options.args))
-        functions = [replace(one, avals="", dimensions=dimensions) for one in functions]
+        functions = [replace(function, avals="", dimensions=dimensions) for function in functions]
     if options.name:
-        functions = [replace(one, called=_manifests_name(options.name)) for one in functions]
+        functions = [replace(function, called=_manifests_name(options.name)) for function in functions]
     stagec = workspace.relative(Path(options.stagec).absolute(), root) if options.stagec else _checkout(root)
     modules = _reads_modules(root)
     workspace.check(root, functions)
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
             paste[file] = paste.get(file, "") + "".join(new)
         advice += changes.advice
         targets.append(target)
-    advice = sorted(dict.fromkeys(advice), key=lambda one: not one.startswith("bazel "))
+    advice = sorted(dict.fromkeys(advice), key=lambda step: not step.startswith("bazel "))
     command = f"{_bazel(root, stagec)} build {' '.join(dict.fromkeys(targets))}"
     if options.json:
         print_json({"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command})
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     for file, text in paste.items():
         lines += ["", f"Add this to {file}:", *(f"  {line}" for line in text.splitlines())]
     if advice:
-        lines += ["", "First:", *(f"  {one}" for one in advice)]
+        lines += ["", "First:", *(f"  {step}" for step in advice)]
     in_workspace = "" if Path.cwd() == root else f" in {root}"
     print_text("\n".join([*lines, "", f"{'Then' if advice else 'Next'}{in_workspace}:", f"  {command}", ""]))
 
@@ -125,12 +125,12 @@ def _args(text: str) -> object:
     from stagec.manifest import toml
 
     try:
-        found = toml.parse(f"args = {text}")["args"]
+        trees = toml.parse(f"args = {text}")["args"]
     except ValueError as error:
         raise StagecError(
             Problem("--args", "", f"not a value of TOML: {error}", "write for example '[\"f32[n,3]\"]'")
         ) from None
-    if not isinstance(found, list):
+    if not isinstance(trees, list):
         raise StagecError(
             Problem(
                 "--args",
@@ -139,7 +139,7 @@ def _args(text: str) -> object:
                 "write for example '[\"f32[n,3]\"]'",
             )
         )
-    return found
+    return trees
 
 
 def _checkout(root: Path) -> str:
@@ -169,5 +169,5 @@ def _programs() -> list[str]:
 
 
 def _bazel(root: Path, stagec: str) -> str:
-    found = next((program for program in _programs() if shutil.which(program)), None)
-    return found or os.path.normpath(f"{stagec}/bazelw")
+    on_path = next((program for program in _programs() if shutil.which(program)), None)
+    return on_path or os.path.normpath(f"{stagec}/bazelw")

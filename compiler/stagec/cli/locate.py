@@ -20,15 +20,15 @@ def run(options: argparse.Namespace) -> int:
     from stagec.stages import locations
 
     try:
-        found = locations.find(Path(options.file), options.text)
+        operations = locations.find(Path(options.file), options.text)
     except OSError as error:
         raise StagecError(Problem(options.file, "", f"cannot be read: {error.strerror}")) from error
     except ValueError as error:
         raise StagecError(Problem(options.file, "", str(error), "give a file of output group debug")) from error
     if options.json:
-        print_json({"operations": [asdict(operation) for operation in found]})
-    elif found:
-        print_text(locations.as_text(found))
+        print_json({"operations": [asdict(operation) for operation in operations]})
+    elif operations:
+        print_text(locations.as_text(operations))
     else:
         print(f"{options.file}: no operation that the text speaks of", file=sys.stderr)
-    return 0 if found else 1
+    return 0 if operations else 1

@@ -21,10 +21,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from stagec.reports import profiles
 
-    found = profiles.read(options.paths)
+    recorded = profiles.read(options.paths)
     if options.trace:
-        write_whole(options.trace, profiles.as_trace(found).encode())
-    report = profiles.report(found)
+        write_whole(options.trace, profiles.as_trace(recorded).encode())
+    report = profiles.report(recorded)
     if options.json:
         print_json(report)
     else:

@@ -28,24 +28,24 @@ def run(options: argparse.Namespace) -> int:
     from stagec.reports import rebuilding
 
     root = Path(options.root)
-    found = rebuilding.rebuild(options.bundle, options.statement, root, _bazel(options, root), options.target)
+    rebuilt = rebuilding.rebuild(options.bundle, options.statement, root, _bazel(options, root), options.target)
     stem = Path(options.statement).name.removesuffix(".intoto.json")
     output = options.output or f"{stem}.rebuilt.intoto.json"
-    if found.same:
-        write_whole(output, found.statement)
+    if rebuilt.same:
+        write_whole(output, rebuilt.statement)
     if options.json:
-        told = {"same": found.same, "members": found.members, "made_from": list(found.made_from)}
-        print_json({**told, "statement": output if found.same else None})
-        return 0 if found.same else 1
-    made_from = "".join(f"  {line}\n" for line in found.made_from)
-    if found.same:
-        print_text(f"{options.bundle}: built again, and the same: {found.members} members, byte for byte\n")
+        told = {"same": rebuilt.same, "members": rebuilt.members, "made_from": list(rebuilt.made_from)}
+        print_json({**told, "statement": output if rebuilt.same else None})
+        return 0 if rebuilt.same else 1
+    made_from = "".join(f"  {line}\n" for line in rebuilt.made_from)
+    if rebuilt.same:
+        print_text(f"{options.bundle}: built again, and the same: {rebuilt.members} members, byte for byte\n")
         print_text("made from the same\n" if not made_from else f"made from other things\n{made_from}")
         print_text(f"wrote {output}: sign it with your key\n")
     else:
-        print_text(f"{options.bundle}: built again, and another\n{found.comparison}")
+        print_text(f"{options.bundle}: built again, and another\n{rebuilt.comparison}")
         print_text(f"made from other things\n{made_from}" if made_from else "")
-    return 0 if found.same else 1
+    return 0 if rebuilt.same else 1
 
 
 def _bazel(options: argparse.Namespace, root: Path) -> list[str]:
@@ -54,7 +54,7 @@ def _bazel(options: argparse.Namespace, root: Path) -> list[str]:
     if (root / "bazelw").is_file():
         return [str((root / "bazelw").resolve())]
     for program in ("bazelisk", "bazel"):
-        found = shutil.which(program)
-        if found:
-            return [found]
+        bazel = shutil.which(program)
+        if bazel:
+            return [bazel]
     raise StagecError(Problem("", "", "there is no bazelisk or bazel on PATH", "name one: --bazel /path/to/bazel"))

@@ -48,9 +48,9 @@ def run(options: argparse.Namespace) -> int:
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
     with Progress("reproduce", 2 * (len(exports) + len(executables))) as progress:
-        found, count = reproduce(exports, executables, options.import_root, plugins=plugins, progress=progress)
+        differences, count = reproduce(exports, executables, options.import_root, plugins=plugins, progress=progress)
     if options.json:
-        print_json({"artifacts": count, "differences": found})
+        print_json({"artifacts": count, "differences": differences})
     else:
-        print("\n".join([*found, f"{count} artifacts built twice again, {len(found)} differences"]))
-    return 1 if found else 0
+        print("\n".join([*differences, f"{count} artifacts built twice again, {len(differences)} differences"]))
+    return 1 if differences else 0

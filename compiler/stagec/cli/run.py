@@ -88,24 +88,24 @@ def _compare(options: argparse.Namespace) -> int:
     checks: list[golden.Check] = []
     skipped: list[golden.Skipped] = []
     with Progress("run --golden") as progress:
-        for found in golden.check(Archive(options.bundle), options.function, options.platform, options.weights):
-            if isinstance(found, golden.Skipped):
-                skipped.append(found)
+        for outcome in golden.check(Archive(options.bundle), options.function, options.platform, options.weights):
+            if isinstance(outcome, golden.Skipped):
+                skipped.append(outcome)
                 continue
-            checks.append(found)
-            progress.step(f"{found.function} for {found.target}")
+            checks.append(outcome)
+            progress.step(f"{outcome.function} for {outcome.target}")
     if not checks and not (skipped and options.allow_skipped):
         of = f" of {options.function}" if options.function else ""
         what = f"no golden inputs{of} for what runs on this machine"
-        write = "\n".join(one.as_text() for one in skipped) or "write golden = {} for it in the manifest"
+        write = "\n".join(target.as_text() for target in skipped) or "write golden = {} for it in the manifest"
         raise StagecError(Problem(options.bundle, "", what, write))
     if "XML_OUTPUT_FILE" in os.environ:
         write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped))
     if options.json:
-        rows, left = ([dataclasses.asdict(one) for one in found] for found in (checks, skipped))
+        rows, left = ([dataclasses.asdict(row) for row in outcomes] for outcomes in (checks, skipped))
         print_json({"kind": "golden", "checks": rows, "skipped": left})
     else:
-        lines = [*(one.as_text() for one in checks), *(one.as_text() for one in skipped)]
+        lines = [*(row.as_text() for row in checks), *(row.as_text() for row in skipped)]
         print_text("".join(f"{line}\n" for line in lines))
     return 0 if all(check.ok for check in checks) else 1
 
@@ -120,9 +120,9 @@ def _as_junit(checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped])
         case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
         if not check.ok:
             ElementTree.SubElement(case, "failure", message=check.as_text())
-    for one in skipped:
-        case = ElementTree.SubElement(suite, "testcase", name=f"target {one.target}", classname="golden")
-        ElementTree.SubElement(case, "skipped", message=one.why)
+    for target in skipped:
+        case = ElementTree.SubElement(suite, "testcase", name=f"target {target.target}", classname="golden")
+        ElementTree.SubElement(case, "skipped", message=target.why)
     for name, kind in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
         suite.set(name, str(len(list(suite.iter(kind)))))
     text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
