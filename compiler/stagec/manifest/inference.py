@@ -94,12 +94,14 @@ def function(root: Path, file: str, name: str) -> Function:
     """
     defined = _defined(_parsed(root, file))
     if name not in defined:
-        known = [one for one in defined if not one.startswith("_")]
+        known = [other for other in defined if not other.startswith("_")]
         write = nearest(name, known) or "name a function that stands at the top level of the file"
         raise StagecError(Problem(file, "", f'no function "{name}"', write))
     libraries, files, beside = _Imports(root).of(root / file)
     common = Function(_importable(file), name, libraries=libraries, files=files, beside=beside)
-    describing = next((one for one in (pattern.format(name) for pattern in DESCRIBING) if one in defined), "")
+    describing = next(
+        (candidate for candidate in (pattern.format(name) for pattern in DESCRIBING) if candidate in defined), ""
+    )
     if describing:
         return replace(common, avals=describing, dimensions=_symbolic(defined[describing]))
     signature = _signature(defined, name)
@@ -108,10 +110,10 @@ def function(root: Path, file: str, name: str) -> Function:
     positional = [*signature.posonlyargs, *signature.args]
     required = positional[: len(positional) - len(signature.defaults)]
     named = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
-    arguments = {one.arg: _tree(one.annotation) for one in required}
-    by_keyword = {one.arg: _tree(one.annotation) for one, default in named if default is None}
-    found = dimensions([*arguments.values(), *by_keyword.values()])
-    return replace(common, arguments=arguments, by_keyword=by_keyword, dimensions=found)
+    arguments = {parameter.arg: _tree(parameter.annotation) for parameter in required}
+    by_keyword = {parameter.arg: _tree(parameter.annotation) for parameter, default in named if default is None}
+    symbolic = dimensions([*arguments.values(), *by_keyword.values()])
+    return replace(common, arguments=arguments, by_keyword=by_keyword, dimensions=symbolic)
 
 
 def _importable(file: str) -> str:
@@ -146,17 +148,17 @@ def _module(file: Path) -> ast.Module:
 
 def _defined(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.expr]:
     """Return what the top level of a module defines: functions, and the values of names."""
-    found: dict[str, ast.FunctionDef | ast.expr] = {}
+    defined: dict[str, ast.FunctionDef | ast.expr] = {}
     for node in tree.body:
         match node:
             case ast.FunctionDef():
-                found[node.name] = node
+                defined[node.name] = node
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
-                found[name] = value
-    return found
+                defined[name] = value
+    return defined
 
 
 def _signature(defined: Mapping[str, ast.FunctionDef | ast.expr], name: str) -> ast.arguments | None:
@@ -173,13 +175,13 @@ def _signature(defined: Mapping[str, ast.FunctionDef | ast.expr], name: str) -> 
 
 def _symbolic(node: ast.AST) -> list[str]:
     """Return the symbolic dimensions that are written in calls of `jax.export.symbolic_shape`."""
-    found = []
+    dims = []
     for call in ast.walk(node):
         match call:
             case ast.Call(func=ast.Name(id="symbolic_shape") | ast.Attribute(attr="symbolic_shape"), args=[first, *_]):
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    found += _names(f"f32[{first.value}]")
-    return list(dict.fromkeys(found))
+                    dims += _names(f"f32[{first.value}]")
+    return list(dict.fromkeys(dims))
 
 
 def _tree(annotation: ast.expr | None) -> object:
@@ -241,8 +243,8 @@ class _Imports:
     def of(self, file: Path) -> tuple[list[str], list[Path], bool]:
         """Return the libraries, the files of the workspace, and whether some are imported from the folder of `file`."""
         known = {file: None}
-        for one in (waiting := [file]):  # it grows
-            new = [other for other in self._read(one) if other not in known]
+        for current in (waiting := [file]):  # it grows
+            new = [other for other in self._read(current) if other not in known]
             known.update(dict.fromkeys(new))
             waiting += dict.fromkeys(new)
         return sorted(self._libraries), list(known), self._beside
@@ -254,7 +256,7 @@ class _Imports:
         except (OSError, ValueError):  # the build will say so
             return []
         names = _imported(tree, file.relative_to(self._root))
-        return [found for name in names if (found := self._resolve(name, file))]
+        return [imported for name in names if (imported := self._resolve(name, file))]
 
     def _resolve(self, name: str, file: Path) -> Path | None:
         """Find what an import names: a file of the workspace, one beside the file, or a library."""
@@ -264,10 +266,12 @@ class _Imports:
         for folder in (self._root, file.parent):
             for end in range(len(parts), 0, -1):
                 below = folder.joinpath(*parts[:end])
-                found = next((one for one in (below.with_suffix(".py"), below / "__init__.py") if one.is_file()), None)
-                if found:
+                module_file = next(
+                    (module for module in (below.with_suffix(".py"), below / "__init__.py") if module.is_file()), None
+                )
+                if module_file:
                     self._beside = self._beside or folder != self._root
-                    return found
+                    return module_file
         if not (self._root / parts[0]).is_dir():
             self._libraries.add(distributions.of_import(name))
         return None
@@ -281,11 +285,11 @@ def _imported(tree: ast.Module, file: Path) -> Iterator[str]:
             continue
         match node:
             case ast.Import(names=names):
-                yield from (one.name for one in names)
+                yield from (name.name for name in names)
             case ast.ImportFrom(module=module, names=names, level=level):
                 above = file.parts[:-level] if level else ()
                 base = [*above, *([module] if module else [])]
-                yield from (".".join([*base, one.name]) for one in names)
+                yield from (".".join([*base, name.name]) for name in names)
 
 
 def _is_for_types(node: ast.AST) -> bool:

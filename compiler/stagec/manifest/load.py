@@ -334,8 +334,8 @@ def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
         return names + 1, tables
     if get_origin(annotation) in (Annotated, Union, UnionType):
         parts = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
-        found = [_tables(part) for part in parts]
-        return max(names for names, _ in found), [table for _, tables in found for table in tables]
+        all_tables = [_tables(part) for part in parts]
+        return max(names for names, _ in all_tables), [table for _, tables in all_tables for table in tables]
     return 0, []
 
 

@@ -26,11 +26,11 @@ def resolve(document: Document, file: str, folder: Path) -> tuple[dict[str, Targ
     Returns targets, by what `targets` of a function says, and what is wrong with tables and files of devices.
     Names that do not exist are left out: they are reported where functions name them.
     """
-    found: dict[str, TargetSpec] = {}
+    targets: dict[str, TargetSpec] = {}
     problems: list[Problem] = []
     for name, table in document.targets.items():
         try:
-            found[name] = _of_table(name, table, file, folder)
+            targets[name] = _of_table(name, table, file, folder)
         except StagecError as error:
             problems += [
                 problem if problem.file else Problem(file, f"targets.{name}.{problem.key}", problem.what, problem.write)
@@ -39,14 +39,16 @@ def resolve(document: Document, file: str, folder: Path) -> tuple[dict[str, Targ
     for name in (name for function in document.functions.values() for name in function.targets):
         if name not in document.targets:
             with contextlib.suppress(StagecError):
-                found[name] = catalog.target(name)
-    return found, problems
+                targets[name] = catalog.target(name)
+    return targets, problems
 
 
 def _of_table(name: str, table: Target, file: str, folder: Path) -> TargetSpec:
     """The target of a table; a problem without a file is one of the table's own keys."""
     if invalid := list(compiler_options.problems(table.compiler_options)):
-        raise StagecError(*(Problem("", f"compiler_options.{one.name}", str(one), one.write) for one in invalid))
+        raise StagecError(
+            *(Problem("", f"compiler_options.{option.name}", str(option), option.write) for option in invalid)
+        )
     return table.describe(name, file, folder)
 
 

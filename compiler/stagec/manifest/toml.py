@@ -41,9 +41,9 @@ def parse(text: str) -> dict[str, Any]:
         raise ValueError("an integer has more than 64 bits") from None
     level: list[Any] = [data]
     for _ in range(DEEPEST + 1):
-        inner = [one for one in level if isinstance(one, dict | list)]
-        level = [item for one in inner for item in (one.values() if isinstance(one, dict) else one)]
-        if any(type(one) is int and not -_LARGEST_NUMBER <= one < _LARGEST_NUMBER for one in level):
+        inner = [value for value in level if isinstance(value, dict | list)]
+        level = [item for value in inner for item in (value.values() if isinstance(value, dict) else value)]
+        if any(type(value) is int and not -_LARGEST_NUMBER <= value < _LARGEST_NUMBER for value in level):
             raise ValueError("an integer has more than 64 bits")
         if not level:
             return data

@@ -109,8 +109,8 @@ def _collect(value: object, check: Callable[[object], object], *, tables: bool =
         try:
             return check(node)
         except PydanticCustomError as error:
-            found: tuple[Refusal, ...] = (error.context or {})["refusals"]
-            refusals.extend(refusal._replace(path=(*path, *refusal.path)) for refusal in found)
+            nested: tuple[Refusal, ...] = (error.context or {})["refusals"]
+            refusals.extend(refusal._replace(path=(*path, *refusal.path)) for refusal in nested)
             return node
 
     result = walk(value, ())
@@ -296,10 +296,10 @@ def read_count(value: object) -> int:
 
 
 def _amount(value: object, units: Mapping[str, int], kind: str, example: str) -> int:
-    found = _AMOUNT.fullmatch(value if isinstance(value, str) else str(value))
-    if not found or isinstance(value, bool) or not isinstance(value, int | float | str):
+    match = _AMOUNT.fullmatch(value if isinstance(value, str) else str(value))
+    if not match or isinstance(value, bool) or not isinstance(value, int | float | str):
         raise refuse(Refusal((), f"{abbreviate(value)} is not {kind}", example))
-    number, unit = found.groups()
+    number, unit = match.groups()
     if unit not in units:
         names = [name for name in units if name]
         fault = f"{show(value)}: there is no unit {unit}" if names else f"{show(value)} is {kind} with a unit"
@@ -332,8 +332,8 @@ def read_collectives(value: object) -> int | dict[str, int]:
         try:
             result[kind] = read_count(count)
         except PydanticCustomError as error:
-            found: tuple[Refusal, ...] = (error.context or {})["refusals"]
-            refusals += [refusal._replace(path=(kind,)) for refusal in found]
+            nested: tuple[Refusal, ...] = (error.context or {})["refusals"]
+            refusals += [refusal._replace(path=(kind,)) for refusal in nested]
     if refusals:
         raise refuse(*refusals)
     return result
