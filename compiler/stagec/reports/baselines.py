@@ -40,31 +40,31 @@ Measured = dict[str, Any]
 
 def measure(executables: Iterable[Executable]) -> dict[str, Measured]:
     """Return what each executable takes, by its name. Raises StagecError where there is no inventory of one."""
-    found, problems = {}, []
-    for one in executables:
-        if one.inventory is None:
-            write = f"build it with this stagec, and give the file {one.name}.inventory.json with --inventory"
-            problems.append(Problem("", one.name, "its inventory is not there", write))
+    measured, problems = {}, []
+    for executable in executables:
+        if executable.inventory is None:
+            write = f"build it with this stagec, and give the file {executable.name}.inventory.json with --inventory"
+            problems.append(Problem("", executable.name, "its inventory is not there", write))
             continue
-        analysis = one.description.analysis
+        analysis = executable.description.analysis
         arrays: dict[str, int] = {}
-        for row in one.inventory["arrays"]:
+        for row in executable.inventory["arrays"]:
             key = " ".join(filter(None, (row["kind"], row["name"], row["type"])))
             if key in arrays or len(arrays) < _ARRAYS:
                 arrays[key] = arrays.get(key, 0) + row["bytes"]
-        found[one.name] = {
+        measured[executable.name] = {
             "arrays": dict(sorted(arrays.items())),
             "bytes_accessed": analysis["bytes_accessed"],
             "collectives": {kind: row["count"] for kind, row in sorted(analysis["collectives"].items())},
-            "executable_size": one.description.executable_bytes,
+            "executable_size": executable.description.executable_bytes,
             "flops": analysis["flops"],
-            "operations": {kind: row["count"] for kind, row in sorted(one.inventory["operations"].items())},
+            "operations": {kind: row["count"] for kind, row in sorted(executable.inventory["operations"].items())},
             "peak_memory": analysis["peak_bytes"],
-            "stablehlo_sha256": one.description.stablehlo_sha256,
+            "stablehlo_sha256": executable.description.stablehlo_sha256,
         }
     if problems:
         raise StagecError(*problems)
-    return dict(sorted(found.items()))
+    return dict(sorted(measured.items()))
 
 
 def to_json(manifest: str, measured: Mapping[str, Measured]) -> str:
@@ -176,10 +176,10 @@ def _news(before: Measured, after: Measured) -> Iterator[str]:
         for what, size in sorted(after["arrays"].items(), key=lambda row: -row[1])
         if size > before["arrays"].get(what, 0)
     ]
-    for title, found in (("operations", operations), ("arrays", arrays)):
-        if found:
-            more = f", {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-            yield f"new {title}: {', '.join(found[:_LISTED])}{more}"
+    for title, items in (("operations", operations), ("arrays", arrays)):
+        if items:
+            more = f", {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+            yield f"new {title}: {', '.join(items[:_LISTED])}{more}"
     same = before["stablehlo_sha256"] == after["stablehlo_sha256"]
     yield f"StableHLO: {'the same module: the compiler or its options changed' if same else 'another module'}"
 
@@ -205,7 +205,7 @@ def as_text(changes: Iterable[Change], gone: Sequence[str], name: str, count: in
                 cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
                 lines.append("  ".join([f"  {first:<{widths[0]}}", *cells]).rstrip())
         lines += [f"  {what}" for what in change.new]
-    lines += [f"ok      {one}: only the baseline has it" for one in gone]
+    lines += [f"ok      {executable}: only the baseline has it" for executable in gone]
     lines.append(f"{name}: {count} executable{'s' * (count != 1)}, {len(failed)} failed")
     if lines[1:]:
         lines.append(f"to accept what they take now: {accept}")

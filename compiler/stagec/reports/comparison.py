@@ -40,13 +40,13 @@ def compare(first: str, second: str) -> dict[str, Any]:
     left, right = (archive.index for archive in archives)
     sections = {
         "bundle": _rows(
-            *({"bundle": {key: one[key] for key in ("name", "version", "format")}} for one in (left, right))
+            *({"bundle": {key: index[key] for key in ("name", "version", "format")}} for index in (left, right))
         ),
         "targets": _rows(left["targets"], right["targets"]),
         "functions": _rows(*(_signatures(archive) for archive in archives)),
         "executables": _rows(*(_executables(archive) for archive in archives)),
         "members": _rows(left["members"], right["members"]),
-        "weights": _rows(*(one.get("weights_files", {}) for one in (left, right))),
+        "weights": _rows(*(index.get("weights_files", {}) for index in (left, right))),
     }
     components = explanation.explain(first, second, (), ())["differences"]  # nothing is traced for bundles
     equal = not components and not any(sections.values())
@@ -96,7 +96,7 @@ def _signatures(archive: Archive) -> dict[str, Row]:
 
 def _executables(archive: Archive) -> dict[str, Row]:
     """Return the metrics of each executable, by the name of its description without `.json`."""
-    found = {}
+    metrics = {}
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
             try:
@@ -104,8 +104,8 @@ def _executables(archive: Archive) -> dict[str, Row]:
             except ValueError as error:
                 raise StagecError(Problem(archive.path, entry["description"], str(error))) from error
             metrics = {"bytes": description.executable_bytes, **description.analysis}
-            found[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
-    return found
+            metrics[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
+    return metrics
 
 
 def _rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> list[Row]:
@@ -131,7 +131,7 @@ def _lines(key: str, first: Any, second: Any) -> list[str]:
             line for name, *pair in pairs if repr(pair[0]) != repr(pair[1]) for line in _lines(f"{key}.{name}", *pair)
         ]
     change = f"{_short(first)} -> {_short(second)}"
-    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in (first, second)) and first:
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in (first, second)) and first:
         change = f"{change} ({(second - first) / first:+.1%})"
     return [f"{key}: {change}"]
 
@@ -151,11 +151,11 @@ def _trees(key: str, first: Tree, second: Tree) -> list[str]:
 def _containers(first: Tree, second: Tree, written: Callable[[str], str], path: str = "") -> str:
     """Return how the first node differs that is not the same in both. They have the same leaves."""
     same = first._replace(children=()) == second._replace(children=())
-    for name, one, other in zip(first.child_names(), first.children, second.children, strict=False):
-        if same and one != other:
-            return _containers(one, other, written, f"{path}{f'.{name}' if name.isidentifier() else f'[{name}]'}")
+    for name, child, other in zip(first.child_names(), first.children, second.children, strict=False):
+        if same and child != other:
+            return _containers(child, other, written, f"{path}{f'.{name}' if name.isidentifier() else f'[{name}]'}")
     where = written(path) if path else "the whole"
-    texts = (what_it_is(one) for one in (first, second))
+    texts = (what_it_is(tree) for tree in (first, second))
     return f"{where}: {' -> '.join(dict.fromkeys(texts))}"
 
 
@@ -170,6 +170,6 @@ def _short(value: object) -> str:
         case [*values]:
             return f"({', '.join(map(_short, values))})"
         case dict():
-            return f"{{ {', '.join(f'{name} = {_short(one)}' for name, one in value.items())} }}" if value else "{}"
+            return f"{{ {', '.join(f'{name} = {_short(item)}' for name, item in value.items())} }}" if value else "{}"
     text = str(value)
     return text[:12] if len(text) == 64 and not text.strip("0123456789abcdef") else text

@@ -139,19 +139,21 @@ def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Arti
     if not isinstance(side, Inputs):
         if "" in side:
             return side
-        found = [one for one in side.values() if one.identity and one.identity == wanted.identity]
+        matching = [
+            artifact for artifact in side.values() if artifact.identity and artifact.identity == wanted.identity
+        ]
     else:
         exports = {name: (spec.name, spec.variant, "", "") for name, spec in side.exports.items()}
         names = [name for name, identity in exports.items() if identity == wanted.identity]
         if wanted.identity is None:
             names = [name for name in exports if name == Path(wanted.path).stem]
-        found = [_portable(side, name) for name in names] or [
+        matching = [_portable(side, name) for name in names] or [
             _executable(side, name)
             for name, (_, spec) in side.executables.items()
             if _identity(spec.function, spec.variant, spec.target.name, spec.bucket) == wanted.identity
         ]
-    if found:
-        return {"": found[0]}
+    if matching:
+        return {"": matching[0]}
     if wanted.identity is None:
         what = f"which of its functions {wanted.path} is of is not known"
         raise StagecError(Problem(path, "", what, f"keep its description beside it, as {wanted.path}.json"))
@@ -229,13 +231,14 @@ def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, 
                 table.pop(components.INTERPRETER, None)
         return tables[0], tables[1]
     if first.serialized and second.serialized:
-        function = next((one.identity[0] for one in (first, second) if one.identity), "")
+        function = next((artifact.identity[0] for artifact in (first, second) if artifact.identity), "")
         return _held(first.serialized, function), _held(second.serialized, function)
     # A description alone: the other is compared by what both have.
     known = first.made_from or second.made_from or {}
-    function = next((one.identity[0] for one in (first, second) if one.identity), "")
+    function = next((artifact.identity[0] for artifact in (first, second) if artifact.identity), "")
     first_table, second_table = (
-        known if one.made_from is not None else _held(one.serialized, function) for one in (first, second)
+        known if artifact.made_from is not None else _held(artifact.serialized, function)
+        for artifact in (first, second)
     )
     common = [name for name in first_table if name in second_table or name.startswith("aval ")]
     common += [name for name in second_table if name.startswith("aval ")]
@@ -258,8 +261,8 @@ _EXPORTED = json_shapes.record(
 @functools.cache
 def _held(serialized: bytes, name: str) -> components.Table:
     """Return the components that an exported artifact without a description has itself."""
-    found: components.Table = child.call(held, serialized, name)
-    return found
+    table: components.Table = child.call(held, serialized, name)
+    return table
 
 
 def held(serialized: bytes, name: str) -> components.Table:

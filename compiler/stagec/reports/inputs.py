@@ -59,8 +59,8 @@ def read(
     folder = Path(path).parent
 
     def built(name: str) -> tuple[bytes, bytes, bytes]:
-        one = data["exports"][name]
-        exported, description, lowered = one["exported"], one["description"], one.get("lowered", "")
+        export = data["exports"][name]
+        exported, description, lowered = export["exported"], export["description"], export.get("lowered", "")
         return (
             (folder / exported).read_bytes(),
             (folder / description).read_bytes(),
@@ -70,10 +70,10 @@ def read(
     return Inputs(
         data["name"],
         data["version"],
-        {name: specs.function_spec((folder / one["spec"]).read_text()) for name, one in data["exports"].items()},
+        {name: specs.function_spec((folder / export["spec"]).read_text()) for name, export in data["exports"].items()},
         {
-            name: (one["export"], specs.executable_spec((folder / one["spec"]).read_text()))
-            for name, one in data["executables"].items()
+            name: (executable["export"], specs.executable_spec((folder / executable["spec"]).read_text()))
+            for name, executable in data["executables"].items()
         },
         built,
     )

@@ -85,22 +85,22 @@ def exported(data: bytes) -> dict[str, Any]:
     """Return the report on an exported artifact. Raises ValueError where it is none; jaxlib may end the process."""
     from stagec.stages.exported import Exported
 
-    found = Exported.deserialize(data)
-    order, vjp = 0, found
+    artifact = Exported.deserialize(data)
+    order, vjp = 0, artifact
     while vjp.has_vjp():
         order, vjp = order + 1, vjp.vjp()
     return {
         "kind": "exported",
-        "fun_name": found.fun_name,
-        "call": found._usage.as_text(),
-        **found.interface(),
-        "module_kept_var_idx": list(found.module_kept_var_idx),
-        "ordered_effects": list(found.ordered_effects),
-        "unordered_effects": list(found.unordered_effects),
-        "disabled_safety_checks": list(found.disabled_safety_checks),
-        "uses_global_constants": found.uses_global_constants,
+        "fun_name": artifact.fun_name,
+        "call": artifact._usage.as_text(),
+        **artifact.interface(),
+        "module_kept_var_idx": list(artifact.module_kept_var_idx),
+        "ordered_effects": list(artifact.ordered_effects),
+        "unordered_effects": list(artifact.unordered_effects),
+        "disabled_safety_checks": list(artifact.disabled_safety_checks),
+        "uses_global_constants": artifact.uses_global_constants,
         "vjp_order": order,
-        "mlir_module_bytes": len(found.mlir_module_serialized),
+        "mlir_module_bytes": len(artifact.mlir_module_serialized),
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
     }

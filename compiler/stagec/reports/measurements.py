@@ -48,7 +48,9 @@ def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) ->
     passed over. Raises StagecError.
     """
     beside = sorted(str(file) for file in Path(path).parent.glob(f"*{ENDING}"))
-    found = {one["executable_sha256"]: one for one in map(read_inventory, inventories or beside)}
+    inventory_of = {
+        inventory["executable_sha256"]: inventory for inventory in map(read_inventory, inventories or beside)
+    }
     for signature, function in archive.index["functions"].items():
         for entry in function["executables"]:
             try:
@@ -57,7 +59,7 @@ def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) ->
                 raise StagecError(Problem(path, "", f"{entry['description']}: {error}")) from error
             sizes = "_".join(f"{dim}{size}" for dim, size in sorted(description.bucket.items()))
             name = ".".join(filter(None, (description.artifact, description.target.name, sizes)))
-            yield Executable(name, signature, description, found.get(description.executable_sha256))
+            yield Executable(name, signature, description, inventory_of.get(description.executable_sha256))
 
 
 def read_inventory(path: str) -> dict[str, Any]:

@@ -66,9 +66,9 @@ def collect(path: str, sources: Sources) -> dict[str, Any]:
     functions: dict[str, Any] = {
         name: {"call": call_of(archive, name).as_text(), "executables": {}} for name in index["functions"]
     }
-    for one in measurements.executables(path, archive, sources.inventories):
-        built = seconds.get(f"{index['name']}.{one.name}")
-        functions[one.signature]["executables"][one.name] = _executable(one, built)
+    for executable in measurements.executables(path, archive, sources.inventories):
+        built = seconds.get(f"{index['name']}.{executable.name}")
+        functions[executable.signature]["executables"][executable.name] = _executable(executable, built)
     size = Path(path).stat().st_size
     bundle = {
         "name": index["name"],
@@ -86,8 +86,8 @@ def collect(path: str, sources: Sources) -> dict[str, Any]:
     return {"bundle": bundle, "functions": functions}
 
 
-def _executable(one: Executable, seconds: float | None) -> dict[str, Any]:
-    description, found = one.description, one.inventory
+def _executable(executable: Executable, seconds: float | None) -> dict[str, Any]:
+    description, inventory = executable.description, executable.inventory
     analysis, mesh = description.analysis, description.device_assignment
     roofline = analysis["roofline"]
     table: dict[str, Any] = {key: analysis[key] for key in _METRICS}
@@ -96,11 +96,11 @@ def _executable(one: Executable, seconds: float | None) -> dict[str, Any]:
         "hardware": _hardware({**description.target.to_plain(), "name": description.target.name}),
         "devices": description.nr_devices,
         "mesh": naming.sizes(dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))) if mesh else "",
-        "itemized": found is not None,
-        "arrays": [[row["kind"], row["name"], row["type"], row["bytes"]] for row in found["arrays"]]
-        if found
+        "itemized": inventory is not None,
+        "arrays": [[row["kind"], row["name"], row["type"], row["bytes"]] for row in inventory["arrays"]]
+        if inventory
         else list(_arrays(description)),
-        "limits": list(_limits(one, seconds)),
+        "limits": list(_limits(executable, seconds)),
     }
     if not isinstance(roofline, str):
         table |= {"roofline_seconds": roofline["seconds"], "bound": roofline["bound"]}
@@ -110,12 +110,12 @@ def _executable(one: Executable, seconds: float | None) -> dict[str, Any]:
                 "bandwidth": analysis["bytes_accessed"] / roofline["memory_seconds"],
             }
             table["roofline"] = rates
-    if found:
-        table["more"] = found["more"] if found["more"]["count"] else None
-        table["operations"] = [[kind, row["count"], row["flops"]] for kind, row in found["operations"].items()]
+    if inventory:
+        table["more"] = inventory["more"] if inventory["more"]["count"] else None
+        table["operations"] = [[kind, row["count"], row["flops"]] for kind, row in inventory["operations"].items()]
         table["exchanges"] = [
             [row["kind"], row["axes"], *(row[key] for key in ("count", "bytes", "sent_bytes", "seconds"))]
-            for row in found["exchanges"]
+            for row in inventory["exchanges"]
         ]
     else:
         table["exchanges"] = [
@@ -143,12 +143,12 @@ def _arrays(description: Description) -> Iterator[list[Any]]:
         yield ["temporary", "all temporaries", "", size]
 
 
-def _limits(one: Executable, seconds: float | None) -> Iterator[list[Any]]:
+def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]]:
     """Rows of a limit's name, what there is, what there may be, and in which unit."""
-    if one.inventory is None:
+    if executable.inventory is None:
         return
-    analysis = one.description.analysis
-    memory = one.inventory["hardware"]["memory"]
+    analysis = executable.description.analysis
+    memory = executable.inventory["hardware"]["memory"]
     if memory:
         yield ["memory of a device", analysis["peak_bytes"], memory, "bytes"]
     counts = {kind: row["count"] for kind, row in analysis["collectives"].items()}
@@ -157,11 +157,11 @@ def _limits(one: Executable, seconds: float | None) -> Iterator[list[Any]]:
         "peak_memory": analysis["peak_bytes"],
         "flops": analysis["flops"],
         "bytes_accessed": analysis["bytes_accessed"],
-        "executable_size": one.description.executable_bytes,
+        "executable_size": executable.description.executable_bytes,
         "compile_time": UNKNOWN if seconds is None else seconds,
         "collectives": every,
     }
-    for name, limit in one.inventory["limits"].items():
+    for name, limit in executable.inventory["limits"].items():
         if isinstance(limit, Mapping):
             for kind, most in limit.items():
                 yield [f"{name}.{kind}", counts.get(kind, 0), most, ""]
@@ -184,14 +184,16 @@ def sizes(archive: Archive, size: int, most: int | None = _SIZES) -> Iterator[li
     rows: list[list[Any]] = []
     for name, function in archive.index["functions"].items():
         of: dict[str, list[str | None]] = {
-            "executables": [one["executable"] for one in function["executables"]],
-            "StableHLO": [one.get("stablehlo") for one in function["executables"]],
+            "executables": [executable["executable"] for executable in function["executables"]],
+            "StableHLO": [executable.get("stablehlo") for executable in function["executables"]],
             "exported": [function["exported"]],
         }
         for kind, names in of.items():
-            rows.append([kind, name, sum(members.pop(one, 0) for one in names if one is not None)])
+            rows.append([kind, name, sum(members.pop(member, 0) for member in names if member is not None)])
     weights = archive.index["weights"].values()
-    rows.append(["weights", "all weights", sum(members.pop(one["member"], 0) for one in weights if "member" in one)])
+    rows.append(
+        ["weights", "all weights", sum(members.pop(weight["member"], 0) for weight in weights if "member" in weight)]
+    )
     rows.sort(key=lambda row: -row[2])
     rows, rest = (rows, []) if most is None else (rows[:most], rows[most:])
     rows.append(["descriptions and the rest", "", sum(members.values()) + sum(row[2] for row in rest)])
@@ -212,8 +214,8 @@ def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[
     versions = {
         f"{name} {version}"
         for function in archive.index["functions"].values()
-        for one in function["executables"]
-        for name, version in one["versions"].items()
+        for executable in function["executables"]
+        for name, version in executable["versions"].items()
     }
     yield ["Made with", ", ".join(sorted(versions))]
     if statement is None:

@@ -65,13 +65,13 @@ def _named(path: Path) -> list[Path]:
 
     https://bazel.build/remote/bep: namedSetOfFiles has files with a URI each.
     """
-    found = []
+    profiles = []
     for line in path.read_text("utf-8").splitlines():
         for file in json.loads(line).get("namedSetOfFiles", {}).get("files", ()):
             uri = urlparse(file.get("uri", ""))
             if uri.scheme == "file" and uri.path.endswith(_SUFFIX):
-                found.append(Path(unquote(uri.path)))
-    return found
+                profiles.append(Path(unquote(uri.path)))
+    return profiles
 
 
 def report(profiles: Sequence[dict[str, Any]]) -> dict[str, Any]:

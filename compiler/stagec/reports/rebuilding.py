@@ -109,12 +109,12 @@ def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
         archive = Archive(bundle)
         archive.check_all()
         payload = reading.whole(statement, _LARGEST)
-        found = Statement.read(payload, statement)
-        if isinstance(found, SignedModel):
+        signed = Statement.read(payload, statement)
+        if isinstance(signed, SignedModel):
             raise StagecError(
                 Problem(statement, "", "it does not say how the bundle was built", "give the .intoto.json")
             )
-        found.check(archive, statement, archive.sha256())
+        signed.check(archive, statement, archive.sha256())
     except OSError as error:
         raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
     given = strict_json.parse(payload, _LARGEST)  # Statement.read has looked at the rest
@@ -132,15 +132,15 @@ def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[t
     Wheels have a URI. Of other repositories, and of what the build writes, the checkout has nothing: the digest of the
     bundle says whether they were the same.
     """
-    for one in dependencies:
-        path = root / one["name"]
+    for dependency in dependencies:
+        path = root / dependency["name"]
         try:
-            if "uri" in one or ".." in Path(one["name"]).parts or not path.exists():
+            if "uri" in dependency or ".." in Path(dependency["name"]).parts or not path.exists():
                 continue
-            found = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
+            digests = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
         except OSError:  # no regular file, or no name of one
-            found = {}
-        yield one["name"], found != one["digest"]
+            digests = {}
+        yield dependency["name"], digests != dependency["digest"]
 
 
 def _package(root: Path, manifest: str) -> str:
@@ -174,16 +174,20 @@ def _run(command: Sequence[str], root: Path, label: str) -> str:
 
 def _made_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return what differs between two builds in what they were made from; `-` is in the first alone."""
-    before, after = (_parts(one) for one in (first, second))
+    before, after = (_parts(build) for build in (first, second))
     lines = []
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            lines += [f"{sign} {name} {one[name][:12]}" for sign, one in (("-", before), ("+", after)) if name in one]
+            lines += [
+                f"{sign} {name} {parts[name][:12]}" for sign, parts in (("-", before), ("+", after)) if name in parts
+            ]
     return lines
 
 
 def _parts(build: Mapping[str, Any]) -> dict[str, str]:
-    parts = {one["name"]: next(iter(one["digest"].values())) for one in build["resolvedDependencies"]}
+    parts = {
+        dependency["name"]: next(iter(dependency["digest"].values())) for dependency in build["resolvedDependencies"]
+    }
     return parts | {"python": ", ".join(build["internalParameters"]["python"])}
 
 

@@ -115,7 +115,7 @@ def reproduce(
     """
     progress = progress or Progress("reproduce")
     command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]
-    found: list[str] = []
+    differences: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         outs = []
         for how in VARIATIONS:
@@ -132,26 +132,28 @@ def reproduce(
                 needed = specs.function_spec(artifact.spec.read_text()).plugins
                 packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
                 _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name, packages)
-            for one in executables:
-                progress.step(one.name)
-                stem = folder / "out" / one.name
+            for executable in executables:
+                progress.step(executable.name)
+                stem = folder / "out" / executable.name
                 # From the built export: a difference there is reported once, and not again for every executable.
-                built = next(artifact for artifact in exports if artifact.name == one.export)
-                words = ["compile", "--spec", one.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
+                built = next(artifact for artifact in exports if artifact.name == executable.export)
+                words = ["compile", "--spec", executable.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
                 words += ["--lowered", built.lowered] if built.lowered else []
-                plugin = (plugins or {}).get(_platform(one))
-                _run([*command, *words, "--description", f"{stem}.json"], how, folder, one.name, plugin)
+                plugin = (plugins or {}).get(_platform(executable))
+                _run([*command, *words, "--description", f"{stem}.json"], how, folder, executable.name, plugin)
         for artifact in exports:
             name = f"{artifact.name}.exported"
             different = _compare([artifact.exported, *(out / name for out in outs)])
             # The description has the digest of the other file.
-            found += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
+            differences += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
             if artifact.lowered:
-                found += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
-        for one in executables:
-            found += _compare([one.executable, *(out / f"{one.name}.xla" for out in outs)], _platform(one))
-            found += _compare([one.description, *(out / f"{one.name}.json" for out in outs)])
-    return found, len(exports) + len(executables)
+                differences += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
+        for executable in executables:
+            differences += _compare(
+                [executable.executable, *(out / f"{executable.name}.xla" for out in outs)], _platform(executable)
+            )
+            differences += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
+    return differences, len(exports) + len(executables)
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:
@@ -215,8 +217,8 @@ def _diff(first: list[str], second: list[str], left: bytes, right: bytes) -> lis
     ]
 
 
-def _platform(one: Executable) -> str:
-    return specs.executable_spec(one.spec.read_text()).target.platform
+def _platform(executable: Executable) -> str:
+    return specs.executable_spec(executable.spec.read_text()).target.platform
 
 
 def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:

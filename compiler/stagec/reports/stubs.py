@@ -69,7 +69,9 @@ def stub(archive: Archive, module: str) -> str:
     for function, calls in functions.items():
         given = [types.of(f"{names[function]}_result", call.out_tree, list(call.out_avals)) for call in calls]
         signatures = list(zip(calls, taken[function], given, strict=True))
-        parts.append(_function(names[function], [one for row in signatures for one in _methods(*row, len(calls))]))
+        parts.append(
+            _function(names[function], [method for row in signatures for method in _methods(*row, len(calls))])
+        )
     parts.append(_bundle(bundle, names))
     header = _HEADER.format(name=archive.index["name"], version=archive.index["version"], module=module, bundle=bundle)
     return printable("\n\n".join([header, *types.declared, *parts]))
@@ -88,13 +90,13 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
 
     types: of each argument, by its place. signatures: how many there are of the function.
     """
-    by_position = [one for one in call.arguments if not one.by_keyword]
-    fewer = [one for one in by_position if not call.may_be_left_out(one)]
-    by_keyword = [one for one in call.arguments if one.by_keyword]
+    by_position = [argument for argument in call.arguments if not argument.by_keyword]
+    fewer = [argument for argument in by_position if not call.may_be_left_out(argument)]
+    by_keyword = [argument for argument in call.arguments if argument.by_keyword]
     named = [
-        f"{one.name}: {types[one.place]}{' = ...' * call.may_be_left_out(one)}"
-        for one in by_keyword
-        if _is_name(one.name)
+        f"{argument.name}: {types[argument.place]}{' = ...' * call.may_be_left_out(argument)}"
+        for argument in by_keyword
+        if _is_name(argument.name)
     ]
     named += [
         f"{name}: {_literal(value)}{' = ...' * (signatures == 1)}"
@@ -102,10 +104,10 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
         if _is_name(name)
     ]
     for positional in [fewer, by_position] if fewer != by_position else [by_position]:
-        words = ["self", *(f"{name}: {types[one.place]}" for name, one in _named(positional))]
+        words = ["self", *(f"{name}: {types[argument.place]}" for name, argument in _named(positional))]
         words += ["/"] if positional else []
         words += ["*", *named] if named else []
-        passed = [*(one.name for one in by_keyword), *call.static]
+        passed = [*(argument.name for argument in by_keyword), *call.static]
         words += [] if all(map(_is_name, passed)) else ["**others: Any"]
         yield _Method(words, result, call.as_text())
 
@@ -113,11 +115,11 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
 def _named(arguments: Sequence[Argument]) -> Iterator[tuple[str, Argument]]:
     """Yield arguments with names that Python takes, each another one."""
     seen = {"self"}
-    for one in arguments:
-        name = re.sub(r"\W+", "_", one.name).strip("_") or "argument"
+    for argument in arguments:
+        name = re.sub(r"\W+", "_", argument.name).strip("_") or "argument"
         name += "_" if keyword.iskeyword(name) or name in seen or name[0].isdigit() else ""
         seen.add(name)
-        yield (f"_{name}" if name[0].isdigit() else name), one
+        yield (f"_{name}" if name[0].isdigit() else name), argument
 
 
 def _function(name: str, methods: Sequence[_Method]) -> str:
@@ -125,7 +127,7 @@ def _function(name: str, methods: Sequence[_Method]) -> str:
     for method in methods:
         lines += ["    @overload"] if len(methods) > 1 else []
         line = f"    def __call__({', '.join(method.parameters)}) -> {method.result}:"
-        below = [f"        {one}," for one in method.parameters]
+        below = [f"        {parameter}," for parameter in method.parameters]
         lines += [line] if len(line) <= _WIDEST else ["    def __call__(", *below, f"    ) -> {method.result}:"]
         lines += [f"        {line}".rstrip() for line in _docstring(method.documentation)]
     return "\n".join(lines) + "\n"
@@ -180,12 +182,14 @@ class _Types:
 
     def arguments(self, function: str, call: Call) -> dict[str, str]:
         """Return the type of each argument of a call, by its place."""
-        found = {}
-        for one in call.arguments:
-            avals = [call.in_avals[leaf] for leaf in one.leaves]
-            scalar = one.tree.kind == "leaf" and not physical(avals[0]).shape
-            found[one.place] = _scalar(avals[0]) if scalar else self.of(f"{function}_{one.name}", one.tree, avals, True)
-        return found
+        types_of = {}
+        for argument in call.arguments:
+            avals = [call.in_avals[leaf] for leaf in argument.leaves]
+            scalar = argument.tree.kind == "leaf" and not physical(avals[0]).shape
+            types_of[argument.place] = (
+                _scalar(avals[0]) if scalar else self.of(f"{function}_{argument.name}", argument.tree, avals, True)
+            )
+        return types_of
 
     def of(self, name: str, tree: Tree, avals: list[Aval], argument: bool = False) -> str:
         """Return the type of a tree with these leaves, which is declared where it has no name yet.
@@ -222,10 +226,10 @@ class _Types:
         if tree.fields is None:
             return "Any", _comment(f"{tree.name}, or a tuple of its children")
         rows = [
-            (one, _LEFT_OUT if child.name == STATIC else _entry(child, kind))
-            for one, child, kind in zip(tree.fields.names, tree.children, children, strict=True)
+            (field, _LEFT_OUT if child.name == STATIC else _entry(child, kind))
+            for field, child, kind in zip(tree.fields.names, tree.children, children, strict=True)
         ]
-        wanted = [one for one, child in zip(tree.fields.names, tree.children, strict=True) if child.num_leaves]
+        wanted = [field for field, child in zip(tree.fields.names, tree.children, strict=True) if child.num_leaves]
         fields = self._dict(name, [*rows, *((static, _LEFT_OUT) for static in tree.fields.static)])
         return f"{fields} | {self._object(name, wanted) if argument else 'Any'}", _comment(tree.name)
 
@@ -254,24 +258,24 @@ class _Types:
         key = "dict", tuple(rows)
         if key not in self._known:
             kind = self._known[key] = self.name(name)
-            if all(_is_name(one) for one, _ in rows):
-                fields = [f"    {one}: {kind_of}{comment}" for one, (kind_of, comment) in rows] or ["    ..."]
+            if all(_is_name(field) for field, _ in rows):
+                fields = [f"    {field}: {kind_of}{comment}" for field, (kind_of, comment) in rows] or ["    ..."]
                 text = "\n".join([f"class {kind}(TypedDict):", *fields])
             else:
-                items = [f"        {one!r}: {kind_of},{comment}" for one, (kind_of, comment) in rows]
+                items = [f"        {field!r}: {kind_of},{comment}" for field, (kind_of, comment) in rows]
                 text = "\n".join([f"{kind} = TypedDict(", f"    {kind!r},", "    {", *items, "    },", ")"])
             self.declared.append(text + "\n")
         return self._known[key]
 
     def _object(self, name: str, fields: Sequence[str]) -> str:
         """Return the protocol of objects with these fields; what is in them, their own class says."""
-        named = tuple(one for one in fields if _is_name(one))
+        named = tuple(field for field in fields if _is_name(field))
         key = "object", named
         if not named:
             return "Any"
         if key not in self._known:
             kind = self._known[key] = self.name(f"{name}_object")
-            lines = [f"    @property\n    def {one}(self) -> Any: ..." for one in named]
+            lines = [f"    @property\n    def {field}(self) -> Any: ..." for field in named]
             self.declared.append("\n".join([f"class {kind}(Protocol):", *lines]) + "\n")
         return self._known[key]
 

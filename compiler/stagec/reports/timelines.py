@@ -26,17 +26,17 @@ def of(name: str, program: str, description: Description, hardware: Hardware) ->
     events, seconds = schedule(
         hlo.parse(program),
         devices,
-        lambda one: links.seconds(one, devices, places) if links else None,
+        lambda exchange: links.seconds(exchange, devices, places) if links else None,
         Rates(hardware.flops, hardware.bandwidth),
     )
     process = f"ESTIMATE of {name} on one {hardware.device_kind}, by peak rates: {seconds * 1e3:.3f} ms"
     rows = [
-        traces.slice_of(one.name, one.kind, _TRACKS.index(one.track), one.at, one.seconds, _about(one), 4)
-        for one in events
+        traces.slice_of(event.name, event.kind, _TRACKS.index(event.track), event.at, event.seconds, _about(event), 4)
+        for event in events
     ]
     return traces.to_json(process, [f"{track} (estimate)" for track in _TRACKS], rows)
 
 
-def _about(one: Event) -> dict[str, Any]:
-    found = {"operation": one.model_name or None, "flops": one.flops, "bytes": one.bytes, "turns": one.turns}
-    return {name: value for name, value in found.items() if value}
+def _about(event: Event) -> dict[str, Any]:
+    details = {"operation": event.model_name or None, "flops": event.flops, "bytes": event.bytes, "turns": event.turns}
+    return {name: value for name, value in details.items() if value}

@@ -23,8 +23,8 @@ _NAMES = ("A", "B")
 
 def as_html(collected: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of one bundle, or of two side by side. collected: what `overview.collect` returned of each."""
-    bundles = [one["bundle"] for one in collected]
-    title = " and ".join(dict.fromkeys(f"{one['name']} {one['version']}" for one in bundles))
+    bundles = [bundle["bundle"] for bundle in collected]
+    title = " and ".join(dict.fromkeys(f"{bundle['name']} {bundle['version']}" for bundle in bundles))
     style, script, charts = (_read(name) for name in ("page.css", "page.js", "echarts.min.js"))
     policy = _POLICY.format(" ".join(f"'sha256-{_digest(text)}'" for text in (charts, script)))
     return "".join(
@@ -75,10 +75,11 @@ def _json(value: object) -> str:
 
 def _header(title: str, bundles: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"<header>\n<h1>{html.escape(title)}</h1>\n"
-    for name, one in zip(_NAMES, bundles, strict=False):
+    for name, bundle in zip(_NAMES, bundles, strict=False):
         mark = f"<strong>{name}</strong>: " if len(bundles) > 1 else ""
-        targets = ", ".join(f"{target} ({what})" for target, what in one["targets"].items())
-        text = f"{one['file']}, {in_bytes(one['bytes'])}, sha256 {one['sha256'][:16]}. Targets: {targets or 'none'}."
+        targets = ", ".join(f"{target} ({what})" for target, what in bundle["targets"].items())
+        file = f"{bundle['file']}, {in_bytes(bundle['bytes'])}, sha256 {bundle['sha256'][:16]}"
+        text = f"{file}. Targets: {targets or 'none'}."
         yield f"<p>{mark}{html.escape(text)}</p>\n"
     yield "</header>\n<main>\n"
 
@@ -86,11 +87,11 @@ def _header(title: str, bundles: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _details(bundles: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "<h2>The bundle</h2>\n"
     yield _OPENED.format(attributes=' data-open="sizes"', summary="What takes the space of the file", body="")
-    if any(one["times"] for one in bundles):
+    if any(bundle["times"] for bundle in bundles):
         yield _OPENED.format(attributes=' data-open="times"', summary="How long the build took", body="")
     tables = []
-    for name, one in zip(_NAMES, bundles, strict=False):
-        rows = [*one["provenance"], *one["signatures"]]
+    for name, bundle in zip(_NAMES, bundles, strict=False):
+        rows = [*bundle["provenance"], *bundle["signatures"]]
         cells = "".join(f'<tr><th scope="row">{html.escape(k)}</th><td>{html.escape(v)}</td></tr>' for k, v in rows)
         caption = f"<caption>{name}</caption>" if len(bundles) > 1 else ""
         tables.append(f'<div class="wide"><table>{caption}<tbody>{cells}</tbody></table></div>')
@@ -98,17 +99,17 @@ def _details(bundles: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _functions(collected: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    names = sorted({name for one in collected for name in one["functions"]})
+    names = sorted({name for bundle in collected for name in bundle["functions"]})
     yield f'<h2 id="functions" tabindex="-1">{len(names):,} function{"s" * (len(names) != 1)}</h2>\n'
     hidden = " hidden" if len(names) < 10 else ""
     yield f'<p class="controls"{hidden}><label>Find <input id="filter" type="search"></label>'
     yield f'<span id="shown" role="status">{len(names)} shown</span></p>\n'
     for name in names:
-        found = [one["functions"].get(name) for one in collected]
-        call = next(one["call"] for one in found if one)
+        functions = [bundle["functions"].get(name) for bundle in collected]
+        call = next(function["call"] for function in functions if function)
         executables = {
-            key: [one["executables"].get(key) if one else None for one in found]
-            for key in sorted({key for one in found if one for key in one["executables"]})
+            key: [function["executables"].get(key) if function else None for function in functions]
+            for key in sorted({key for function in functions if function for key in function["executables"]})
         }
         text = html.escape(name)
         yield (
@@ -127,7 +128,7 @@ def _summary(executables: Mapping[str, Sequence[Mapping[str, Any] | None]]) -> s
     for key, what in (("peak_bytes", "peak"), ("size", "size")):
         sides = []
         for side in zip(*executables.values(), strict=True):
-            values = [one[key] for one in side if one and one[key] != UNKNOWN]
+            values = [executable[key] for executable in side if executable and executable[key] != UNKNOWN]
             sides.append(in_bytes(max(values)) if values else "not there")
         if sides:
             parts.append(f"{what} {' / '.join(dict.fromkeys(sides))}")
