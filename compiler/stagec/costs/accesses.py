@@ -28,17 +28,17 @@ _CHAIN = "chain_id="
 """What XLA:TPU writes at each part of an exchange that goes on while other things are computed (`collectives`)."""
 
 
-def accessed(one: Instruction, computation: Computation, program: Program) -> int:
+def accessed(instruction: Instruction, computation: Computation, program: Program) -> int:
     """Return the bytes that an instruction reads and writes; what it calls to run is not in it."""
-    opcode, result = one.operation, one.result
+    opcode, result = instruction.operation, instruction.result
     if opcode in _NOTHING:
         return 0
     if opcode == "fusion":
-        return _fusion(one, program.computations[one.called], program)
-    operands = [computation.instructions[name].type for name in one.operands]
+        return _fusion(instruction, program.computations[instruction.called], program)
+    operands = [computation.instructions[name].type for name in instruction.operands]
     if opcode.endswith(("-done", "-update")):
         return _size(result) if opcode.removesuffix("-done") in _MOVES else 0
-    if opcode != one.opcode and opcode in _MOVES:
+    if opcode != instruction.opcode and opcode in _MOVES:
         # The end writes what this reads.
         return _part(result, operands[0]) if opcode == "slice" else sum(map(_size, operands))
     match opcode:
@@ -52,35 +52,35 @@ def accessed(one: Instruction, computation: Computation, program: Program) -> in
             indices, *updates = operands[len(operands) // 2 :]
             return _size(indices) + sum(2 * _part(update, result) + _size(update) for update in updates)
         case "custom-call":
-            return _custom_call(one, operands)
+            return _custom_call(instruction, operands)
     return _size(result) + sum(map(_size, operands))
 
 
-def _custom_call(one: Instruction, operands: list[str]) -> int:
-    found = operations.TARGET.search(one.attributes)
-    target = found[1] if found else ""
+def _custom_call(instruction: Instruction, operands: list[str]) -> int:
+    match = operations.TARGET.search(instruction.attributes)
+    target = match[1] if match else ""
     if target in _NAMES:
         return 0
     if target.startswith("X64Split"):
-        return sum(map(_size, operands)) // 2 + _size(one.result)
-    estimate = operations.estimate(one, "bytes_accessed")
+        return sum(map(_size, operands)) // 2 + _size(instruction.result)
+    estimate = operations.estimate(instruction, "bytes_accessed")
     # The second result of cuBLAS and cuDNN is memory to work in.
-    results = hlo.elements(one.result)[: 1 if target.startswith("__cu") else None]
+    results = hlo.elements(instruction.result)[: 1 if target.startswith("__cu") else None]
     return sum(map(_size, [*operands, *results])) if estimate is None else estimate
 
 
-def _fusion(one: Instruction, inside: Computation, program: Program) -> int:
+def _fusion(instruction: Instruction, inside: Computation, program: Program) -> int:
     root = inside.root
-    found = operations.TARGET.search(root.attributes) if root.opcode == "custom-call" else None
-    if found and found[1] == "AsyncCollectiveStart":
+    match = operations.TARGET.search(root.attributes) if root.opcode == "custom-call" else None
+    if match and match[1] == "AsyncCollectiveStart":
         return sum(_size(parameter.type) for parameter in inside.parameters)  # its end writes
-    if found and found[1] == "AsyncCollectiveDone":
-        return _size(one.result)
+    if match and match[1] == "AsyncCollectiveDone":
+        return _size(instruction.result)
     read = sum(_read(parameter.name, inside, program) for parameter in inside.parameters)
     read += sum(_size(i.type) for i in inside.instructions.values() if i.opcode == "constant" and hlo.dims(i.type))
     if root.opcode != "tuple":
-        return read + _written(root, one.result, inside)
-    pairs = zip(root.operands, hlo.parts(one.result), strict=True)
+        return read + _written(root, instruction.result, inside)
+    pairs = zip(root.operands, hlo.parts(instruction.result), strict=True)
     return read + sum(_written(inside.instructions[name], type_, inside) for name, type_ in pairs)
 
 
@@ -93,11 +93,15 @@ def _written(result: Instruction, type_: str, inside: Computation) -> int:
     return min(_part(update, type_), _size(type_)) if update else _size(type_)
 
 
-def _update(one: Instruction, inside: Computation) -> str:
+def _update(instruction: Instruction, inside: Computation) -> str:
     """The type of what an instruction writes into an array that it is given; "" where it writes a new one."""
-    if one.opcode == "dynamic-update-slice":
-        return inside.instructions[one.operands[1]].type
-    return inside.instructions[one.operands[len(one.operands) // 2 + 1]].type if one.opcode == "scatter" else ""
+    if instruction.opcode == "dynamic-update-slice":
+        return inside.instructions[instruction.operands[1]].type
+    return (
+        inside.instructions[instruction.operands[len(instruction.operands) // 2 + 1]].type
+        if instruction.opcode == "scatter"
+        else ""
+    )
 
 
 def _read(name: str, inside: Computation, program: Program) -> int:
@@ -130,11 +134,11 @@ def _read_by(user: Instruction, name: str, inside: Computation, program: Program
     return 0 if _CHAIN in user.attributes else hlo.size(inside.instructions[name].type)
 
 
-def _same(one: Instruction, inside: Computation) -> Instruction:
+def _same(instruction: Instruction, inside: Computation) -> Instruction:
     """What an array is without bitcasts."""
-    while one.opcode == "bitcast":
-        one = inside.instructions[one.operands[0]]
-    return one
+    while instruction.opcode == "bitcast":
+        instruction = inside.instructions[instruction.operands[0]]
+    return instruction
 
 
 def _part(part: str, whole: str) -> int:

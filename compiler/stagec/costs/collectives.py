@@ -37,52 +37,54 @@ class Exchange(NamedTuple):
     chain: str = ""
 
 
-def exchange(one: Instruction, computation: Computation, fused: bool) -> Exchange | None:
+def exchange(instruction: Instruction, computation: Computation, fused: bool) -> Exchange | None:
     """Return what an instruction of `computation` exchanges; None where it does not, and for the end of an exchange.
 
     fused: whether the computation is a fusion's. XLA:TPU writes some things with fusions: an all-reduce of which each
     device then takes its part is a reduce-scatter; and parts of one all-gather, which go on while other things are
     computed, are in several fusions, with a number in common.
     """
-    kind = one.operation
-    if kind not in COLLECTIVES and not (kind == "send" and _PAIRS.search(one.attributes)):
+    kind = instruction.operation
+    if kind not in COLLECTIVES and not (kind == "send" and _PAIRS.search(instruction.attributes)):
         return None
-    operands = one.operands[:1] if kind.startswith(("ragged", "send")) else one.operands
+    operands = instruction.operands[:1] if kind.startswith(("ragged", "send")) else instruction.operands
     before = sum(hlo.size(computation.instructions[name].type, padded=False) for name in operands)
     # The start of an all-gather has its operands beside its results.
-    after = hlo.size(one.type, padded=False) - (before if one.opcode.endswith("-start") else 0)
-    if kind == "all-reduce" and fused and _is_scattered(one, computation):
+    after = hlo.size(instruction.type, padded=False) - (before if instruction.opcode.endswith("-start") else 0)
+    if kind == "all-reduce" and fused and _is_scattered(instruction, computation):
         kind = "reduce-scatter"
-    pairs = _PAIRS.search(one.attributes)
+    pairs = _PAIRS.search(instruction.attributes)
     if kind == "collective-permute" and not (pairs and _INNER.search(pairs[1])):
         return None
-    found = pairs or _GROUPS.search(one.attributes)
-    every = "" if "_groups=" in one.attributes else "{}"
-    chain = _CHAIN.search(one.attributes)
+    groups_match = pairs or _GROUPS.search(instruction.attributes)
+    every = "" if "_groups=" in instruction.attributes else "{}"
+    chain = _CHAIN.search(instruction.attributes)
     return Exchange(
         "collective-permute" if kind == "send" else kind,
         after if kind == "all-gather" else before,
-        found[1] if found else every,
+        groups_match[1] if groups_match else every,
         f"{chain[1]} {chain[2]}" if chain and fused else "",
     )
 
 
-def _is_scattered(one: Instruction, computation: Computation) -> bool:
-    users = computation.users.get(one.name, ())
-    return bool(users) and all(user.opcode == "dynamic-slice" and user.operands[0] == one.name for user in users)
+def _is_scattered(instruction: Instruction, computation: Computation) -> bool:
+    users = computation.users.get(instruction.name, ())
+    return bool(users) and all(
+        user.opcode == "dynamic-slice" and user.operands[0] == instruction.name for user in users
+    )
 
 
-def sent_bytes(found: Exchange, devices: int) -> int:
+def sent_bytes(exchange: Exchange, devices: int) -> int:
     """Return how many bytes a device sends at least, in rings as NCCL's and XLA's, where the most do.
 
     devices: of the program.
     """
-    if found.kind == "collective-permute":
-        return found.bytes if any(source != target for source, target in groups(found.among, devices)) else 0
-    size = max(map(len, groups(found.among, devices)), default=1)
-    if found.kind == "collective-broadcast":
-        return found.bytes if size > 1 else 0
-    return (2 if found.kind == "all-reduce" else 1) * found.bytes * (size - 1) // size
+    if exchange.kind == "collective-permute":
+        return exchange.bytes if any(source != target for source, target in groups(exchange.among, devices)) else 0
+    size = max(map(len, groups(exchange.among, devices)), default=1)
+    if exchange.kind == "collective-broadcast":
+        return exchange.bytes if size > 1 else 0
+    return (2 if exchange.kind == "all-reduce" else 1) * exchange.bytes * (size - 1) // size
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,8 +97,8 @@ def groups(among: str, devices: int) -> tuple[tuple[int, ...], ...]:
     (https://openxla.org/xla/operation_semantics#allgather, xla/hlo/ir/replica_group.h)
     """
     if among.startswith("{"):
-        found = tuple(tuple(map(int, group.split(","))) for group in _INNER.findall(among))
-        return found or (tuple(range(devices)),)
+        listed = tuple(tuple(map(int, group.split(","))) for group in _INNER.findall(among))
+        return listed or (tuple(range(devices)),)
     if among.startswith("["):
         shape, _, ids = among.partition("<=")
         size = _numbers(shape)[-1]
@@ -133,17 +135,17 @@ def axes(kind: str, among: str, sizes: Mapping[str, int]) -> str:
 
     kind, among: of an `Exchange`. sizes: of the axes, in order; devices are counted row by row.
     """
-    found = groups(among, math.prod(sizes.values())) if among and sizes else ()
-    if not found:
+    exchanging = groups(among, math.prod(sizes.values())) if among and sizes else ()
+    if not exchanging:
         return ""
     strides = [math.prod(list(sizes.values())[i + 1 :]) for i in range(len(sizes))]
     varying = [
         name
         for (name, size), stride in zip(sizes.items(), strides, strict=True)
-        if any(len({member // stride % size for member in group}) > 1 for group in found)
+        if any(len({member // stride % size for member in group}) > 1 for group in exchanging)
     ]
     size = math.prod(sizes[name] for name in varying)
-    if kind != "collective-permute" and any(len(group) != size for group in found):
+    if kind != "collective-permute" and any(len(group) != size for group in exchanging):
         return ""
     return ", ".join(varying)
 

@@ -65,25 +65,25 @@ class Instruction(NamedTuple):
     @property
     def called(self) -> str:
         """The computation that a fusion or a call stands for, or that a reduction applies; "" for others."""
-        found = _CALLED.search(self.attributes)
-        return found[1] if found else ""
+        match = _CALLED.search(self.attributes)
+        return match[1] if match else ""
 
     @property
     def branches(self) -> tuple[tuple[str, str], ...]:
         """The computations of which a conditional runs one, each with its operand, by index; true is 1."""
         if self.opcode != "conditional":
             return ()
-        found = _BRANCHES.search(self.attributes)
-        if found:
-            return tuple(zip(_NAME.findall(found[1]), self.operands[1:], strict=True))
+        match = _BRANCHES.search(self.attributes)
+        if match:
+            return tuple(zip(_NAME.findall(match[1]), self.operands[1:], strict=True))
         chosen = _CHOICES.search(self.attributes)
         return ((chosen[2], self.operands[2]), (chosen[1], self.operands[1])) if chosen else ()
 
     @property
     def model_name(self) -> str:
         """JAX's name of the operation that it comes from, "" where XLA has none."""
-        found = _MODEL_NAME.search(self.attributes)
-        return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
+        match = _MODEL_NAME.search(self.attributes)
+        return re.sub(r"\\(.)", r"\1", match[1]) if match else ""
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,22 @@ class Computation:
     @functools.cached_property
     def root(self) -> Instruction:
         """The instruction whose result is the computation's."""
-        return next(one for one in reversed(list(self.instructions.values())) if one.root)
+        return next(instruction for instruction in reversed(list(self.instructions.values())) if instruction.root)
 
     @functools.cached_property
     def parameters(self) -> list[Instruction]:
         """Its parameters, by number."""
-        found = (one for one in self.instructions.values() if one.opcode == "parameter")
-        return sorted(found, key=lambda one: one.number or 0)
+        parameters = (instruction for instruction in self.instructions.values() if instruction.opcode == "parameter")
+        return sorted(parameters, key=lambda parameter: parameter.number or 0)
 
     @functools.cached_property
     def users(self) -> Mapping[str, Sequence[Instruction]]:
         """For each instruction, those that take its result; each once."""
-        found: dict[str, list[Instruction]] = {}
-        for one in self.instructions.values():
-            for operand in dict.fromkeys(one.operands):
-                found.setdefault(operand, []).append(one)
-        return found
+        users: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                users.setdefault(operand, []).append(instruction)
+        return users
 
 
 @dataclass(frozen=True)
@@ -147,17 +147,17 @@ def parse(text: str) -> Program:
         elif opcode in ("parameter", "constant"):
             number = int(operands) if _WHOLE.fullmatch(operands) else _TRUTHS.get(operands)
         names = tuple(_NAME.findall(operands))
-        one = Instruction(computation, entry, bool(root), name, type_, opcode, names, number, attributes)
-        instructions[name] = one
+        instruction = Instruction(computation, entry, bool(root), name, type_, opcode, names, number, attributes)
+        instructions[name] = instruction
         if opcode == "conditional":
-            conditionals.append(one)
-    for one in conditionals:
-        which = computations[one.computation].instructions[one.operands[0]]
+            conditionals.append(instruction)
+    for conditional in conditionals:
+        which = computations[conditional.computation].instructions[conditional.operands[0]]
         if which.opcode == "constant" and which.number is not None:
-            last = len(one.branches) - 1
+            last = len(conditional.branches) - 1
             # An index of no branch is that of the last.
             taken = which.number if 0 <= which.number <= last else last
-            for i, (name, _) in enumerate(one.branches):
+            for i, (name, _) in enumerate(conditional.branches):
                 if i != taken:
                     computations.pop(name, None)
     return Program(computations, main)
@@ -191,13 +191,13 @@ def entry_types(text: str) -> tuple[list[str], list[str]]:
 
 def parts(type_: str) -> list[str]:
     """Return the types of a tuple's elements, which may be tuples."""
-    found, depth, start = [], 0, 1
+    types, depth, start = [], 0, 1
     for match in _BRACKET.finditer(type_):
         depth += (match[0] in "([{") - (match[0] in ")]}")
         if depth == (1 if match[0] == "," else 0):
-            found.append(_COMMENT.sub("", type_[start : match.start()]).strip())
+            types.append(_COMMENT.sub("", type_[start : match.start()]).strip())
             start = match.end()
-    return found
+    return types
 
 
 def elements(type_: str) -> list[str]:
@@ -248,9 +248,9 @@ def _array_size(array: re.Match[str], padded: bool) -> int:
     if tile and padded:
         minor_to_major = [int(axis) for axis in order.split(",") if axis]
         sizes = [sizes[axis] for axis in reversed(minor_to_major)]
-        tiles = [int(one) for one in tile[1].split(",")]
+        tiles = [int(part) for part in tile[1].split(",")]
         sizes = [1] * (len(tiles) - len(sizes)) + sizes
         fixed = len(sizes) - len(tiles)
-        whole = [-(-one // along) * along for one, along in zip(sizes[fixed:], tiles, strict=True)]
+        whole = [-(-size // along) * along for size, along in zip(sizes[fixed:], tiles, strict=True)]
         sizes = [*sizes[:fixed], *whole]
     return -(-math.prod(sizes) * bits // 8)

@@ -119,21 +119,21 @@ class Links:
     domain: int
     network: float | None = None
 
-    def seconds(self, found: Exchange, devices: int, coords: Sequence[Place]) -> float | None:
+    def seconds(self, exchange: Exchange, devices: int, coords: Sequence[Place]) -> float | None:
         """Return how long an exchange takes at least; None where the target does not say how fast the link is.
 
         devices: of the program. coords: for each, x, y and z of its chip, and the core; empty for devices at a switch.
         Exchanges inside and between domains go on at the same time.
         """
         places = tuple(coords) or tuple((i,) for i in range(devices))
-        among = collectives.groups(found.among, devices)
-        if found.kind == "collective-permute":
+        among = collectives.groups(exchange.among, devices)
+        if exchange.kind == "collective-permute":
             pairs = [(source, target) for source, target in among if source != target]
-            return self._longest(found, pairs, places)
-        times = [self._group(found, group, places) for group in among]
+            return self._longest(exchange, pairs, places)
+        times = [self._group(exchange, group, places) for group in among]
         return None if None in times else max(filter(None, times), default=0.0)
 
-    def _longest(self, found: Exchange, pairs: Sequence[tuple[int, int]], places: Sequence[Place]) -> float | None:
+    def _longest(self, exchange: Exchange, pairs: Sequence[tuple[int, int]], places: Sequence[Place]) -> float | None:
         """The time of a permutation: by the way that takes longest."""
         near = [pair for pair in pairs if pair[0] // self.domain == pair[1] // self.domain]
         times = [0.0]
@@ -141,20 +141,20 @@ class Links:
             inside = [(places[a], places[b]) for a, b in near if a // self.domain == domain]
             if self.inside is None:
                 return None
-            times.append(self.inside.permutation_seconds(found.bytes, inside))
+            times.append(self.inside.permutation_seconds(exchange.bytes, inside))
         if len(near) < len(pairs):
             if not self.network:
                 return None
-            times.append(found.bytes / self.network)
+            times.append(exchange.bytes / self.network)
         return max(times)
 
-    def _group(self, found: Exchange, group: Sequence[int], places: Sequence[Place]) -> float | None:
+    def _group(self, exchange: Exchange, group: Sequence[int], places: Sequence[Place]) -> float | None:
         """The time of a group of devices."""
         domains: dict[int, list[Place]] = {}
         for device in group:
             domains.setdefault(device // self.domain, []).append(places[device])
-        members, kind = max(domains.values(), key=len), found.kind
-        size, times = found.bytes, [0.0]
+        members, kind = max(domains.values(), key=len), exchange.kind
+        size, times = exchange.bytes, [0.0]
         if len(members) > 1:
             if self.inside is None:
                 return None

@@ -60,69 +60,70 @@ class Scope:
     def number(self, name: str, depth: int = 0) -> Number:
         """Return what is known of a number, or of an array that is the same as an element of the state."""
         if name not in self._numbers:
-            one = self.computation.instructions[name]
-            self._numbers[name] = self._number(one, depth) if depth < _DEEPEST else None
+            instruction = self.computation.instructions[name]
+            self._numbers[name] = self._number(instruction, depth) if depth < _DEEPEST else None
         return self._numbers[name]
 
-    def _number(self, one: Instruction, depth: int) -> Number:
-        if one.opcode not in _PASSED and not _SCALAR.match(one.type):
+    def _number(self, instruction: Instruction, depth: int) -> Number:
+        if instruction.opcode not in _PASSED and not _SCALAR.match(instruction.type):
             return None
-        match one.opcode:
+        match instruction.opcode:
             case "constant":
-                return one.number
-            case "get-tuple-element" if one.number is not None:
-                return self.element(one.operands[0], one.number, depth + 1)
-            case "parameter" if self.outer and self.operands and one.number is not None:
-                return self.outer.number(self.operands[one.number], depth + 1)
+                return instruction.number
+            case "get-tuple-element" if instruction.number is not None:
+                return self.element(instruction.operands[0], instruction.number, depth + 1)
+            case "parameter" if self.outer and self.operands and instruction.number is not None:
+                return self.outer.number(self.operands[instruction.number], depth + 1)
             case "fusion" | "call":
-                inside = Scope(self.program, one.called, self, one.operands)
+                inside = Scope(self.program, instruction.called, self, instruction.operands)
                 return inside.number(inside.computation.root.name, depth + 1)
             case "add" | "subtract":
-                left, right = (self.number(operand, depth + 1) for operand in one.operands)
-                return _sum(left, right) if one.opcode == "add" else _sum(left, _negative(right))
+                left, right = (self.number(operand, depth + 1) for operand in instruction.operands)
+                return _sum(left, right) if instruction.opcode == "add" else _sum(left, _negative(right))
             case opcode if opcode in _SAME:
-                return self.number(one.operands[0], depth + 1)
+                return self.number(instruction.operands[0], depth + 1)
         return None
 
     def element(self, name: str, index: int, depth: int = 0) -> Number:
         """Return what is known of an element of a tuple."""
-        one = self.computation.instructions[name]
+        instruction = self.computation.instructions[name]
         if depth >= _DEEPEST:
             return None
-        match one.opcode:
+        match instruction.opcode:
             case "tuple":
-                return self.number(one.operands[index], depth + 1)
+                return self.number(instruction.operands[index], depth + 1)
             case "parameter" if self.state is not None:
                 return self.state[index] if index < len(self.state) else None
-            case "parameter" if self.outer and self.operands and one.number is not None:
-                return self.outer.element(self.operands[one.number], index, depth + 1)
+            case "parameter" if self.outer and self.operands and instruction.number is not None:
+                return self.outer.element(self.operands[instruction.number], index, depth + 1)
             case "fusion" | "call":
-                inside = Scope(self.program, one.called, self, one.operands)
+                inside = Scope(self.program, instruction.called, self, instruction.operands)
                 return inside.element(inside.computation.root.name, index, depth + 1)
-            case "while" if index in self._constant(one):
-                return self.element(one.operands[0], index, depth + 1)
+            case "while" if index in self._constant(instruction):
+                return self.element(instruction.operands[0], index, depth + 1)
             case "opt-barrier" | "copy":
-                return self.element(one.operands[0], index, depth + 1)
+                return self.element(instruction.operands[0], index, depth + 1)
         return None
 
-    def loop(self, one: Instruction, varying: bool = False) -> tuple[Scope, Scope]:
+    def loop(self, instruction: Instruction, varying: bool = False) -> tuple[Scope, Scope]:
         """Return condition and body of a `while`; of their numbers is known what is the same in all turns.
 
         varying: whether other elements of the state stand for themselves.
         """
-        constant, begun = self._constant(one), one.operands[0]
+        constant, begun = self._constant(instruction), instruction.operands[0]
         state = [
-            self.element(begun, i) if i in constant else Element(i) if varying else None for i in range(_elements(one))
+            self.element(begun, i) if i in constant else Element(i) if varying else None
+            for i in range(_elements(instruction))
         ]
-        condition, body = _parts(one)
+        condition, body = _parts(instruction)
         return Scope(self.program, condition, state=state), Scope(self.program, body, state=state)
 
-    def turns(self, one: Instruction) -> int | None:
+    def turns(self, instruction: Instruction) -> int | None:
         """Return how often the body of a `while` runs; None where that is decided while it runs."""
-        noted = _KNOWN.search(one.attributes)
+        noted = _KNOWN.search(instruction.attributes)
         if noted:
             return int(noted[1])
-        condition, body = self.loop(one, varying=True)
+        condition, body = self.loop(instruction, varying=True)
         compared = condition._comparison(condition.computation.root.name)
         if compared is None:
             return None
@@ -131,35 +132,37 @@ class Scope:
             left, right, direction = right, left, _MIRRORED[direction]
         if not isinstance(left, Element) or not isinstance(right, int):
             return None
-        start = self.element(one.operands[0], left.at)
+        start = self.element(instruction.operands[0], left.at)
         step = body.element(body.computation.root.name, left.at)
         if not isinstance(start, int) or not isinstance(step, Element) or step.at != left.at:
             return None
         return _turns(direction, start + left.added, right, step.added)
 
-    def _constant(self, one: Instruction) -> frozenset[int]:
+    def _constant(self, instruction: Instruction) -> frozenset[int]:
         """Which elements of the state of a `while` no turn changes."""
-        if one.name not in self._constants:
-            body = Scope(self.program, _parts(one)[1], state=[Element(i) for i in range(_elements(one))])
+        if instruction.name not in self._constants:
+            body = Scope(
+                self.program, _parts(instruction)[1], state=[Element(i) for i in range(_elements(instruction))]
+            )
             root = body.computation.root
             results = enumerate(root.operands if root.opcode == "tuple" else ())
-            self._constants[one.name] = frozenset(i for i, name in results if body.number(name) == Element(i))
-        return self._constants[one.name]
+            self._constants[instruction.name] = frozenset(i for i, name in results if body.number(name) == Element(i))
+        return self._constants[instruction.name]
 
     def _comparison(self, name: str, depth: int = 0) -> tuple[str, Number, Number] | None:
         """What an instruction compares, and how."""
-        one = self.computation.instructions[name]
+        instruction = self.computation.instructions[name]
         if depth > _DEEPEST:
             return None
-        if one.opcode in ("fusion", "call"):
-            inside = Scope(self.program, one.called, self, one.operands)
+        if instruction.opcode in ("fusion", "call"):
+            inside = Scope(self.program, instruction.called, self, instruction.operands)
             return inside._comparison(inside.computation.root.name, depth + 1)
-        if one.opcode in _SAME:
-            return self._comparison(one.operands[0], depth + 1)
-        direction = _DIRECTION.search(one.attributes) if one.opcode == "compare" else None
+        if instruction.opcode in _SAME:
+            return self._comparison(instruction.operands[0], depth + 1)
+        direction = _DIRECTION.search(instruction.attributes) if instruction.opcode == "compare" else None
         if direction is None or direction[1] not in _MIRRORED:
             return None
-        left, right = map(self.number, one.operands)
+        left, right = map(self.number, instruction.operands)
         return direction[1], left, right
 
 
@@ -190,13 +193,13 @@ def _negative(number: Number) -> Number:
     return -number if isinstance(number, int) else None
 
 
-def _parts(one: Instruction) -> tuple[str, str]:
-    condition, body = _CONDITION.search(one.attributes), _BODY.search(one.attributes)
+def _parts(instruction: Instruction) -> tuple[str, str]:
+    condition, body = _CONDITION.search(instruction.attributes), _BODY.search(instruction.attributes)
     assert condition is not None
     assert body is not None
     return condition[1], body[1]
 
 
-def _elements(one: Instruction) -> int:
+def _elements(instruction: Instruction) -> int:
     """How many elements the state of a `while` has at most; more where some are tuples, which is of no harm."""
-    return one.type.count("[") + 1
+    return instruction.type.count("[") + 1

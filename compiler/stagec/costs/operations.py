@@ -58,19 +58,19 @@ _OTHER_NAMES = {
 """XLA:TPU's steps of factorizations and solutions, and cuBLAS's, by LAPACK's names."""
 
 
-def flops(one: Instruction, operands: Sequence[str], applied: Callable[[], int | None]) -> int | None:
+def flops(instruction: Instruction, operands: Sequence[str], applied: Callable[[], int | None]) -> int | None:
     """Return the operations of an instruction; None where they are not known. What it calls is not in it.
 
     operands: their types. applied: gives those of the computation that a reduction applies to an element.
     """
-    opcode, result = one.operation, one.result
+    opcode, result = instruction.operation, instruction.result
     if opcode in _ELEMENTWISE:
         return _elements(result)
     match opcode:
         case "dot" | "ragged-dot" | "scaled-dot":
-            return _contraction(one, operands[0], result)
+            return _contraction(instruction, operands[0], result)
         case "convolution":
-            return _convolution(one, operands[0], operands[1], result)
+            return _convolution(instruction, operands[0], operands[1], result)
         case "reduce":
             return _times(applied(), _elements(operands[0]) - _elements(result))
         case "map" | "scatter":
@@ -78,41 +78,41 @@ def flops(one: Instruction, operands: Sequence[str], applied: Callable[[], int |
             updates = operands[(len(operands) + 1) // 2] if opcode == "scatter" else result
             return _times(applied(), _elements(updates))
         case "reduce-window":
-            return _times(applied(), _windowed(one, operands[0], result))
+            return _times(applied(), _windowed(instruction, operands[0], result))
         case "select-and-scatter":
-            return math.prod(_window(one, "size", 1)) * _elements(operands[1])
+            return math.prod(_window(instruction, "size", 1)) * _elements(operands[1])
         case "all-reduce":
             return sum(_elements(array) for array in hlo.elements(result))
         case "sort":
-            along = _DIMENSIONS.search(one.attributes)
+            along = _DIMENSIONS.search(instruction.attributes)
             size = hlo.dims(operands[0])[int(along[1])] if along and along[1] else 1
             return _elements(operands[0]) * max(size - 1, 0).bit_length()
         case "fft":
-            return _fft(one, operands[0], result)
+            return _fft(instruction, operands[0], result)
         case "triangular-solve":
             return hlo.dims(operands[0])[-1] * _elements(operands[1]) * _parts(result)
         case "cholesky":
             return _matrix("potrf", operands)
         case "custom-call":
-            return _custom_call(one, operands)
+            return _custom_call(instruction, operands)
     return 0
 
 
-def _custom_call(one: Instruction, operands: Sequence[str]) -> int | None:
-    found = TARGET.search(one.attributes)
-    target, result = found[1] if found else "", next(iter(hlo.elements(one.result)), "")
+def _custom_call(instruction: Instruction, operands: Sequence[str]) -> int | None:
+    match = TARGET.search(instruction.attributes)
+    target, result = match[1] if match else "", next(iter(hlo.elements(instruction.result)), "")
     if target in NOTHING:
         return 0
     if target.startswith(_GEMM):
-        return _contraction(one, operands[0], result)
+        return _contraction(instruction, operands[0], result)
     if target.startswith("__cudnn$conv"):
         arrays = [*operands, result]
         for kind, (input_, kernel, output) in _CONVOLUTION.items():
             if kind in target:
-                return _convolution(one, arrays[input_], arrays[kernel], arrays[output])
+                return _convolution(instruction, arrays[input_], arrays[kernel], arrays[output])
     if target.endswith("TopK"):
         return _elements(operands[0])
-    estimated = estimate(one, "flops")
+    estimated = estimate(instruction, "flops")
     if estimated is not None:
         return estimated
     factorization = _FACTORIZATION.fullmatch(target)
@@ -120,13 +120,13 @@ def _custom_call(one: Instruction, operands: Sequence[str]) -> int | None:
     return _matrix(name, operands) if name else None
 
 
-def estimate(one: Instruction, name: str) -> int | None:
+def estimate(instruction: Instruction, name: str) -> int | None:
     """Return what the author of a Pallas kernel for TPUs said of it (`cost_estimate`); None where nothing was said.
 
     name: "flops" or "bytes_accessed".
     """
-    found = _ESTIMATE.search(one.attributes)
-    number = re.search(rf'"{name}":"?(\d+)', found[1]) if found else None
+    match = _ESTIMATE.search(instruction.attributes)
+    number = re.search(rf'"{name}":"?(\d+)', match[1]) if match else None
     return int(number[1]) if number else None
 
 
@@ -142,33 +142,35 @@ def _matrix(name: str, operands: Sequence[str]) -> int:
     return count * triangular * (1 if name == "getrf" else 2)
 
 
-def _contraction(one: Instruction, left: str, result: str) -> int:
-    found = _CONTRACTED.search(one.attributes)
-    contracted = [int(axis.strip('" ')) for axis in found[1].split(",") if axis] if found else []
+def _contraction(instruction: Instruction, left: str, result: str) -> int:
+    match = _CONTRACTED.search(instruction.attributes)
+    contracted = [int(axis.strip('" ')) for axis in match[1].split(",") if axis] if match else []
     width = math.prod(hlo.dims(left)[axis] for axis in contracted)
     return 2 * width * _elements(result) * _parts(result)
 
 
-def _convolution(one: Instruction, left: str, right: str, result: str) -> int | None:
-    labels = _LABELS.search(one.attributes)
+def _convolution(instruction: Instruction, left: str, right: str, result: str) -> int | None:
+    labels = _LABELS.search(instruction.attributes)
     if labels is None:
         return None
     input_ = dict(zip(labels[1], hlo.dims(left), strict=True))
     kernel = dict(zip(labels[2], hlo.dims(right), strict=True))
     output = dict(zip(labels[3], hlo.dims(result), strict=True))
     places = 1
-    for axis, parts in enumerate(_dimensions(one, sum(name.isdigit() for name in labels[1]))):
+    for axis, parts in enumerate(_dimensions(instruction, sum(name.isdigit() for name in labels[1]))):
         name = str(axis)
         places *= _places(input_[name], kernel[name], output[name], *parts)
-    features, batches = (int(found[1]) if found else 1 for found in (p.search(one.attributes) for p in _GROUPS))
+    features, batches = (
+        int(group_count[1]) if group_count else 1 for group_count in (p.search(instruction.attributes) for p in _GROUPS)
+    )
     channels: int = input_["f"] // features * output["f"] * (input_["b"] // batches)
     return 2 * channels * places * _parts(result)
 
 
-def _windowed(one: Instruction, operand: str, result: str) -> int:
+def _windowed(instruction: Instruction, operand: str, result: str) -> int:
     """How many pairs of elements a reduction over windows of an array takes together."""
-    sizes = _window(one, "size", 1)
-    every = zip(hlo.dims(operand), sizes, hlo.dims(result), _dimensions(one, len(sizes)), strict=True)
+    sizes = _window(instruction, "size", 1)
+    every = zip(hlo.dims(operand), sizes, hlo.dims(result), _dimensions(instruction, len(sizes)), strict=True)
     axes = [(input_, output, _places(input_, size, output, *rest)) for input_, size, output, rest in every if size > 1]
     rest = _elements(result) // math.prod(output for _, output, _ in axes)
     if all(places == input_ * output for input_, output, places in axes):
@@ -184,7 +186,7 @@ def _places(input_: int, kernel: int, output: int, stride: int, low: int, spread
     low: elements of padding before the input. spread: distance of elements of the input. dilation: of the window's.
     """
     step = math.gcd(stride, spread)
-    period, found = spread // step, 0
+    period, count = spread // step, 0
     for at in range(kernel):
         begin = at * dilation - low  # where the window's element is at the first place
         if begin % step:
@@ -193,32 +195,37 @@ def _places(input_: int, kernel: int, output: int, stride: int, low: int, spread
         first = -(begin // step) * pow(stride // step, -1, period) % period if period > 1 else 0
         least = max(-(begin // stride), 0)
         most = min(((input_ - 1) * spread - begin) // stride, output - 1)
-        found += max((most - first) // period - (least - first - 1) // period, 0)
-    return found
+        count += max((most - first) // period - (least - first - 1) // period, 0)
+    return count
 
 
-def _dimensions(one: Instruction, count: int) -> list[tuple[int, int, int, int]]:
+def _dimensions(instruction: Instruction, count: int) -> list[tuple[int, int, int, int]]:
     """For each dimension of a window: stride, padding before, and the spread of the input and of the window."""
-    pads = [int(pad.partition("_")[0]) for pad in _entries(one, "pad")] or [0] * count
-    columns = _window(one, "stride", 1), pads, _window(one, "lhs_dilate", 1), _window(one, "rhs_dilate", 1)
+    pads = [int(pad.partition("_")[0]) for pad in _entries(instruction, "pad")] or [0] * count
+    columns = (
+        _window(instruction, "stride", 1),
+        pads,
+        _window(instruction, "lhs_dilate", 1),
+        _window(instruction, "rhs_dilate", 1),
+    )
     return list(zip(*(column or [1] * count for column in columns), strict=True))
 
 
-def _window(one: Instruction, name: str, default: int) -> list[int]:
+def _window(instruction: Instruction, name: str, default: int) -> list[int]:
     """An entry of a window for each of its dimensions; `default` for all where it is left out, empty without one."""
-    sizes = _entries(one, "size")
-    return [int(number) for number in _entries(one, name)] or [default] * len(sizes)
+    sizes = _entries(instruction, "size")
+    return [int(number) for number in _entries(instruction, name)] or [default] * len(sizes)
 
 
-def _entries(one: Instruction, name: str) -> list[str]:
-    window = _WINDOW.search(one.attributes)
+def _entries(instruction: Instruction, name: str) -> list[str]:
+    window = _WINDOW.search(instruction.attributes)
     entries = dict(entry.split("=") for entry in window[1].split()) if window else {}
     return entries[name].split("x") if name in entries else []
 
 
-def _fft(one: Instruction, operand: str, result: str) -> int:
+def _fft(instruction: Instruction, operand: str, result: str) -> int:
     """5 n log2(n) of a complex transform, half of it of a real one (https://www.fftw.org/speed/method.html)."""
-    lengths = _LENGTHS.search(one.attributes)
+    lengths = _LENGTHS.search(instruction.attributes)
     whole = math.prod(int(length) for length in lengths[1].split(",") if length) if lengths else 1
     real = next((side for side in (operand, result) if not hlo.is_complex(side)), "")
     return int((2.5 * _elements(real) if real else 5 * _elements(operand)) * math.log2(max(whole, 1)))

@@ -94,47 +94,47 @@ class _Simulation:
     @property
     def ended(self) -> float:
         """When everything has ended, also what nothing waits for."""
-        return max(self.now + sum(one.remaining for one in self.copies), self.free)
+        return max(self.now + sum(copy.remaining for copy in self.copies), self.free)
 
     def run(self, scope: Scope) -> None:
         """Run a computation once."""
         chains = set[str]()
-        for one in scope.computation.instructions.values():
-            match one.operation:
+        for instruction in scope.computation.instructions.values():
+            match instruction.operation:
                 case "while":
-                    self._loop(one, scope)
+                    self._loop(instruction, scope)
                 case "conditional":
-                    self._branch(one, scope)
-                case "call" if one.called in scope.program.computations:
-                    self.run(Scope(scope.program, one.called, scope, one.operands))
+                    self._branch(instruction, scope)
+                case "call" if instruction.called in scope.program.computations:
+                    self.run(Scope(scope.program, instruction.called, scope, instruction.operands))
                 case _:
-                    self._step(one, scope, chains)
+                    self._step(instruction, scope, chains)
 
-    def _step(self, one: Instruction, scope: Scope, chains: set[str]) -> None:
-        if one.opcode.endswith(("-done", "-update")) or _is_end(one, scope):
-            for begun in one.operands:
+    def _step(self, instruction: Instruction, scope: Scope, chains: set[str]) -> None:
+        if instruction.opcode.endswith(("-done", "-update")) or _is_end(instruction, scope):
+            for begun in instruction.operands:
                 self._wait(begun)
-        if one.opcode.endswith(("-done", "-update")):
+        if instruction.opcode.endswith(("-done", "-update")):
             return
-        metrics = self.counter.of(one, scope, chains)
+        metrics = self.counter.of(instruction, scope, chains)
         flops, size = metrics.get(totals.FLOPS, 0), metrics.get(totals.BYTES, 0)
-        if one.opcode != one.operation:  # its end writes
-            ends = (user for user in scope.computation.users.get(one.name, ()) if user.opcode.endswith("-done"))
+        if instruction.opcode != instruction.operation:  # its end writes
+            ends = (user for user in scope.computation.users.get(instruction.name, ()) if user.opcode.endswith("-done"))
             size = (size or 0) + sum(self.counter.of(end, scope, set()).get(totals.BYTES, 0) or 0 for end in ends)
         computing, moving = (flops or 0) / self.rates.flops, (size or 0) / self.rates.bandwidth
         exchange = metrics.get(totals.SECONDS, 0) or 0
-        event = Event(COMPUTE, one.name, one.operation, 0, 0, one.model_name, flops, size)
-        beside = one.opcode != one.operation or _is_start(one, scope)
+        event = Event(COMPUTE, instruction.name, instruction.operation, 0, 0, instruction.model_name, flops, size)
+        beside = instruction.opcode != instruction.operation or _is_start(instruction, scope)
         if exchange:
             at = max(self.now, self.free)
-            self.exchanged[one.name] = self.free = at + exchange
+            self.exchanged[instruction.name] = self.free = at + exchange
             self.events.append(event._replace(track=LINKS, at=at, seconds=exchange))
         if beside:
-            self.copies.append(_Copy(one.name, moving, None if exchange else event._replace(track=COPIES)))
+            self.copies.append(_Copy(instruction.name, moving, None if exchange else event._replace(track=COPIES)))
             return
         self._compute(event, max(computing, moving), moving)
         if exchange:
-            self._wait(one.name)
+            self._wait(instruction.name)
 
     def _compute(self, event: Event, seconds: float, moving: float) -> None:
         """Compute for some seconds, of which the memory is busy for `moving`."""
@@ -156,64 +156,66 @@ class _Simulation:
             self._copied(self.copies.pop(0), at)
         self.now = end
 
-    def _copied(self, one: _Copy, at: float) -> None:
-        begun = at if one.begun is None else one.begun
-        if one.event and at > begun:
-            self.events.append(one.event._replace(at=begun, seconds=at - begun))
+    def _copied(self, copy: _Copy, at: float) -> None:
+        begun = at if copy.begun is None else copy.begun
+        if copy.event and at > begun:
+            self.events.append(copy.event._replace(at=begun, seconds=at - begun))
 
     def _wait(self, name: str) -> None:
         """Wait for an exchange, or for a copy and those before it."""
-        names = [one.name for one in self.copies if one.event]
+        names = [copy.name for copy in self.copies if copy.event]
         until = self.exchanged.pop(name, 0.0)
         if name in names:
-            last = next(i for i, one in enumerate(self.copies) if one.name == name and one.event)
-            until = self.now + sum(one.remaining for one in self.copies[: last + 1])
+            last = next(i for i, copy in enumerate(self.copies) if copy.name == name and copy.event)
+            until = self.now + sum(copy.remaining for copy in self.copies[: last + 1])
         if until > self.now:
             self.events.append(Event(COMPUTE, f"wait for {name}", "wait", self.now, until - self.now))
             self._pass(until - self.now, 0.0)
-        while name in names and any(one.name == name and one.event for one in self.copies):
+        while name in names and any(copy.name == name and copy.event for copy in self.copies):
             self._copied(self.copies.pop(0), self.now)  # what rounding has left of it
 
-    def _loop(self, one: Instruction, scope: Scope) -> None:
-        turns = scope.turns(one)
+    def _loop(self, instruction: Instruction, scope: Scope) -> None:
+        turns = scope.turns(instruction)
         if turns == 0:
             return
         at = self.now
-        self.run(scope.loop(one)[1])
+        self.run(scope.loop(instruction)[1])
         length = self.now - at
         if turns is not None and turns > 1:
-            name = f"turns 2 to {turns} of {one.name}"
+            name = f"turns 2 to {turns} of {instruction.name}"
             rest = length * (turns - 1)
-            self.events.append(Event(COMPUTE, name, "turns", self.now, rest, one.model_name))
+            self.events.append(Event(COMPUTE, name, "turns", self.now, rest, instruction.model_name))
             self._pass(rest, rest)
             self.free = self.free + rest if self.free > at else self.free
-        self.events.append(Event(COMPUTE, one.name, "while", at, self.now - at, one.model_name, turns=turns))
+        self.events.append(
+            Event(COMPUTE, instruction.name, "while", at, self.now - at, instruction.model_name, turns=turns)
+        )
 
-    def _branch(self, one: Instruction, scope: Scope) -> None:
-        found = []
-        for name, given in one.branches:
+    def _branch(self, instruction: Instruction, scope: Scope) -> None:
+        branches = []
+        for name, given in instruction.branches:
             if name in scope.program.computations:
                 branch = _Simulation(self.counter, self.rates, [], self.now, self.free, {}, copy.deepcopy(self.copies))
                 branch.run(Scope(scope.program, name, scope, (given,)))
-                found.append(branch)
-        if found:
-            longest = max(found, key=lambda branch: branch.now)
+                branches.append(branch)
+        if branches:
+            longest = max(branches, key=lambda branch: branch.now)
             self.events += longest.events
             self.now, self.free, self.copies = longest.now, longest.free, longest.copies
 
 
-def _is_start(one: Instruction, scope: Scope) -> bool:
-    return _target(one, scope) == "AsyncCollectiveStart"
+def _is_start(instruction: Instruction, scope: Scope) -> bool:
+    return _target(instruction, scope) == "AsyncCollectiveStart"
 
 
-def _is_end(one: Instruction, scope: Scope) -> bool:
-    return _target(one, scope) == "AsyncCollectiveDone"
+def _is_end(instruction: Instruction, scope: Scope) -> bool:
+    return _target(instruction, scope) == "AsyncCollectiveDone"
 
 
-def _target(one: Instruction, scope: Scope) -> str:
+def _target(instruction: Instruction, scope: Scope) -> str:
     """The custom call that a fusion ends with: XLA:TPU begins and ends exchanges with such ones."""
-    inside = scope.program.computations.get(one.called) if one.opcode == "fusion" else None
+    inside = scope.program.computations.get(instruction.called) if instruction.opcode == "fusion" else None
     if inside is None or inside.root.opcode != "custom-call":
         return ""
-    found = operations.TARGET.search(inside.root.attributes)
-    return found[1] if found else ""
+    match = operations.TARGET.search(inside.root.attributes)
+    return match[1] if match else ""

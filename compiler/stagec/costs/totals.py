@@ -94,68 +94,68 @@ class Counter:
         """Return the metrics of a program."""
         return self.computation(Scope(program, program.entry)) if program.entry else {}
 
-    def of(self, one: Instruction, scope: Scope, chains: set[str]) -> Metrics:
+    def of(self, instruction: Instruction, scope: Scope, chains: set[str]) -> Metrics:
         """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
-        return {} if one.opcode in hlo.FREE else self._instruction(one, scope, chains, False)
+        return {} if instruction.opcode in hlo.FREE else self._instruction(instruction, scope, chains, False)
 
     def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
         """Return the metrics of a computation. chains: of exchanges that were counted; None where it is no fusion's."""
         total: Metrics = {}
-        found = set[str]() if chains is None else chains
-        for one in scope.computation.instructions.values():
-            if one.opcode not in hlo.FREE:
-                _add(total, self._instruction(one, scope, found, chains is not None))
+        counted = set[str]() if chains is None else chains
+        for instruction in scope.computation.instructions.values():
+            if instruction.opcode not in hlo.FREE:
+                _add(total, self._instruction(instruction, scope, counted, chains is not None))
         return total
 
-    def _instruction(self, one: Instruction, scope: Scope, chains: set[str], fused: bool) -> Metrics:
+    def _instruction(self, instruction: Instruction, scope: Scope, chains: set[str], fused: bool) -> Metrics:
         program, computation = scope.program, scope.computation
-        match one.operation:
+        match instruction.operation:
             case "while":
-                return self._loop(one, scope)
+                return self._loop(instruction, scope)
             case "conditional":
-                branches = [(name, given) for name, given in one.branches if name in program.computations]
+                branches = [(name, given) for name, given in instruction.branches if name in program.computations]
                 return _largest(self.computation(Scope(program, name, scope, (given,))) for name, given in branches)
             case "fusion":
-                metrics = self.computation(Scope(program, one.called, scope, one.operands), chains)
-                return metrics if fused else metrics | {BYTES: accesses.accessed(one, computation, program)}
-            case "call" | "async" if one.called in program.computations:
-                return self.computation(Scope(program, one.called, scope, one.operands))
-        metrics = {FLOPS: self._flops(one, scope)}
+                metrics = self.computation(Scope(program, instruction.called, scope, instruction.operands), chains)
+                return metrics if fused else metrics | {BYTES: accesses.accessed(instruction, computation, program)}
+            case "call" | "async" if instruction.called in program.computations:
+                return self.computation(Scope(program, instruction.called, scope, instruction.operands))
+        metrics = {FLOPS: self._flops(instruction, scope)}
         if not fused:
-            metrics[BYTES] = accesses.accessed(one, computation, program)
+            metrics[BYTES] = accesses.accessed(instruction, computation, program)
         if metrics[FLOPS] is None:
             metrics[BYTES] = None
         if self._itemized:
-            metrics[_OPERATION, one.operation, "count"] = 0 if one.opcode.endswith(_ENDS) else 1
-            metrics[_OPERATION, one.operation, "flops"] = metrics[FLOPS]
-        exchange = collectives.exchange(one, computation, fused)
+            metrics[_OPERATION, instruction.operation, "count"] = 0 if instruction.opcode.endswith(_ENDS) else 1
+            metrics[_OPERATION, instruction.operation, "flops"] = metrics[FLOPS]
+        exchange = collectives.exchange(instruction, computation, fused)
         if exchange and not (exchange.chain and exchange.chain in chains):
             chains.add(exchange.chain)
             _add(metrics, self._exchange(exchange))
         return metrics
 
-    def _loop(self, one: Instruction, scope: Scope) -> Metrics:
-        turns = scope.turns(one)
-        condition, body = scope.loop(one)
+    def _loop(self, instruction: Instruction, scope: Scope) -> Metrics:
+        turns = scope.turns(instruction)
+        condition, body = scope.loop(instruction)
         metrics = _times(self.computation(body), turns)
         _add(metrics, _times(self.computation(condition), None if turns is None else turns + 1))
         if None in metrics.values() and turns is None:
-            self.unknown[f"how often the loop {one.model_name or one.name} turns"] = None
+            self.unknown[f"how often the loop {instruction.model_name or instruction.name} turns"] = None
         return metrics
 
-    def _flops(self, one: Instruction, scope: Scope) -> int | None:
-        operands = [scope.computation.instructions[name].type for name in one.operands]
-        flops = operations.flops(one, operands, lambda: self._applied_flops(one.called, scope))
+    def _flops(self, instruction: Instruction, scope: Scope) -> int | None:
+        operands = [scope.computation.instructions[name].type for name in instruction.operands]
+        flops = operations.flops(instruction, operands, lambda: self._applied_flops(instruction.called, scope))
         if flops is None:
-            target = operations.TARGET.search(one.attributes)
-            self.unknown[f"what {target[1] if target else one.name} computes"] = None
+            target = operations.TARGET.search(instruction.attributes)
+            self.unknown[f"what {target[1] if target else instruction.name} computes"] = None
         return flops
 
     def _applied_flops(self, name: str, scope: Scope) -> int | None:
         """The operations of a computation of scalars, such as a reduction applies."""
         if name not in self._applied:
-            found = self.computation(Scope(scope.program, name), set()).get(FLOPS, 0)
-            self._applied[name] = None if found is None else int(found)
+            flops = self.computation(Scope(scope.program, name), set()).get(FLOPS, 0)
+            self._applied[name] = None if flops is None else int(flops)
         return self._applied[name]
 
     def _exchange(self, exchange: Exchange) -> Metrics:
@@ -171,9 +171,9 @@ class Counter:
                 else None,
             }
             if self._itemized:
-                found = self._exchanges[exchange]
+                metrics = self._exchanges[exchange]
                 among = f"{exchange.kind} {exchange.among}"
-                found |= {(_AMONG, among, key[-1]): value for key, value in list(found.items())}
+                metrics |= {(_AMONG, among, key[-1]): value for key, value in list(metrics.items())}
         return self._exchanges[exchange]
 
 
@@ -191,8 +191,8 @@ def _times(metrics: Metrics, times: int | None) -> Metrics:
 
 def _largest(branches: Iterable[Metrics]) -> Metrics:
     """For each metric the largest of all branches."""
-    found: dict[tuple[str, ...], list[float | None]] = {}
+    values_of: dict[tuple[str, ...], list[float | None]] = {}
     for metrics in branches:
         for key, value in metrics.items():
-            found.setdefault(key, []).append(value)
-    return {k: None if None in values else max(v for v in values if v is not None) for k, values in found.items()}
+            values_of.setdefault(key, []).append(value)
+    return {k: None if None in values else max(v for v in values if v is not None) for k, values in values_of.items()}
