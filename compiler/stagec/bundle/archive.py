@@ -346,8 +346,8 @@ class Archive:
                 raise self._not_a_bundle(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
             names.add(name)
             if size == _ELSEWHERE:  # the first number of the extra field; what else is in it is compared later
-                found = directory[at + _CENTRAL.size + length + 4 :][:8]
-                size = int.from_bytes(found, "little")
+                extra_size = directory[at + _CENTRAL.size + length + 4 :][:8]
+                size = int.from_bytes(extra_size, "little")
             at += _CENTRAL.size + length + extra
             yield _Entry(name, crc, size)
 
@@ -365,18 +365,18 @@ class Archive:
         if vouch is not None:
             vouch(data, lambda: self._sha256_around(entry, data))
         try:
-            found = strict_json.parse(data, LARGEST_INDEX)
-            if isinstance(found, dict) and found.get("format") not in _FORMATS:
+            index = strict_json.parse(data, LARGEST_INDEX)
+            if isinstance(index, dict) and index.get("format") not in _FORMATS:
                 read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
-                what = f"its format is {found.get('format')!r}, this version of stagec reads {read}{_writer(found)}"
+                what = f"its format is {index.get('format')!r}, this version of stagec reads {read}{_writer(index)}"
                 raise LoadError("format", f"{self.path}: {what}")
-            check(found)
-            if encode_index(found) != data:
+            check(index)
+            if encode_index(index) != data:
                 raise ValueError("it is not spelled as stagec writes it")
         except ValueError as error:
             raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
-        self._check_members(found["members"])
-        return dict(found)
+        self._check_members(index["members"])
+        return dict(index)
 
     def _check_members(self, listed: Mapping[str, Mapping[str, Any]]) -> None:
         """Compare the index's list of members with those of the file: the same, in the same order, each once."""
@@ -415,9 +415,9 @@ class Stored:
         return self._archive.pieces(self._entry.name)
 
 
-def _writer(found: dict[str, Any]) -> str:
+def _writer(index: dict[str, Any]) -> str:
     """Return who wrote a bundle of a format that is not known, as far as it says so."""
-    versions = found.get("versions")
+    versions = index.get("versions")
     version = versions.get("stagec") if isinstance(versions, dict) else None
     return f"; stagec {strict_json.shown(version)} wrote it, and this is {VERSION}" if isinstance(version, str) else ""
 
@@ -430,6 +430,6 @@ def _check_name(name: str) -> None:
 def _check_folders(names: Iterable[str]) -> None:
     """Raise ValueError for a name that is a file's and a folder's: both cannot be written."""
     folders = sorted(f"{name}/" for name in names)  # what is below a folder comes right after it
-    for one, other in itertools.pairwise(folders):
-        if other.startswith(one):
-            raise ValueError(f"{one[:-1]} is a member, and the folder of {other[:-1]}")
+    for folder, other in itertools.pairwise(folders):
+        if other.startswith(folder):
+            raise ValueError(f"{folder[:-1]} is a member, and the folder of {other[:-1]}")

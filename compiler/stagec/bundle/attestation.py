@@ -76,7 +76,7 @@ class Statement(NamedTuple):
             if isinstance(data, dict) and data.get("predicateType") == model_signing.PREDICATE_TYPE:
                 return SignedModel.of(data)
             _STATEMENT(data)
-            listed = [(one["name"], one["digest"]["sha256"]) for one in data["subject"]]
+            listed = [(subject["name"], subject["digest"]["sha256"]) for subject in data["subject"]]
             subjects = dict(listed)
             if len(subjects) != len(listed):
                 raise ValueError("a subject is there twice")
@@ -104,7 +104,9 @@ class Statement(NamedTuple):
         """
         name, wanted = bundle_name(archive), subjects(archive)
         wanted[name] = digest or self.subjects.get(name, "")
-        differing = sorted(one for one in {*self.subjects, *wanted} if self.subjects.get(one) != wanted.get(one))
+        differing = sorted(
+            subject for subject in {*self.subjects, *wanted} if self.subjects.get(subject) != wanted.get(subject)
+        )
         if not differing and (self.name, self.version) != (archive.index["name"], archive.index["version"]):
             differing = [f"{self.name} {self.version}"]
         if differing:
@@ -147,22 +149,22 @@ class Vouching:
 
         What none of the keys signed is not looked at. Raises LoadError ("signature").
         """
-        found: set[str] = set()
+        signers: set[str] = set()
         for path in self.paths:
             try:
                 envelope = Envelope.read(path)
                 signed = signed_by(envelope, self.keys)
                 if not signed:
                     continue
-                found |= {*signed}
+                signers |= {*signed}
                 statement = Statement.read(envelope.payload, path)
                 statement.check_index(index, whole, path, self._bundle)
             except LoadError as error:
                 self._refused.append(error)
             else:
                 self._counted[path] = statement, signed
-        if len(found) >= self.threshold:
-            self.signed = tuple(name for name in self.keys if name in found)
+        if len(signers) >= self.threshold:
+            self.signed = tuple(name for name in self.keys if name in signers)
         self._count()
 
     def check(self, archive: Archive, digest: str | None = None) -> None:
@@ -226,7 +228,7 @@ def signed_by(envelope: Envelope, keys: Mapping[str, PublicKey]) -> list[str]:
     """Return the keyids of those of `keys` that signed the envelope's payload, each once, in the order of `keys`."""
     message = pae(PAYLOAD_TYPE, envelope.payload)
     different = list(dict.fromkeys(signature for _, signature in envelope.signatures))
-    return [name for name, key in keys.items() if any(is_signed(key, one, message) for one in different)]
+    return [name for name, key in keys.items() if any(is_signed(key, signature, message) for signature in different)]
 
 
 def subjects(archive: Archive) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Bindings(Generic[Array]):
         description: of the exported artifact, which says where the arguments are. What is wrong is kept for `check`.
         """
         places = description["bound"]
-        found: list[dict[str, Any]] = []
+        bound: list[dict[str, Any]] = []
         for argument, source in spec.bind.items():
             if argument not in places:
                 what = "the description of the exported artifact does not say which argument this is"
@@ -50,8 +50,8 @@ class Bindings(Generic[Array]):
             elif source["file"] not in self._files:
                 self._report(spec, argument, f"no weights {source['file']} are given", "give them with --weights")
             else:
-                found += self._of_argument(spec, argument, description, places[argument])
-        return sorted(found, key=lambda entry: entry["leaf"])
+                bound += self._of_argument(spec, argument, description, places[argument])
+        return sorted(bound, key=lambda entry: entry["leaf"])
 
     def check(self, only_used: bool = True) -> None:
         """Raise StagecError with all that was wrong.

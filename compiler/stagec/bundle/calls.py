@@ -35,7 +35,7 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
         call,
         static={name: _hashable(value) for name, value in entry["static"].items()},
         donated=call.leaves_of(described.get("donated", ())),
-        bound={one["leaf"]: one["weight"] for one in entry["bind"]},
+        bound={bound["leaf"]: bound["weight"] for bound in entry["bind"]},
         filled=[table["mask"] for table in entry["padding"].values() if table["mask"]],
     )
 

@@ -76,7 +76,7 @@ class Envelope:
         _ENVELOPE(data)
         if len(data["signatures"]) > MOST_SIGNATURES:
             raise ValueError(f"{len(data['signatures'])} signatures are over the limit of {MOST_SIGNATURES}")
-        signatures = tuple((one.get("keyid", ""), _decode(one["sig"])) for one in data["signatures"])
+        signatures = tuple((signature.get("keyid", ""), _decode(signature["sig"])) for signature in data["signatures"])
         return Envelope(_decode(data["payload"]), signatures)
 
 

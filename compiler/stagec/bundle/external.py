@@ -56,7 +56,7 @@ class Description(NamedTuple):
         """Read what `describe` returned as JSON. Raises ValueError, naming the key at fault."""
         data = strict_json.parse(text, _LARGEST)
         _DESCRIPTION(data)
-        arrays = {name: Outside(parse_aval(one["aval"]), one["start"]) for name, one in data["arrays"].items()}
+        arrays = {name: Outside(parse_aval(array["aval"]), array["start"]) for name, array in data["arrays"].items()}
         return Description(data["sha256"], data["bytes"], arrays)
 
 
@@ -81,18 +81,18 @@ class Files:
     names: as the index has them, which are paths below the folder.
     """
 
-    def __init__(self, archive_path: str, found: Mapping[str, Any], folder: str | Path | None, check: Check) -> None:
-        """found: the bundle's index. folder: None is that of the bundle. check: when digests are compared.
+    def __init__(self, archive_path: str, index: Mapping[str, Any], folder: str | Path | None, check: Check) -> None:
+        """index: the bundle's index. folder: None is that of the bundle. check: when digests are compared.
 
         Raises ValueError for another `check`.
         """
         if check not in get_args(Check):
             raise ValueError(f"check_weights is {check!r}; write {', '.join(map(repr, get_args(Check)))}")
-        self._listed: Mapping[str, Mapping[str, Any]] = found.get("weights_files", {})
+        self._listed: Mapping[str, Mapping[str, Any]] = index.get("weights_files", {})
         self._archive_path, self._check = archive_path, check
         self._folder = Path(archive_path).parent if folder is None else Path(folder)
         self._arrays: dict[str, set[tuple[int, int]]] = {}
-        for entry in found["weights"].values():
+        for entry in index["weights"].values():
             if "file" in entry:
                 place = entry["start"], num_bytes(parse_aval(entry["aval"]))
                 self._arrays.setdefault(entry["file"], set()).add(place)
@@ -202,8 +202,8 @@ class Files:
             places[start, size] = at
             at += -(-size // ALIGNMENT) * ALIGNMENT
         memory = reading.memory(at)
-        found = {(start, size): memory[at : at + size] for (start, size), at in places.items()}
-        state, read, left, begun = hashlib.sha256(), 0, list(found), []
+        arrays = {(start, size): memory[at : at + size] for (start, size), at in places.items()}
+        state, read, left, begun = hashlib.sha256(), 0, list(arrays), []
         for piece in in_pieces(file, 0, file.size):
             state.update(piece)
             end = read + len(piece)
@@ -211,12 +211,12 @@ class Files:
                 begun.append(left.pop(0))
             for start, size in begun:
                 first, last = max(start, read), min(start + size, end)
-                found[start, size][first - start : last - start] = piece[first - read : last - read]
+                arrays[start, size][first - start : last - start] = piece[first - read : last - read]
             begun = [(start, size) for start, size in begun if start + size > end]
             read = end
         if state.hexdigest() != self._listed[name]["sha256"]:
             raise self._refusal([self._other(name, "it changed since, or its sha256 is another")])
-        return {place: view.toreadonly() for place, view in found.items()}
+        return {place: view.toreadonly() for place, view in arrays.items()}
 
     def _fault(self, name: str) -> str:
         """Open a file, unless it is, and compare its size; return what is wrong."""
@@ -236,10 +236,10 @@ class Files:
     def _difference(self, name: str) -> str:
         """Compare the digest of a file that is open; return what is wrong."""
         try:
-            found = sha256_of(self._opened[name])
+            sha256 = sha256_of(self._opened[name])
         except OSError as error:
             return self._other(name, f"it cannot be read: {error.strerror}")
-        return "" if found == self._listed[name]["sha256"] else self._other(name, f"its sha256 is {found}")
+        return "" if sha256 == self._listed[name]["sha256"] else self._other(name, f"its sha256 is {sha256}")
 
     def _other(self, name: str, what: str) -> str:
         listed = self._listed[name]

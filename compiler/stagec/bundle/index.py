@@ -128,43 +128,43 @@ def has_plain_trees(function: Mapping[str, Any]) -> bool:
     return all(Tree.from_json(function[key]).is_plain for key in ("in_tree", "out_tree"))
 
 
-def check(found: Any) -> None:
+def check(index: Any) -> None:
     """Check the index of a bundle: keys, types, and that what one entry names is there.
 
     Raises ValueError, naming the key at fault.
     """
-    if sum(len(aval) for aval in _written_avals(found) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
+    if sum(len(aval) for aval in _written_avals(index) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
         raise ValueError(f"functions: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
-    _BUNDLE(found)
-    _check_writer(found["versions"].get("stagec", ""))
-    files = found.get("weights_files", {})
-    if bool(files) != (found["format"] == FORMAT_WITH_FILES) or ("weights_files" in found and not files):
+    _BUNDLE(index)
+    _check_writer(index["versions"].get("stagec", ""))
+    files = index.get("weights_files", {})
+    if bool(files) != (index["format"] == FORMAT_WITH_FILES) or ("weights_files" in index and not files):
         raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, and of no other")
-    for name, weight in found["weights"].items():
+    for name, weight in index["weights"].items():
         if "file" in weight:
             _check_place(f"weights.{name}", weight, files)
         else:
-            _check_array(f"weights.{name}", weight, found["members"])
-    unused = sorted(files.keys() - {weight.get("file") for weight in found["weights"].values()})
+            _check_array(f"weights.{name}", weight, index["members"])
+    unused = sorted(files.keys() - {weight.get("file") for weight in index["weights"].values()})
     if unused:
         raise ValueError(f"weights_files: no array is of {unused[0]}")
-    for name, function in found["functions"].items():
+    for name, function in index["functions"].items():
         where = f"functions.{name}"
         artifact = "-".join(filter(None, (function["function"], function["variant"])))
         if artifact != name:
             raise ValueError(f"{where}: it is of {artifact}")
-        if not has_plain_trees(function) and found["format"] < FORMAT_WITH_KEYS:
-            raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {found['format']}")
+        if not has_plain_trees(function) and index["format"] < FORMAT_WITH_KEYS:
+            raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {index['format']}")
         for which in ("in", "out"):
             if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
                 raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
-        _check_named(f"{where}.exported", function["exported"], found["members"], "member")
+        _check_named(f"{where}.exported", function["exported"], index["members"], "member")
         if "description" in function:
-            _check_named(f"{where}.description", function["description"], found["members"], "member")
+            _check_named(f"{where}.description", function["description"], index["members"], "member")
         for key in ("inputs", "outputs"):
             for path, array in function.get("golden", {}).get(key, {}).items():
-                _check_array(f"{where}.golden.{key}.{path}", array, found["members"])
-        _check_bound(f"{where}.bind", function, found["weights"])
+                _check_array(f"{where}.golden.{key}.{path}", array, index["members"])
+        _check_bound(f"{where}.bind", function, index["weights"])
         seen = set()
         dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
         names = {*dimension_variables(dims)}
@@ -173,9 +173,9 @@ def check(found: Any) -> None:
         expressions = {dim: parse(dim).compute for dim in dims - names}
         for i, executable in enumerate(function["executables"]):
             at = f"{where}.executables[{i}]"
-            _check_named(f"{at}.target", executable["target"], found["targets"], "target")
+            _check_named(f"{at}.target", executable["target"], index["targets"], "target")
             for key in ("executable", "description", "stablehlo"):
-                _check_named(f"{at}.{key}", executable[key], found["members"], "member")
+                _check_named(f"{at}.{key}", executable[key], index["members"], "member")
             missing = sorted(names - executable["bucket"].keys())
             if missing:
                 raise ValueError(f"{at}.bucket: the size of {missing[0]} is missing")
@@ -203,9 +203,9 @@ def _check_writer(version: str) -> None:
         raise ValueError(f"versions.stagec: {what}")
 
 
-def _written_avals(found: Any) -> Iterator[str]:
+def _written_avals(index: Any) -> Iterator[str]:
     """Yield the avals of the functions of an index that nobody has looked at yet."""
-    functions = found.get("functions") if isinstance(found, dict) else None
+    functions = index.get("functions") if isinstance(index, dict) else None
     for function in functions.values() if isinstance(functions, dict) else ():
         for key in ("in_avals", "out_avals"):
             avals = function.get(key) if isinstance(function, dict) else None
@@ -275,23 +275,23 @@ def target_entry(description: Description) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key not in ("name", "compiler_options")}
 
 
-def describe(found: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], text: bytes) -> Description:
+def describe(index: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], text: bytes) -> Description:
     """Return the description `text` of the executable that `entry` of signature `artifact` names.
 
     Raises ValueError when it is none, or says something else than the index, by which the executable was chosen.
     """
     description = Description.from_json(text)
-    members = found["members"]
+    members = index["members"]
     names = entry["executable"], entry["description"], entry["stablehlo"]
     pairs = (
         ("the function", artifact, description.artifact),
         ("the entry", entry, executable_entry(description, *names)),
-        ("the target", found["targets"][entry["target"]], target_entry(description)),
+        ("the target", index["targets"][entry["target"]], target_entry(description)),
         ("the executable", members[entry["executable"]]["sha256"], description.executable_sha256),
         ("the StableHLO module", members[entry["stablehlo"]]["sha256"], description.stablehlo_sha256),
         (
             "the exported artifact",
-            members[found["functions"][artifact]["exported"]]["sha256"],
+            members[index["functions"][artifact]["exported"]]["sha256"],
             description.exported_sha256,
         ),
     )

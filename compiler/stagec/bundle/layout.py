@@ -65,7 +65,7 @@ class Layout(NamedTuple):
     def files(self) -> dict[str, bytes | FileOf]:
         """Return the files of the layout's folder by path, in sorted order."""
         tagged = [{**self.image, "annotations": {REF_NAME: IMAGE}}]
-        tagged += [{**one, "annotations": {REF_NAME: title}} for title, one in self.referrers.items()]
+        tagged += [{**referrer, "annotations": {REF_NAME: title}} for title, referrer in self.referrers.items()]
         files: dict[str, bytes | FileOf] = {f"blobs/sha256/{name}": blob for name, blob in self.blobs.items()}
         files |= {"index.json": index_of(tagged), "oci-layout": VERSION}
         return dict(sorted(files.items()))

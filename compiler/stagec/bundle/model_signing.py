@@ -64,7 +64,7 @@ class SignedModel(NamedTuple):
         """Read a statement. Raises ValueError, naming the key at fault."""
         _STATEMENT(dict(statement))
         resources = statement["predicate"]["resources"]
-        files = {one["name"]: one["digest"] for one in resources}
+        files = {resource["name"]: resource["digest"] for resource in resources}
         if len(files) != len(resources):
             raise ValueError("predicate.resources: a file is there twice")
         return SignedModel(files)
@@ -75,7 +75,7 @@ class SignedModel(NamedTuple):
         Parameters and errors as for `Statement.check_index`.
         """
         digest = whole()
-        names = sorted(name for name, one in self.files.items() if one == digest)
+        names = sorted(name for name, file in self.files.items() if file == digest)
         if not names:
             raise LoadError("signature", f"{path}: another model was signed: no file of it has the sha256 {digest}")
         if not any(_is_called(bundle, name) for name in names):
@@ -84,7 +84,7 @@ class SignedModel(NamedTuple):
 
     def check(self, archive: Archive, path: str | Path, digest: str | None = None) -> None:
         """Check that weights beside the bundle that were signed are those that it wants. Raises LoadError."""
-        folders = {one.rpartition("/")[0] for one in self.files if _is_called(archive.path, one)}
+        folders = {name.rpartition("/")[0] for name in self.files if _is_called(archive.path, name)}
         for name, file in archive.index.get("weights_files", {}).items():
             signed = {self.files.get(f"{folder}/{name}".lstrip("/"), file["sha256"]) for folder in folders}
             if signed - {file["sha256"]}:
@@ -110,11 +110,11 @@ def sign(bundle: str, archive: Archive, digest: str, key: PrivateKey) -> bytes:
         )
     listed = archive.index.get("weights_files", {})
     files = dict(sorted({bundle: digest, **{name: file["sha256"] for name, file in listed.items()}}.items()))
-    root = hashlib.sha256(b"".join(bytes.fromhex(one) for one in files.values())).hexdigest()
+    root = hashlib.sha256(b"".join(bytes.fromhex(sha256) for sha256 in files.values())).hexdigest()
     stem = bundle.removesuffix(".aot")
     beside = sorted({f"{name}{suffix}" for name in (bundle, stem) for suffix in _BESIDE})
     serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
-    resources = [{"name": name, "algorithm": "sha256", "digest": one} for name, one in files.items()]
+    resources = [{"name": name, "algorithm": "sha256", "digest": sha256} for name, sha256 in files.items()]
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": archive.index["name"], "digest": {"sha256": root}}],

@@ -70,9 +70,9 @@ def _read(suffix: str, content: bytes, path: str) -> Statement | SignedModel | s
     """Return what a file says, of an SBOM the hashes of what it is about. Raises LoadError."""
     try:
         if suffix == SBOM_SUFFIX:
-            found = strict_json.parse(content, LARGEST)
-            _SBOM(found)
-            return {one["content"] for one in found["metadata"]["component"]["hashes"]}
+            bill = strict_json.parse(content, LARGEST)
+            _SBOM(bill)
+            return {hashed["content"] for hashed in bill["metadata"]["component"]["hashes"]}
         if suffix == STATEMENT_SUFFIX:
             said = Statement.read(content, path)
             if not isinstance(said, Statement):

@@ -80,11 +80,11 @@ class Reference(NamedTuple):
     @staticmethod
     def read(text: str) -> Reference:
         """Read `registry/repo:tag` or `registry/repo@sha256:...`. Raises StagecError."""
-        found = _REFERENCE.fullmatch(text)
-        if not found or not (found["tag"] or found["digest"]):
+        match = _REFERENCE.fullmatch(text)
+        if not match or not (match["tag"] or match["digest"]):
             write = "write for example registry.example.com/models/digits:1.0.0, or ...@sha256:... for a digest"
             raise StagecError(Problem("", "", f"{text!r} names no image of a registry", write))
-        return Reference(found["repository"], found["tag"] or "", found["digest"] or "")
+        return Reference(match["repository"], match["tag"] or "", match["digest"] or "")
 
     def __str__(self) -> str:
         return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
@@ -137,7 +137,7 @@ class Registry:
                 there = target._replace(tag=layout.referrer_tag(subject, manifest["digest"]), digest="")
                 self._copy(f"oci:{folder}:{title}", f"docker://{there}", "--preserve-digests")
             if image.referrers:
-                own = {one["digest"]: one for one in image.referrers.values()}
+                own = {referrer["digest"]: referrer for referrer in image.referrers.values()}
                 self._list(target._replace(tag="", digest=subject), own)
 
     def remove(self, source: Reference, wanted: str) -> list[str]:
@@ -200,12 +200,12 @@ class Registry:
         left_out: dict[str, str] = {}
         bundle = image.files[image.bundle]
         suffixes = {kind: suffix for suffix, kind in layout.REFERRERS.items()}
-        for number, one in enumerate(self._known(source)):
-            digest = one.removeprefix("sha256:")
+        for number, listed in enumerate(self._known(source)):
+            digest = listed.removeprefix("sha256:")
             if number >= _MOST_REFERRERS:
                 left_out[digest] = f"more than {_MOST_REFERRERS} are said about the image"
                 break
-            there = source._replace(digest=one)
+            there = source._replace(digest=listed)
             try:
                 manifest = _parse(self._raw(there), _MANIFEST, str(there))
                 suffix = suffixes.get(manifest.get("artifactType", ""))
@@ -246,7 +246,7 @@ class Registry:
         Two who write the list at once have different lists. But each wrote a tag before, so who writes the list last
         has seen both.
         """
-        short = {one.removeprefix("sha256:")[:32] for one in listed}
+        short = {digest.removeprefix("sha256:")[:32] for digest in listed}
         tagged: dict[str, Descriptor] = {}
         unlisted = [tag for tag in self._tags(image) if tag.rpartition(".")[2] not in short]
         for tag in unlisted[:_MOST_REFERRERS]:
@@ -272,8 +272,8 @@ class Registry:
             if _is_absent(error):
                 return []
             raise
-        found = _parse(raw, _TAGS, image.repository, _BESIDE)["Tags"]
-        return [tag for tag in found if tag.startswith(f"{_list_tag(image)}.")]
+        tags = _parse(raw, _TAGS, image.repository, _BESIDE)["Tags"]
+        return [tag for tag in tags if tag.startswith(f"{_list_tag(image)}.")]
 
     def _list(self, image: Reference, own: Mapping[str, Descriptor], gone: Collection[str] = ()) -> None:
         """Write the list of what is said about an image until it has all but what is `gone`. Raises StagecError.
@@ -286,7 +286,7 @@ class Registry:
             listed = self._listed(tag)
             known = {**listed, **own}
             known |= self._tagged(image, known)
-            wanted = [one for digest, one in known.items() if digest not in gone]
+            wanted = [descriptor for digest, descriptor in known.items() if digest not in gone]
             if len(wanted) == len(listed) == len(known):
                 return
             self._write(tag, wanted)
@@ -306,7 +306,7 @@ class Registry:
             if _is_absent(error):
                 return {}
             raise
-        return {one["digest"]: one for one in _parse(raw, _INDEX, str(tag))["manifests"]}
+        return {descriptor["digest"]: descriptor for descriptor in _parse(raw, _INDEX, str(tag))["manifests"]}
 
     def _raw(self, source: Reference) -> bytes:
         words = ["inspect", "--raw", f"--tls-verify={self._verify}", f"docker://{source}"]
@@ -415,7 +415,7 @@ def _image(raw: bytes, source: Reference) -> _Image:
                 raise _no_bundle(source, f"{strict_json.shown(above)} is a file, and a folder with files")
     if not layers or layers[0]["mediaType"] != layout.CODE:
         raise _no_bundle(source, f"its first layer is not of type {layout.CODE}")
-    size = sum(one["size"] for one in [*layers, manifest["config"]])
+    size = sum(blob["size"] for blob in [*layers, manifest["config"]])
     return _Image(files, next(iter(files)), size)
 
 
@@ -426,7 +426,7 @@ def _no_bundle(source: Reference, why: str) -> StagecError:
 
 def _foreign(manifest: Mapping[str, Any]) -> bool:
     """Whether a manifest has blobs that are fetched from other places than the registry."""
-    return any("urls" in one for one in [*manifest["layers"], manifest["config"]])
+    return any("urls" in blob for blob in [*manifest["layers"], manifest["config"]])
 
 
 def _list_tag(image: Reference) -> str:
@@ -436,7 +436,7 @@ def _list_tag(image: Reference) -> str:
 def _is_absent(error: StagecError) -> bool:
     """Whether a registry has no such thing, as it says, or has something there that is not a manifest."""
     text = str(error).lower()
-    return isinstance(error.__cause__, ValueError) or any(one in text for one in _ABSENT)
+    return isinstance(error.__cause__, ValueError) or any(words in text for words in _ABSENT)
 
 
 def _path_of(layer: Mapping[str, Any], source: Reference) -> str:
@@ -451,13 +451,13 @@ def _path_of(layer: Mapping[str, Any], source: Reference) -> str:
 
 def _parse(data: bytes, shape: json_shapes.Shape, named: str, most: int = _LARGEST) -> dict[str, Any]:
     try:
-        found = strict_json.parse(data, most)
-        shape(found)
+        parsed = strict_json.parse(data, most)
+        shape(parsed)
     except ValueError as error:
         raise StagecError(
             Problem("", "", f"{named}: what the registry has is no manifest of an image: {error}")
         ) from error
-    return dict(found)
+    return dict(parsed)
 
 
 def _digest(data: bytes) -> str:
@@ -469,7 +469,7 @@ def _reason(text: str) -> str:
 
     A registry's own words are in it: control characters there are escapes, and stay escapes.
     """
-    found = _FATAL.findall(text)
-    last = re.sub(r'\\(["\\])', r"\1", found[-1]) if found else text.strip().rpartition("\n")[2]
+    fatal = _FATAL.findall(text)
+    last = re.sub(r'\\(["\\])', r"\1", fatal[-1]) if fatal else text.strip().rpartition("\n")[2]
     last = re.sub(r'^Error parsing image name "[^"]*": ', "", last)
     return last if len(last) <= _LONGEST_REASON else f"{last[:_LONGEST_REASON]}..."

@@ -66,7 +66,7 @@ def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Envi
             },
         },
         "components": components,
-        "dependencies": [{"ref": root, "dependsOn": [one["bom-ref"] for one in [*components, *weights]]}],
+        "dependencies": [{"ref": root, "dependsOn": [component["bom-ref"] for component in [*components, *weights]]}],
     }
     head = {
         "$schema": "http://cyclonedx.org/schema/bom-1.7.schema.json",

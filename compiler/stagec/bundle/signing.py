@@ -19,7 +19,7 @@ def sign(statement: bytes, key: PrivateKey, envelope: Envelope | None = None) ->
     if envelope is not None and envelope.payload != statement:
         raise ValueError("its signatures are of another statement")
     name = keys.keyid(key.public_key())
-    others = [one for one in (envelope.signatures if envelope else ()) if one[0] != name]
+    others = [signature for signature in (envelope.signatures if envelope else ()) if signature[0] != name]
     if len(others) >= MOST_SIGNATURES:
         raise ValueError(f"it has {MOST_SIGNATURES} signatures, and no more are read")
     return Envelope(statement, (*others, (name, keys.sign(key, pae(PAYLOAD_TYPE, statement)))))

@@ -49,9 +49,9 @@ class Memory:
 
     def copy(self, start: int, size: int) -> memoryview:
         """Return a part."""
-        found = reading.memory(size)
-        found[:] = self._data[start : start + size]
-        return found.toreadonly()
+        memory = reading.memory(size)
+        memory[:] = self._data[start : start + size]
+        return memory.toreadonly()
 
     def map(self, start: int, size: int) -> memoryview:
         """Return a part."""

@@ -50,7 +50,9 @@ def verify(
 
 def as_text(report: dict[str, Any]) -> str:
     """Return the report for a person to read: a line for each check, and what comes of them."""
-    lines = [f"{'ok' if one['ok'] else 'FAILED':<8}{one['check']:<12}{one['summary']}" for one in report["checks"]]
+    lines = [
+        f"{'ok' if check['ok'] else 'FAILED':<8}{check['check']:<12}{check['summary']}" for check in report["checks"]
+    ]
     verdicts = {
         VERIFIED: "verified",
         INTACT: f"intact, and no signature was checked. {UNSIGNED}",

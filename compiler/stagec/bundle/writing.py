@@ -98,9 +98,11 @@ def gather(
         if given:
             text = (json.dumps(described, separators=(",", ":")) + "\n").encode()
             functions[artifact]["description"] = members.add(f"{artifact}.exported.json", text)
-    for found in sorted((_compiled(name, member, exports) for member in executables), key=lambda one: one.order):
-        member, target_name = found.member, found.entry["target"]
-        if targets.setdefault(target_name, found.target) != found.target:
+    for compiled in sorted(
+        (_compiled(name, member, exports) for member in executables), key=lambda compiled: compiled.order
+    ):
+        member, target_name = compiled.member, compiled.entry["target"]
+        if targets.setdefault(target_name, compiled.target) != compiled.target:
             raise Inconsistent(f"{member.name}: other executables have another target {target_name!r}")
         stem = member.name.removeprefix(f"{name}.")
         names = {
@@ -108,7 +110,7 @@ def gather(
             "description": members.add(f"{stem}.json", member.description),
             "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
         }
-        functions[found.artifact]["executables"].append({**found.entry, **names})
+        functions[compiled.artifact]["executables"].append({**compiled.entry, **names})
     bindings.check()
     weight_entries = {name: _weight(members, name, tensor) for name, tensor in sorted(bindings.tensors.items())}
     # Last: a member that is there for other reasons keeps its name when these are stripped.
@@ -152,9 +154,9 @@ class _Members:
         return self._add(named, f"{folder}/{named}", tensor.data)
 
     def _add(self, sha256: str, name: str, content: Content) -> str:
-        found = self._names.setdefault(sha256, name)
-        self.data[found] = content
-        return found
+        first_name = self._names.setdefault(sha256, name)
+        self.data[first_name] = content
+        return first_name
 
 
 def _weight(members: _Members, name: str, array: Tensor | Outside) -> dict[str, Any]:
