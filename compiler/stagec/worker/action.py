@@ -119,7 +119,7 @@ def _undeclared(missed: Sequence[str], folders: Sequence[str]) -> list[str]:
         path
         for path in set(missed)
         if path.startswith("/")
-        or (".." not in path.split("/") and any(os.path.isfile(f"{one}/{path}") for one in folders))
+        or (".." not in path.split("/") and any(os.path.isfile(f"{folder}/{path}") for folder in folders))
     )
 
 

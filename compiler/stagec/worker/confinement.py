@@ -25,9 +25,9 @@ def keep_capabilities() -> None:
     """Let the program that this process is about to run have what it takes to enter namespaces, and to `renounce`."""
     syscalls.prctl(_PR_SET_SECUREBITS, _NO_ROOT)
     kept = (_CAP_SETPCAP, _CAP_SYS_CHROOT, _CAP_SYS_ADMIN)
-    syscalls.set_capabilities(sum(1 << one for one in kept))
-    for one in kept:
-        syscalls.prctl(_PR_CAP_AMBIENT, _RAISE, one)
+    syscalls.set_capabilities(sum(1 << capability for capability in kept))
+    for capability in kept:
+        syscalls.prctl(_PR_CAP_AMBIENT, _RAISE, capability)
 
 
 def renounce() -> None:

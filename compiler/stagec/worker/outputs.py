@@ -88,14 +88,14 @@ def _data(descriptor: int) -> Iterator[tuple[int, int]]:
 
 def states(folder: str, paths: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return what changes when a file does, for those of `paths`, relative to `folder`, that are there."""
-    found: dict[str, tuple[int, ...]] = {}
+    states_of: dict[str, tuple[int, ...]] = {}
     for path in paths:  # of a large model they are many
         try:
             now = os.stat(f"{folder}/{path}")
         except OSError:
             continue
-        found[path] = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-    return found
+        states_of[path] = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    return states_of
 
 
 def check_unchanged(folder: str, before: Mapping[str, tuple[int, ...]]) -> None:
@@ -108,7 +108,7 @@ def check_unchanged(folder: str, before: Mapping[str, tuple[int, ...]]) -> None:
 
 def make_folders(outputs: Sequence[str]) -> list[str]:
     """Make the folders of outputs, and return them."""
-    found = sorted({os.path.dirname(path) for path in outputs})
-    for path in found:
+    folders = sorted({os.path.dirname(path) for path in outputs})
+    for path in folders:
         os.makedirs(path or ".", exist_ok=True)
-    return found
+    return folders

@@ -68,7 +68,7 @@ class Root:
         self._descriptor = syscalls.new_tmpfs()
         # On top of the root of this process: no path leads there but the working directory.
         syscalls.move_mount(self._descriptor, "/")
-        known = {one for path in packages for one in (path, os.path.realpath(path))}
+        known = {shown_path for path in packages for shown_path in (path, os.path.realpath(path))}
         shown = sorted(path for path in known if not _is_below(path, _SYSTEM))
         self._among_temporary = [path for path in shown if _is_below(path, _TEMPORARY)]
         before = os.open(".", os.O_PATH | os.O_CLOEXEC)
@@ -140,9 +140,9 @@ class Root:
 def packages() -> list[str]:
     """Return what a process of this interpreter runs and imports: its own folders, and those of the module path."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    found = [f"{prefix}/{name}" for prefix in prefixes if prefix != "/" for name in ("bin", "lib", "lib64")]
-    found += [os.path.realpath(sys.executable), *(os.path.abspath(entry) for entry in sys.path if entry)]
-    return [path for path in (*found, *import_roots()) if os.path.exists(path)]
+    paths = [f"{prefix}/{name}" for prefix in prefixes if prefix != "/" for name in ("bin", "lib", "lib64")]
+    paths += [os.path.realpath(sys.executable), *(os.path.abspath(entry) for entry in sys.path if entry)]
+    return [path for path in (*paths, *import_roots()) if os.path.exists(path)]
 
 
 def import_roots() -> list[str]:

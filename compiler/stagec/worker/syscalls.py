@@ -86,7 +86,7 @@ def open_beneath(folder: int, path: str) -> int:
 
 def prctl(option: int, *arguments: int) -> None:
     """Change something of this process."""
-    call("prctl", option, *(ctypes.c_ulong(one) for one in (*arguments, 0, 0, 0, 0)[:4]))
+    call("prctl", option, *(ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]))
 
 
 def set_capabilities(capabilities: int) -> None:

@@ -49,8 +49,8 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
         if not child:
             work.do(said, functools.partial(_act, request, printed, namespaces, said, run))
         syscalls.setns(own, syscalls.CLONE_NEWPID)
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
         _, how, usage = os.wait4(child, 0)
         connection.sendall(ENDED.pack(how, usage.ru_maxrss))
 
