@@ -61,7 +61,7 @@ def read(text: str, file: str = "") -> list[Result]:
         message = _message(_tokens(text))
     except _SyntaxError as error:
         raise StagecError(Problem(file, "", str(error), REFRESH)) from None
-    found: list[Result] = []
+    results: list[Result] = []
     problems: list[Problem] = []
 
     def fault(key: str, what: str, write: str = REFRESH) -> None:
@@ -74,37 +74,39 @@ def read(text: str, file: str = "") -> list[Result]:
         fault(name, "unknown field", nearest(name, ("version", "results")))
     for index, entry in enumerate(value for name, value in message if name == "results"):
         key = f"results[{index}]"
-        one = _result(entry) if isinstance(entry, tuple) else "not a message"
-        if isinstance(one, str):
-            fault(key, one)
-        elif (one.device, one.hlo, one.version) in [(other.device, other.hlo, other.version) for other in found]:
+        result = _result(entry) if isinstance(entry, tuple) else "not a message"
+        if isinstance(result, str):
+            fault(key, result)
+        elif (result.device, result.hlo, result.version) in [
+            (other.device, other.hlo, other.version) for other in results
+        ]:
             fault(key, "a second result for the same kernel")
         else:
-            found.append(one)
+            results.append(result)
     if problems:
         raise StagecError(*problems)
-    return found
+    return results
 
 
 def check(results: Iterable[Result], device: Device, file: str = "") -> None:
     """Raise StagecError unless all results are of `device`, timed with one version of cuDNN: XLA finds no others."""
     wanted = _properties(device)
     problems = [
-        Problem(file, f"results[{index}].device", f"timed on {one.device}, and {device.name} is {wanted}", REFRESH)
-        for index, one in enumerate(results)
-        if _timed_on(one)[0] != wanted
+        Problem(file, f"results[{index}].device", f"timed on {result.device}, and {device.name} is {wanted}", REFRESH)
+        for index, result in enumerate(results)
+        if _timed_on(result)[0] != wanted
     ]
-    versions = sorted({_timed_on(one)[1] for one in results})
+    versions = sorted({_timed_on(result)[1] for result in results})
     if len(versions) > 1:
-        found = " and ".join(".".join(map(str, version)) for version in versions)
-        problems.append(Problem(file, "results", f"timed with cuDNN {found}: XLA finds those of one", REFRESH))
+        listed = " and ".join(".".join(map(str, version)) for version in versions)
+        problems.append(Problem(file, "results", f"timed with cuDNN {listed}: XLA finds those of one", REFRESH))
     if problems:
         raise StagecError(*problems)
 
 
 def cudnn(results: Iterable[Result]) -> tuple[int, int, int] | None:
     """Return the version of cuDNN with which kernels were timed; None without results."""
-    return next((_timed_on(one)[1] for one in results), None)
+    return next((_timed_on(result)[1] for result in results), None)
 
 
 def merge(files: Iterable[Iterable[Result]], device: Device) -> list[Result]:
@@ -114,21 +116,21 @@ def merge(files: Iterable[Iterable[Result]], device: Device) -> list[Result]:
     So the properties of `device` take the place of those of the device that kernels were timed on.
     """
     properties = _properties(device)
-    found: dict[tuple[str, str, int], Result] = {}
-    for one in (one for file in files for one in file):
-        version = ".".join(map(str, _timed_on(one)[1]))
-        renamed = replace(one, device=f"{properties}, DNN version: {version}")
-        found.setdefault((renamed.device, renamed.hlo, renamed.version or 0), renamed)
-    return [found[key] for key in sorted(found)]
+    merged: dict[tuple[str, str, int], Result] = {}
+    for result in (result for file in files for result in file):
+        version = ".".join(map(str, _timed_on(result)[1]))
+        renamed = replace(result, device=f"{properties}, DNN version: {version}")
+        merged.setdefault((renamed.device, renamed.hlo, renamed.version or 0), renamed)
+    return [merged[key] for key in sorted(merged)]
 
 
 def write(results: Iterable[Result], comment: str) -> str:
     """Return a file of results, for `read` and for XLA. comment: its first line."""
     lines = [f"# {comment}", f"version: {VERSION}"]
-    for one in results:
-        lines += ["results {", f'  device: "{one.device}"', f'  hlo: "{one.hlo}"', "  result {"]
-        lines += [f"    {line}" for line in _lines(one.chosen)]
-        lines += ["  }", *([f"  version: {one.version}"] if one.version is not None else []), "}"]
+    for result in results:
+        lines += ["results {", f'  device: "{result.device}"', f'  hlo: "{result.hlo}"', "  result {"]
+        lines += [f"    {line}" for line in _lines(result.chosen)]
+        lines += ["  }", *([f"  version: {result.version}"] if result.version is not None else []), "}"]
     return "\n".join(lines) + "\n"
 
 
@@ -152,10 +154,10 @@ def _properties(device: Device) -> str:
     )
 
 
-def _timed_on(one: Result) -> tuple[str, tuple[int, int, int]]:
-    found = _DEVICE.fullmatch(one.device)
-    assert found is not None  # `read` looked
-    return found[1], (int(found[2]), int(found[3]), int(found[4]))
+def _timed_on(result: Result) -> tuple[str, tuple[int, int, int]]:
+    match = _DEVICE.fullmatch(result.device)
+    assert match is not None  # `read` looked
+    return match[1], (int(match[2]), int(match[3]), int(match[4]))
 
 
 def _result(entry: Message) -> Result | str:
@@ -201,16 +203,16 @@ class _SyntaxError(Exception):
 
 def _tokens(text: str) -> list[tuple[str, str, int]]:
     """Kind, text and line of each token, then one of kind "end"."""
-    found, at, line = [], 0, 1
+    tokens, at, line = [], 0, 1
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
             raise _SyntaxError(f"line {line}: not protobuf's text format: {text[at : at + 20].splitlines()[0]}")
         if token.lastgroup:
-            found.append((token.lastgroup, token[0], line))
+            tokens.append((token.lastgroup, token[0], line))
         line += token[0].count("\n")
         at = token.end()
-    return [*found, ("end", "the end", line)]
+    return [*tokens, ("end", "the end", line)]
 
 
 def _message(tokens: list[tuple[str, str, int]]) -> Message:
@@ -224,7 +226,7 @@ _DEEPEST = 20
 
 def _fields(tokens: list[tuple[str, str, int]], at: int, end: str, depth: int) -> tuple[Message, int]:
     """The fields from token `at` to `end`, and the position after it."""
-    found: list[tuple[str, str | Message]] = []
+    fields: list[tuple[str, str | Message]] = []
     while tokens[at][1] != end:
         kind, name, _ = tokens[at]
         if kind not in ("name", "type"):
@@ -235,18 +237,18 @@ def _fields(tokens: list[tuple[str, str, int]], at: int, end: str, depth: int) -
         kind, value, _ = tokens[at]
         if value in _CLOSING and kind == "mark" and depth < _DEEPEST:
             inner, at = _fields(tokens, at + 1, _CLOSING[value], depth + 1)
-            found.append((name, inner))
+            fields.append((name, inner))
         elif colon and kind in ("string", "number", "name"):
             at += 1
             while kind == "string" and tokens[at][0] == "string":  # parts of one string
                 value = value[:-1] + tokens[at][1][1:]
                 at += 1
-            found.append((name, value))
+            fields.append((name, value))
         else:
             raise _unexpected(tokens[at])
         if tokens[at][0] == "mark" and tokens[at][1] in ",;":
             at += 1
-    return tuple(found), at + 1
+    return tuple(fields), at + 1
 
 
 def _unexpected(token: tuple[str, str, int]) -> _SyntaxError:

@@ -57,13 +57,13 @@ def target(name: str, others: tuple[str, ...] = ()) -> TargetSpec:
     Raises StagecError, which names near ones, when there is no such one.
     """
     everywhere = [hardware(platform) for platform in PLATFORMS]
-    for one in everywhere:
-        if found := one.target(name):
-            return found
+    for module in everywhere:
+        if spec := module.target(name):
+            return spec
     kinds = "a short name that stagec targets lists, or a TPU topology such as v5e:2x2"
     listed = f"one of {', '.join(others)}, " if others else ""
-    known = [*others, *(short for one in everywhere for short in one.names())]
-    nearly = next(filter(None, (one.advice(name) for one in everywhere)), "")
+    known = [*others, *(short for module in everywhere for short in module.names())]
+    nearly = next(filter(None, (module.advice(name) for module in everywhere)), "")
     write = nearly or near(name, known) or f"write {listed}{kinds}"
     raise StagecError(Problem("", "", f'unknown target "{name}"', write))
 

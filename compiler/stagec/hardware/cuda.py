@@ -30,12 +30,17 @@ def device(name: str) -> Device:
 
 def entries() -> list[Entry]:
     """Return what is checked in."""
-    found = []
-    for name, one in devices().items():
+    rows = []
+    for name, device in devices().items():
         table = tables.read("cuda")[name]
-        properties = one.device_memory_size, one.bf16_flops, float(one.memory_bandwidth), one.nvlink_bandwidth or None
-        found.append(Entry(name, "cuda", table["doc"], table["source"], *properties, (name,), (1,)))
-    return found
+        properties = (
+            device.device_memory_size,
+            device.bf16_flops,
+            float(device.memory_bandwidth),
+            device.nvlink_bandwidth or None,
+        )
+        rows.append(Entry(name, "cuda", table["doc"], table["source"], *properties, (name,), (1,)))
+    return rows
 
 
 def target(name: str) -> CudaTarget | None:

@@ -77,11 +77,11 @@ def read(description: Mapping[str, Any], file: str = "", key: str = "") -> Devic
     file, key: where it stands, for messages; "" for the key when it is the whole file.
     Raises StagecError with every field that is missing, unknown, of another type or not positive.
     """
-    found = [
+    problems = [
         Problem(file, ".".join(filter(None, (key, field))), what, write) for field, what, write in _faults(description)
     ]
-    if found:
-        raise StagecError(*found)
+    if problems:
+        raise StagecError(*problems)
     kept = {name: value for name, value in description.items() if name not in REMARKS}
     # A whole number may be written for any other; equal devices have equal properties.
     return Device(**{name: _KINDS[name](value) for name, value in kept.items()})

@@ -26,15 +26,20 @@ def generations() -> Mapping[str, Generation]:
 
 def entries() -> list[Entry]:
     """Return what is checked in."""
-    found = []
-    for name, one in generations().items():
+    rows = []
+    for name, generation in generations().items():
         table = tables.read("tpu")[name]
-        usual = topologies(one)
+        usual = topologies(generation)
         examples = (*usual[:3], usual[-1])
         counts = tuple(parse_topology(text, generations()).num_devices for text in examples)
-        properties = one.memory, one.flops, one.bandwidth, 2 * len(one.pod) * one.link_bandwidth
-        found.append(Entry(name, "tpu", table["doc"], table["source"], *properties, examples, counts))
-    return found
+        properties = (
+            generation.memory,
+            generation.flops,
+            generation.bandwidth,
+            2 * len(generation.pod) * generation.link_bandwidth,
+        )
+        rows.append(Entry(name, "tpu", table["doc"], table["source"], *properties, examples, counts))
+    return rows
 
 
 def target(name: str) -> TpuTarget | None:
