@@ -49,7 +49,7 @@ def analyze(
         metric: Metric = memory_analysis.get(xlas, UNKNOWN) if any(memory_analysis.values()) else UNKNOWN
         metrics[name] = UNKNOWN if name in _NEVER_NOTHING and not metric else metric
     places, links = tuple(map(tuple, coords)), hardware.links
-    cost = totals.count(program, devices, lambda found: links.seconds(found, devices, places) if links else None)
+    cost = totals.count(program, devices, lambda exchange: links.seconds(exchange, devices, places) if links else None)
     metrics["flops"], metrics["bytes_accessed"] = _metric(cost.flops), _metric(cost.bytes)
     metrics["collectives"] = {
         kind: {name: _metric(value) for name, value in moved.items()} for kind, moved in cost.collectives.items()
@@ -111,29 +111,31 @@ def buffers(program: str) -> list[Buffer]:
 
     Those inside of fusions never exist, and those in a memory of a core's own are left out.
     """
-    found = [one for part in hlo.parse(program).computations.values() for one in part.instructions.values()]
-    fused = {one.called for one in found if one.called and one.opcode != "call" and not one.opcode.startswith("async")}
-    by_name = {(one.computation, one.name): one for one in found}
-    roots = [one for one in found if one.entry and one.root]
+    instructions = [op for part in hlo.parse(program).computations.values() for op in part.instructions.values()]
+    fused = {
+        op.called for op in instructions if op.called and op.opcode != "call" and not op.opcode.startswith("async")
+    }
+    by_name = {(op.computation, op.name): op for op in instructions}
+    roots = [op for op in instructions if op.entry and op.root]
     result: list[Buffer] = []
     results = {name for root in roots for name in (root.name, *(root.operands if root.opcode == "tuple" else ()))}
     for root in roots:
         for index, array in enumerate(hlo.elements(root.type)):
             result.append(Buffer("result", index, "", hlo.plain(array), hlo.size(array)))
-    for one in found:
-        if one.computation in fused or one.type.startswith("("):
+    for op in instructions:
+        if op.computation in fused or op.type.startswith("("):
             continue
-        if one.opcode == "parameter":
-            if one.entry and one.number is not None:
-                result.append(Buffer("argument", one.number, one.model_name, hlo.plain(one.type), hlo.size(one.type)))
+        if op.opcode == "parameter":
+            if op.entry and op.number is not None:
+                result.append(Buffer("argument", op.number, op.model_name, hlo.plain(op.type), hlo.size(op.type)))
             continue
-        made = by_name.get((one.computation, one.operands[0])) if one.opcode == "get-tuple-element" else one
-        if made is None or made.opcode in _NO_BUFFER or one.opcode.endswith("-start"):
+        made = by_name.get((op.computation, op.operands[0])) if op.opcode == "get-tuple-element" else op
+        if made is None or made.opcode in _NO_BUFFER or op.opcode.endswith("-start"):
             continue
-        if hlo.in_main_memory(one.type) and not (one.entry and one.name in results):
-            name = one.model_name or made.model_name or made.opcode
-            index = -1 if one.number is None else one.number
-            result.append(Buffer("temporary", index, name, hlo.plain(one.type), hlo.size(one.type)))
+        if hlo.in_main_memory(op.type) and not (op.entry and op.name in results):
+            name = op.model_name or made.model_name or made.opcode
+            index = -1 if op.number is None else op.number
+            result.append(Buffer("temporary", index, name, hlo.plain(op.type), hlo.size(op.type)))
     return sorted(result, key=lambda buffer: (-buffer.bytes, _ORDER.index(buffer.kind), buffer.index))
 
 

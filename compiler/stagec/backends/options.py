@@ -20,11 +20,11 @@ def known_options() -> tuple[str, ...]:
     """
     import jaxlib
 
-    found: set[str] = set()
+    names: set[str] = set()
     for path in Path(str(jaxlib.__file__)).parent.glob("libjax*.so*"):
         with elf.opened(path) as file:
-            found |= set(descriptors.read(file).get("xla.DebugOptions", ()))
-    return tuple(sorted(name for name in found if name.startswith("xla_")))
+            names |= set(descriptors.read(file).get("xla.DebugOptions", ()))
+    return tuple(sorted(name for name in names if name.startswith("xla_")))
 
 
 def suggestion(name: str, known: Iterable[str] | None = None) -> str:

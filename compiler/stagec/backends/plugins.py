@@ -53,10 +53,10 @@ def version(plugin: Plugin) -> str:
 
 def path(plugin: Plugin) -> Path:
     """Return where the library is. Raises CannotCompile when it is not installed."""
-    found = library(plugin)
-    if found is None:
+    file = library(plugin)
+    if file is None:
         raise _missing(plugin)
-    return found
+    return file
 
 
 def wanted(plugin: Plugin) -> str:
@@ -95,10 +95,10 @@ def load(plugin: Plugin) -> Any:
     unsuitable = compatibility.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
-    where, found, fits = path(plugin), version(plugin), wanted(plugin)
+    where, installed, fits = path(plugin), version(plugin), wanted(plugin)
     # XLA's plugin interface lets other versions in, and promises nothing about what they make.
-    if not fits or not f"{found}.".startswith(f"{fits}."):
-        what = f"{plugin.distribution} {found} is not for jaxlib {compatibility.version()}"
+    if not fits or not f"{installed}.".startswith(f"{fits}."):
+        what = f"{plugin.distribution} {installed} is not for jaxlib {compatibility.version()}"
         write = f"lock {_pinned(plugin)}" if fits else ""
         raise CannotCompile(what, "platform", write)
     if machine.machine() != "x86_64":
@@ -109,7 +109,7 @@ def load(plugin: Plugin) -> Any:
         interface = xla_client.load_pjrt_plugin_dynamically(plugin.platform, str(where))
         xla_client.initialize_pjrt_plugin(plugin.platform)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
-        raise CannotCompile(f"{plugin.distribution} {found} cannot be used on this machine: {error}") from error
+        raise CannotCompile(f"{plugin.distribution} {installed} cannot be used on this machine: {error}") from error
     return interface
 
 
@@ -181,10 +181,10 @@ def _changed(plugin: Plugin) -> Iterator[None]:
 def _unknown_option(
     plugin: Plugin, message: str, compiler_options: Mapping[str, CompilerOption]
 ) -> CannotCompile | None:
-    found = re.search(r"No such compile option: '(\w+)'", message)
-    if not found or found[1] not in compiler_options:
+    match = re.search(r"No such compile option: '(\w+)'", message)
+    if not match or match[1] not in compiler_options:
         return None
-    name = found[1]
+    name = match[1]
     with path(plugin).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         known = {match[1].decode() for match in _OPTION.finditer(content)}
     what = f"{plugin.distribution} has no option {name}"

@@ -171,9 +171,9 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
         what = f"{problem.key}: {problem.what}" if problem.key else problem.what
         raise CannotCompile(what, "autotuning", problem.write) from error
     wanted = _KERNELS.get(compatibility.version())
-    for index, one in enumerate(results if wanted is not None else ()):
-        if one.version not in (None, wanted):
-            what = f"results[{index}].version: timed by an XLA of version {one.version}; this one is {wanted}"
+    for index, result in enumerate(results if wanted is not None else ()):
+        if result.version not in (None, wanted):
+            what = f"results[{index}].version: timed by an XLA of version {result.version}; this one is {wanted}"
             raise CannotCompile(what, "autotuning", autotuning.REFRESH)
     if _kept and _kept != [target.autotuning_results]:
         what = "this process has compiled with other results of autotuning, which XLA keeps"
@@ -185,11 +185,11 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
 def _not_timed(error: CannotCompile) -> CannotCompile | None:
     """Return what XLA says of a kernel without a result as an error of the target; None for any other error."""
     # Of several kernels XLA names one, below the line that an error of ours keeps.
-    found = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", f"{error}\n{error.__cause__}")
-    if found is None:
+    match = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", f"{error}\n{error.__cause__}")
+    if match is None:
         return None
     write = f"{autotuning.REFRESH}\nor let XLA choose without timing: compiler_options = {{ {_COMPLETE} = false }}"
-    return CannotCompile(f"it has no result for {found[1]}", "autotuning", write)
+    return CannotCompile(f"it has no result for {match[1]}", "autotuning", write)
 
 
 def _toolkit() -> Path:

@@ -59,8 +59,8 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
     if len(here) < count:
         what = f"it needs {count} devices, and CUDA finds {len(here)} here"
         raise CannotCompile(what, "topology", "run this on a machine with as many")
-    found = nvidia.properties(_describe(here[0]))
-    refuse_another(found, target)
+    reported = nvidia.properties(_describe(here[0]))
+    refuse_another(reported, target)
     missing = [name for name in _LIBRARIES if not _loads(name)]
     if missing:
         write = "install CUDA 13 and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
@@ -97,13 +97,13 @@ def _describe(device: Any) -> str:
     return str(xla_client.get_topology_for_devices([device]).target_config)
 
 
-def refuse_another(found: Mapping[str, Any], target: CudaTarget) -> None:
-    """Raise CannotCompile unless the device here is the target's. found: what `nvidia.properties` returned for it."""
+def refuse_another(reported: Mapping[str, Any], target: CudaTarget) -> None:
+    """Raise CannotCompile unless the device here is the target's. reported: what `nvidia.properties` returned."""
 
     def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
         return str(value).rstrip("af")
 
-    here = {key: found.get(key) for key in _SAME}
+    here = {key: reported.get(key) for key in _SAME}
     others = [f"{key} is {value}, not {target.figures[key]}" for key, value in here.items()]
     others = [text for text, key in zip(others, _SAME, strict=True) if bare(here[key]) != bare(target.figures[key])]
     if others:

@@ -22,8 +22,8 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
 
     cudnn, cuda, cub: versions of these libraries that the executable may count on where it is loaded.
     """
-    found = CAPABILITY.fullmatch(device.compute_capability)
-    assert found is not None
+    match = CAPABILITY.fullmatch(device.compute_capability)
+    assert match is not None
     other = ("name", "compute_capability", "active_links", *_ESTIMATES)
     major, minor, patch = cudnn
     names = {
@@ -36,7 +36,7 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
         "dnn_version": f"{major}.{minor}.{patch}",
         "cub_version": cub,
     }
-    capability = f"major: {found[1]} minor: {found[2]} feature_extension: {_FEATURES[found[3]]}"
+    capability = f"major: {match[1]} minor: {match[2]} feature_extension: {_FEATURES[match[3]]}"
     info = [
         *(f"{field.name}: {getattr(device, field.name)}" for field in fields(Device) if field.name not in other),
         *(f'{key}: "{value}"' for key, value in names.items()),
@@ -63,25 +63,25 @@ def properties(config: str) -> dict[str, Any]:
     """
     info = dict(re.findall(r"^ *(\w+): (.+)$", config.partition("dnn_version_info {")[0], re.MULTILINE))
     mark = next((mark for mark, name in _FEATURES.items() if name == info.get("feature_extension")), "")
-    found: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "compute_capability": f"{info.get('major', 0)}.{info.get('minor', 0)}{mark}",
         "active_links": 0,  # a zero is not printed
     }
     read: dict[str, Callable[[str], Any]] = {"str": json.loads, "int": int, "float": float}
     for field in fields(Device):
         if field.name in info:
-            found[field.name] = read[str(field.type)](info[field.name])
-    return {field.name: found[field.name] for field in fields(Device) if field.name in found}
+            reported[field.name] = read[str(field.type)](info[field.name])
+    return {field.name: reported[field.name] for field in fields(Device) if field.name in reported}
 
 
-def as_toml(found: Mapping[str, Any]) -> str:
+def as_toml(reported: Mapping[str, Any]) -> str:
     """Return what `properties` returned as a file that a manifest can name.
 
     The peak, and the speed of links, are those of the checked-in device of the same name. Where there is none, the file
     says that the peak is missing.
     """
-    same = [device for device in cuda.devices().values() if device.name == found["name"]]
-    whole = {"doc": found["name"], "source": "what the CUDA driver reports", **found}
+    same = [device for device in cuda.devices().values() if device.name == reported["name"]]
+    whole = {"doc": reported["name"], "source": "what the CUDA driver reports", **reported}
     if same:
         whole |= {name: getattr(same[0], name) for name in _ESTIMATES}
         whole["source"] = f"{whole['source']}; {', '.join(_ESTIMATES)}: NVIDIA's data sheets"

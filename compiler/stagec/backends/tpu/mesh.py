@@ -93,13 +93,13 @@ def _whole_axes(dims: Sequence[int], mesh: Sequence[int]) -> list[int] | None:
     taken: list[tuple[int, ...]] = [()] * len(mesh)
     for axis in reversed(range(len(mesh))):
         candidates = (c for n in range(len(dims), 0, -1) for c in itertools.combinations(range(len(dims)), n))
-        found = next((c for c in candidates if math.prod(left[i] for i in c) == mesh[axis]), None)
-        if found is None:
+        chosen = next((c for c in candidates if math.prod(left[i] for i in c) == mesh[axis]), None)
+        if chosen is None:
             if mesh[axis] > 1:
                 return None
             continue
-        taken[axis] = found
-        for i in found:
+        taken[axis] = chosen
+        for i in chosen:
             left[i] = 0
     return [i for axes in taken for i in axes]
 
