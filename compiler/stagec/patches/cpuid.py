@@ -49,13 +49,13 @@ def sites(code: Code) -> tuple[int, ...]:
     host = next(hosts(code), None)  # `known_builds.examined` searches to the end, which takes four times as long
     if host is None:
         return ()
-    found = []
+    addresses = []
     for at in code.find(_CPUID, host, _NEAR):
         before = ctypes.string_at(at - _XCHG_SIZE, _XCHG_SIZE)
         after = ctypes.string_at(at + len(_CPUID), _XCHG_SIZE)
         if before == after and before[0] in (0x48, 0x49, 0x4C) and before[1] == 0x87:
-            found.append(at - _XCHG_SIZE)
-    return (*found, *code.find(_XGETBV, host, _NEAR))
+            addresses.append(at - _XCHG_SIZE)
+    return (*addresses, *code.find(_XGETBV, host, _NEAR))
 
 
 def hosts(code: Code) -> Iterator[int]:
@@ -69,9 +69,9 @@ def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
 
     def leave(**registers: int) -> bytes:
         opcodes = {"eax": 0xB8, "ebx": 0xBB, "ecx": 0xB9, "edx": 0xBA}  # mov r32, imm32
-        found = b"".join(struct.pack("<BI", opcodes[name], value) for name, value in registers.items())
-        back = address + _JUMP_SIZE - (at + len(code) + len(found) + _JUMP_SIZE)
-        return found + b"\xe9" + struct.pack("<i", back)
+        loads = b"".join(struct.pack("<BI", opcodes[name], value) for name, value in registers.items())
+        back = address + _JUMP_SIZE - (at + len(code) + len(loads) + _JUMP_SIZE)
+        return loads + b"\xe9" + struct.pack("<i", back)
 
     if before == _XGETBV:
         return leave(eax=isa.xcr0, ecx=0, edx=0)

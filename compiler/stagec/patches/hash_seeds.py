@@ -32,14 +32,14 @@ _MOVES = {b"\x31\xd1": b"\xb1", b"\x31\xca": b"\xb2"}
 
 def patches(code: Code, seed: int = SEED) -> list[Patch]:
     """Return the changes to `code`, a library with Abseil in it, that make the seed of every new table the same."""
-    found = []
+    changes = []
     for address in sites(code):
         before = ctypes.string_at(address, _ADD_SIZE)
         if before == _STEP[:_ADD_SIZE]:
-            found.append(Patch(address, before, b"\xb8" + seed.to_bytes(4, "little")))
+            changes.append(Patch(address, before, b"\xb8" + seed.to_bytes(4, "little")))
         else:
-            found.append(Patch(address, before[:2], _MOVES[before[:2]] + bytes((seed & 0xFF,))))
-    return found
+            changes.append(Patch(address, before[:2], _MOVES[before[:2]] + bytes((seed & 0xFF,))))
+    return changes
 
 
 @functools.cache
@@ -50,6 +50,6 @@ def sites(code: Code) -> tuple[int, ...]:
 
 def _counted(code: Code) -> Iterator[int]:
     for address in code.find(_COUNTER):
-        found = _COUNTED.match(ctypes.string_at(address - 1, min(_MOST, code.address + code.size - address + 1)))
-        if found:
-            yield address - 1 + found.end() - 2
+        match = _COUNTED.match(ctypes.string_at(address - 1, min(_MOST, code.address + code.size - address + 1)))
+        if match:
+            yield address - 1 + match.end() - 2

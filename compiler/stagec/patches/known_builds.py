@@ -154,18 +154,18 @@ def known(code: Code, wanted: str = "") -> Build:
     wanted: the version of its wheel that could be used here, or a prefix of it; "" where any could.
     """
     build_id, builds = code.build_id(), [build for build in rows() if build.library == code.library]
-    found = next((build for build in builds if build.build_id == build_id), None)
-    if found is None:
+    build = next((build for build in builds if build.build_id == build_id), None)
+    if build is None:
         fit = [build for build in builds if build.python in ("", python_tag())]
         versions = dict.fromkeys(
             build.version for build in fit if f"{build.version}.".startswith(f"{wanted}." * bool(wanted))
         )
         raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", _write(code, list(versions)))
     for change, find in LIBRARIES[code.library].sites.items():
-        if len(find(code)) != found.sites[change]:
-            sites = f"{len(find(code))} sites of {change} in the place of {found.sites[change]}"
+        if len(find(code)) != build.sites[change]:
+            sites = f"{len(find(code))} sites of {change} in the place of {build.sites[change]}"
             raise UnknownBuild(f"{_told(code)} is not as it was tested: {sites}", "install its wheel again")
-    return found
+    return build
 
 
 def _told(code: Code) -> str:
@@ -209,11 +209,11 @@ def examined(path: Path) -> Build:
         others.append(f"LLVM detects the host in {hosts} places, not in one")
     for root, paths in library.messages.items():
         for names, numbers in paths.items():
-            found = _numbers(messages, root, names.split("."))
-            if found == numbers[: len(found)] and not _used(messages, root, numbers[: len(found) + 1]):
+            present = _numbers(messages, root, names.split("."))
+            if present == numbers[: len(present)] and not _used(messages, root, numbers[: len(present) + 1]):
                 lacks.append(names)
-            elif found != numbers:
-                others.append(f"{root} has {names} at {found}, not at {numbers}")
+            elif present != numbers:
+                others.append(f"{root} has {names} at {present}, not at {numbers}")
         others += [f"{root} has another at {names}" for names in _own(messages, root) if names not in paths]
     if others:
         raise PatchError(f"{path.name} is not as those that are known: {'; '.join(others)}")
@@ -230,8 +230,8 @@ def _numbers(messages: descriptors.Messages, root: str, names: Sequence[str]) ->
 
 def _used(messages: descriptors.Messages, root: str, numbers: Sequence[int]) -> bool:
     """Whether there is a field at a path of numbers."""
-    found = [field for field in messages.get(root, {}).values() if field.number == numbers[0]]
-    return bool(found) and (not numbers[1:] or _used(messages, found[0].type_name, numbers[1:]))
+    fields = [field for field in messages.get(root, {}).values() if field.number == numbers[0]]
+    return bool(fields) and (not numbers[1:] or _used(messages, fields[0].type_name, numbers[1:]))
 
 
 def _own(messages: descriptors.Messages, root: str) -> Iterator[str]:

@@ -63,9 +63,9 @@ class Code:
         start, end = self.address, self.address + self.size
         if near is not None:
             start, end = max(start, near - distance), min(end, near + distance)
-        while found := _libc().memmem(start, end - start, pattern, len(pattern)):
-            yield found
-            start = found + 1
+        while address := _libc().memmem(start, end - start, pattern, len(pattern)):
+            yield address
+            start = address + 1
 
     def imported(self, function: str) -> int | None:
         """Return the address at which it keeps the address of another library's function; None where it imports none.
@@ -119,11 +119,11 @@ def room_near(code: Code, size: int) -> int:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
     for distance in range(16, 1800, 16):
         wanted = code.address - (distance << 20) & -mmap.PAGESIZE
-        found = _libc().mmap(wanted, size, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
-        if found == wanted:
+        mapped = _libc().mmap(wanted, size, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
+        if mapped == wanted:
             return wanted
-        if found != ctypes.c_void_p(-1).value:  # an old kernel takes the address for a hint
-            _libc().munmap(found, size)
+        if mapped != ctypes.c_void_p(-1).value:  # an old kernel takes the address for a hint
+            _libc().munmap(mapped, size)
         elif ctypes.get_errno() in (errno.EACCES, errno.EPERM):
             raise PatchError(_FORBIDDEN)
     raise PatchError(f"there is no room beside {code.library} in this process's memory")
@@ -172,15 +172,15 @@ def _protections(changes: Sequence[Patch]) -> list[int]:
     places = [(change.address, change.address + len(change.before)) for change in changes]
     # Read once: a process has hundreds.
     mappings = list(_mappings(min(start for start, _ in places), max(end for _, end in places))) if places else []
-    found = []
+    protections = []
     for start, end in places:
         parts = [
             (min(end, m.end) - max(start, m.start), m.protection) for m in mappings if m.start < end and start < m.end
         ]
         if sum(size for size, _ in parts) != end - start or len({protection for _, protection in parts}) != 1:
             raise PatchError(f"this process has no memory at {start:#x} that could be changed")
-        found.append(parts[0][1])
-    return found
+        protections.append(parts[0][1])
+    return protections
 
 
 def _write(address: int, code: bytes, before: int) -> None:
