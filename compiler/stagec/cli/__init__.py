@@ -94,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _no(what: str, name: str, names: Iterable[str], program: str) -> str:
-    """Return the sentence for a name that is none of `names`."""
+    """Return the sentence for a name that is not in `names`."""
     near = nearest(name, names)
     return f"no {what}: {near if near.startswith('did you mean') else f'{program} --help lists what there is'}"
 

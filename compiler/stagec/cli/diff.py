@@ -1,4 +1,4 @@
-"""Tell how two bundles differ."""
+"""Show how two bundles differ."""
 
 from __future__ import annotations
 

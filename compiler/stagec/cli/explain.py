@@ -1,4 +1,4 @@
-"""Tell what differs in what two artifacts are made from."""
+"""Show what differs in what two artifacts are made from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagec.cli.options import add_manifest_import_roots, add_plugins
 def arguments(parser: argparse.ArgumentParser) -> None:
     what = "a bundle (.aot), executable (.xla), exported artifact (.exported) or description (.json)"
     parser.add_argument("first", help=f"{what}; or a manifest (.toml) for what would be built now")
-    parser.add_argument("second", help="another of the same kind, a bundle that has such a one, or a manifest")
+    parser.add_argument("second", help="another artifact of the same kind, a bundle that has one, or a manifest")
     add_manifest_import_roots(parser)
     add_plugins(parser)
 
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from stagec.reports import explanation
 
-    # What a plugin's executables are made from is its version too; but tracing would import it, and tell that.
+    # What a plugin's executables are made from is its version too; but tracing would import it, and show that.
     packages = list(sys.path)
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
     sys.path += map(str, plugins.values())

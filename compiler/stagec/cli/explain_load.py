@@ -1,4 +1,4 @@
-"""Tell what of a bundle runs on this machine, and why the rest does not; and the weights that it has."""
+"""Show what of a bundle runs on this machine, and why the rest does not; and the weights that it has."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def read(path: str, most: int = reading.LARGEST) -> bytes:
 
 
 def on_disk(path: str) -> OnDisk:
-    """Return the content of a file that is to be a bundle's member. Raises StagecError, naming it."""
+    """Return the content of a file that becomes a bundle's member. Raises StagecError, naming it."""
     from stagec.bundle.sources import OnDisk
 
     try:
@@ -140,7 +140,7 @@ def digest(data: bytes) -> dict[str, object]:
 
 
 def print_text(text: str) -> None:
-    """Print what a command tells of a file that anybody may have written."""
+    """Print what a command says about a file that anybody may have written."""
     sys.stdout.write(printable(text))
 
 

@@ -1,4 +1,4 @@
-"""Tell what is in an artifact or a bundle."""
+"""Show what is in an artifact or a bundle."""
 
 from __future__ import annotations
 

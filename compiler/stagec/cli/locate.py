@@ -1,4 +1,4 @@
-"""Tell which lines an operation or an error comes from."""
+"""Show which lines an operation or an error comes from."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def run(options: argparse.Namespace) -> int:
     elif operations:
         print_text(locations.as_text(operations))
     else:
-        print(f"{options.file}: no operation that the text speaks of", file=sys.stderr)
+        print(f"{options.file}: the text names no operation of this file", file=sys.stderr)
     return 0 if operations else 1

@@ -1,4 +1,4 @@
-"""Tell where the time of a build went, by actions and phases."""
+"""Show where the time of a build went, by actions and phases."""
 
 from __future__ import annotations
 

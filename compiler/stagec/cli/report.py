@@ -10,7 +10,7 @@ from stagec.cli.options import add_inventory
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("other", nargs="?", help="another one, to compare it with")
+    parser.add_argument("other", nargs="?", help="another bundle, to compare it with")
     parser.add_argument("--output", "-o", required=True, metavar="FILE.html", help="where to write the page")
     add_inventory(parser)
     parser.add_argument(

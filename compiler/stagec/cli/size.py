@@ -1,4 +1,4 @@
-"""Tell what takes the space of a bundle, and whether it is larger than it may be."""
+"""Show what takes the space of a bundle, and whether it is larger than it may be."""
 
 from __future__ import annotations
 

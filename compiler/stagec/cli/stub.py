@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> None:
     output = options.output
     if output and (not output.endswith(".pyi") or not Path(output).stem.isidentifier()):
         stem = re.sub(r"\W+", "_", Path(output).name.partition(".")[0]) or "bundle"
-        what = "a stub is imported by its name, and that of this file is no name of a module"
+        what = "a stub is imported by its name, and this file's name is not a module name"
         raise StagecError(Problem(output, "", what, f"write for example --output {Path(output).with_name(stem)}.pyi"))
     try:
         archive = Archive(options.bundle)
