@@ -373,7 +373,7 @@ def test_another_name_for_a_second_function_of_the_same_name(tmp_path: Path) -> 
     assert init(tmp_path, "models/net.py:predict", files=files).returncode == 0
     taken = (
         'models/models.toml: functions.predict: the manifest has a function "predict" already, models.net:predict\n'
-        "  name this one otherwise: --name tree_predict\n"
+        "  give this one another name: --name tree_predict\n"
     )
     done = init(tmp_path, "models/tree.py:predict")
     assert (done.returncode, done.stderr) == (2, taken)
@@ -489,7 +489,7 @@ def test_the_checkout_of_stagec_is_no_workspace_of_models() -> None:
         ),
         (
             ["my-net.py:predict"],
-            'my-net.py: "my-net" cannot be imported: it is no name in Python\n  call it "my_net"\n',
+            'my-net.py: "my-net" cannot be imported: it is not a name in Python\n  call it "my_net"\n',
         ),
         (
             ["../net.py:predict"],

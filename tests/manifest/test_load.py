@@ -125,7 +125,7 @@ def test_load(tmp_path: Path) -> None:
         pytest.param(
             'args = ["safetensors:/a.safetensors", "safetensors:a.safetensors?sep=", "safetensors:a.safetensors?order=1"]',
             """\
-            m.toml: functions.f.args[0]: "safetensors:/a.safetensors": "/a.safetensors" is no path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: functions.f.args[0]: "safetensors:/a.safetensors": "/a.safetensors" is not a path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
             m.toml: functions.f.args[1]: "safetensors:a.safetensors?sep=": the only option of a safetensors file is sep
               write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
@@ -143,7 +143,7 @@ def test_load(tmp_path: Path) -> None:
         pytest.param(
             'args = []\nentry = "pkg.mod"',
             """\
-            m.toml: functions.f.entry: "pkg.mod" is not of the form package.module:attribute, and no path of a .mlir file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: functions.f.entry: "pkg.mod" is not of the form package.module:attribute, and not a path of a .mlir file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example entry = "examples.digits.model:predict\"""",
             id="entry",
         ),
@@ -282,11 +282,11 @@ def test_load(tmp_path: Path) -> None:
             bucket = { n = "8" }
             input = 1""",
             """\
-            m.toml: functions.f.bind.p.file: "../w.safetensors" is no path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: functions.f.bind.p.file: "../w.safetensors" is not a path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example file = "weights.safetensors"
-            m.toml: functions.f.bind.q.file: "w.npz" is no path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: functions.f.bind.q.file: "w.npz" is not a path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example file = "weights.safetensors"
-            m.toml: functions.f.golden.inputs: "./golden.npz" is no path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: functions.f.golden.inputs: "./golden.npz" is not a path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example inputs = "golden.npz"
             m.toml: functions.f.golden.bucket.n: "8" is not an integer
               write for example bucket = { batch = 8 }
@@ -297,7 +297,7 @@ def test_load(tmp_path: Path) -> None:
         pytest.param(
             'args = []\ngolden = { inputs = "/data/golden.npy" }',
             """\
-            m.toml: functions.f.golden.inputs: "/data/golden.npy" is no path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: functions.f.golden.inputs: "/data/golden.npy" is not a path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example inputs = "golden.npz\"""",
             id="golden inputs",
         ),
@@ -443,7 +443,7 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
               write for example slices = 2
             m.toml: targets.c.isa: unknown key
               isa belongs into a target with platform = "cpu"
-            m.toml: targets.d.device: "a/b" is not the short name of a device, and no path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: targets.d.device: "a/b" is not the short name of a device, and not a path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example device = "h100-sxm"
             m.toml: targets.d.topology: "8 x 8" is not a shape: sizes with x between them
               write for example topology = "1x1x8\"""",
@@ -567,7 +567,7 @@ def test_one_rule_for_every_file_that_a_manifest_names(tmp_path: Path, ending: s
             continue  # there is none; a function of module c
         written = f"safetensors:{path}" if "args = [FILE]" in text else path
         told = problems_of(HEAD + text.replace("FILE", show(written)), tmp_path)
-        assert f"no path of a .{ending} file below the manifest's folder" in told, path
+        assert f"not a path of a .{ending} file below the manifest's folder" in told, path
         assert told.isprintable() or told.count("\n") == len(told.splitlines()) - 1
 
 
@@ -703,7 +703,7 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
         (
             'platform = "cuda"\ndevice = "../none.toml"',
             """\
-            m.toml: targets.t.device: "../none.toml" is not the short name of a device, and no path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: targets.t.device: "../none.toml" is not the short name of a device, and not a path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example device = "h100-sxm\"""",
         ),
         (
@@ -715,13 +715,13 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "../none.textproto"',
             """\
-            m.toml: targets.t.autotuning: "../none.textproto\" is no path of a .textproto file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: targets.t.autotuning: "../none.textproto\" is not a path of a .textproto file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example autotuning = "h200.autotune.textproto\"""",
         ),
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "results.pb"',
             """\
-            m.toml: targets.t.autotuning: "results.pb" is no path of a .textproto file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
+            m.toml: targets.t.autotuning: "results.pb" is not a path of a .textproto file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example autotuning = "h200.autotune.textproto\"""",
         ),
         (
@@ -819,8 +819,8 @@ def test_variables_for_tracing(tmp_path: Path) -> None:
 JAX_READS = "JAX reads its variables before the manifest's are set"
 REFUSED_VARIABLES = {
     '"A-B" = "1"': ("A-B", "not a name of a variable", "write letters, digits and _, no digit first"),
-    "A = 1": ("A", "1 is not a text", 'write A = "1"'),
-    "A = true": ("A", "true is not a text", 'write A = "true"'),
+    "A = 1": ("A", "1 is not a string", 'write A = "1"'),
+    "A = true": ("A", "true is not a string", 'write A = "true"'),
     'A = "\\u0000"': ("A", "a variable cannot hold the character 0", "leave that character out"),
     'JAX_ENABLE_X64 = "1"': ("JAX_ENABLE_X64", JAX_READS, "write enable_x64 = true"),
     'JAX_DEFAULT_MATMUL_PRECISION = "high"': (

@@ -49,7 +49,7 @@ class CudaTarget(Table):
         DEVICE: f"is not the short name of a device, and {no_file('.toml')}",
         AUTOTUNING: f"is {no_file('.textproto')}",
     }
-    """Patterns of its values, and what is said of a text that does not match."""
+    """Patterns of its values, and what a message says about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.CudaTarget:
         """Return the target in full. file: what messages call the manifest; folder: where it is.

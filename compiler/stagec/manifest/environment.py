@@ -51,7 +51,7 @@ ENVIRONMENT_SCHEMA: dict[str, object] = {
 
 
 def read_environment(value: object) -> Mapping[str, str]:
-    """Read a table of variables, sorted by name; each value is a text."""
+    """Read a table of variables, sorted by name; each value is a string."""
     if not isinstance(value, dict):
         raise refuse(Refusal((), f"{abbreviate(value)} is not a table", 'write for example { EQX_ON_ERROR = "nan" }'))
     refusals = [refusal for name, text in value.items() for refusal in _refusals(name, text)]
@@ -68,7 +68,7 @@ def _refusals(name: str, value: object) -> list[Refusal]:
         return [Refusal((name,), row.what, row.write)]
     if not isinstance(value, str):
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        return [Refusal((name,), f"{abbreviate(value)} is not a text", f"write {name} = {show(text)}")]
+        return [Refusal((name,), f"{abbreviate(value)} is not a string", f"write {name} = {show(text)}")]
     if "\0" in value:
         return [Refusal((name,), "a variable cannot hold the character 0", "leave that character out")]
     return []

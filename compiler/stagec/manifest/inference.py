@@ -47,7 +47,7 @@ _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
 
 @dataclass(frozen=True)
 class Function:
-    """A function of somebody's file, as far as the file says what it is.
+    """A function of a Python file, as far as the file says what it is.
 
     module: as it is imported. name: of the function. called: in the manifest; "" is its name.
     avals: name of what describes all arguments, in the same module; "" without.
@@ -121,7 +121,7 @@ def _importable(file: str) -> str:
     parts = Path(file).with_suffix("").parts
     wrong = [part for part in parts if not part.isidentifier() or keyword.iskeyword(part)]
     if wrong:
-        what = f'"{wrong[0]}" cannot be imported: it is no name in Python'
+        what = f'"{wrong[0]}" cannot be imported: it is not a name in Python'
         raise StagecError(Problem(file, "", what, f'call it "{re.sub(r"[^0-9A-Za-z_]", "_", wrong[0])}"'))
     return ".".join(parts)
 
@@ -142,7 +142,7 @@ def _parsed(root: Path, file: str) -> ast.Module:
 
 
 def _module(file: Path) -> ast.Module:
-    """Return the syntax tree of a Python file. Raises OSError, for what is not a regular file too, and ValueError."""
+    """Return the syntax tree of a Python file. Raises OSError, also for a file that is not regular, and ValueError."""
     return expressions.module(reading.whole(file, _LARGEST).decode("utf-8"))
 
 

@@ -295,7 +295,7 @@ _PATTERNS = {
     **{pattern: text for model in TARGETS.values() for pattern, text in model.PATTERNS.items()},
     VERSION: "is not a version: letters, digits and . + _ -",
 }
-"""What is said of a text that does not match a pattern, after the text."""
+"""What a message says about a string that does not match a pattern, after the string."""
 _TYPES = {
     "string_type": "a string",
     "int_type": "an integer",

@@ -11,7 +11,7 @@ from stagec.manifest.values import SHARDINGS_REFERENCE, SHARDINGS_SCHEMA, TREE_R
 
 
 def schema() -> str:
-    """The schema as JSON text, draft 2020-12, indented, with a newline at the end."""
+    """The schema as JSON, draft 2020-12, indented, with a newline at the end."""
     generated = Document.model_json_schema()
     generated["$defs"] |= {"Tree": TREE_SCHEMA, "Shardings": SHARDINGS_SCHEMA}
     document = {

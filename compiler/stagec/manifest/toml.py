@@ -27,7 +27,7 @@ def parse(text: str) -> dict[str, Any]:
     if sum(len(token[0]) == 1 and token[0] != "#" for token in _TOKEN.finditer(text)) > MOST_TABLES:
         raise ValueError(f"more than {MOST_TABLES:,} tables and arrays")
     too_deep = f"nested deeper than {DEEPEST} levels"
-    # What can be a key; a value that looks like one is no shorter.
+    # What can be a key; a value that looks like a key is as long.
     for part in re.split(r"[=\n{,]", text):
         if part.count(".") > DEEPEST and _KEY.fullmatch(part):
             raise ValueError(too_deep)
@@ -37,7 +37,7 @@ def parse(text: str) -> dict[str, Any]:
         raise
     except RecursionError:
         raise ValueError(too_deep) from None
-    except ValueError:  # Python converts no text of thousands of digits
+    except ValueError:  # Python does not convert a string of thousands of digits
         raise ValueError("an integer has more than 64 bits") from None
     level: list[Any] = [data]
     for _ in range(DEEPEST + 1):

@@ -30,7 +30,7 @@ class TpuTarget(Table):
     FILES: ClassVar[dict[str, str]] = {}
     """Keys that name files beside the manifest, and how those end."""
     PATTERNS: ClassVar[dict[str, str]] = {TOPOLOGY: "is not a TPU topology: a generation, and chips along each axis"}
-    """Patterns of its values, and what is said of a text that does not match."""
+    """Patterns of its values, and what a message says about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.TpuTarget:
         """Return the target in full. file: what messages call the manifest; folder: where it is.

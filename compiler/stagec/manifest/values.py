@@ -43,13 +43,13 @@ def file_pattern(ending: str) -> str:
 
 
 def no_file(ending: str) -> str:
-    """What a text is that is not so."""
+    """What a message says about a string that is not such a path."""
     return _no_path(f"a {ending} file")
 
 
 def _no_path(of: str) -> str:
     rule = "it has letters, digits and / _ . + -, and no part of it begins with . + -"
-    return f"no path of {of} below the manifest's folder: {rule}"
+    return f"not a path of {of} below the manifest's folder: {rule}"
 
 
 NOT_EXPORTABLE: Mapping[str, str] = {

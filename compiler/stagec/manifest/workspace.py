@@ -32,7 +32,7 @@ build --nosandbox_debug
 _ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _BUILDS = ("BUILD.bazel", "BUILD")
 _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
-"""Sizes to start with, by the name of the dimension; others get one."""
+"""Sizes to start with, by the name of the dimension; others get one size."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Changes:
     """What a function needs in its workspace. Paths are relative to the workspace."""
 
     added: dict[str, str] = field(default_factory=dict)
-    """File -> the text to write at its end; for a new file, the whole text."""
+    """File -> the lines to write at its end; for a new file, all of its content."""
     paste: dict[str, str] = field(default_factory=dict)
     """File -> the lines for its owner to add."""
     advice: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ def check(root: Path, functions: Sequence[Function]) -> None:
         if other != function.entry:
             what, write = (
                 f"{what}, {other}",
-                f"name this one otherwise: --name {function.module.split('.')[-1]}_{function.name}",
+                f"give this one another name: --name {function.module.split('.')[-1]}_{function.name}",
             )
         raise StagecError(Problem(manifest, f"functions.{function.key}", what, write))
 
