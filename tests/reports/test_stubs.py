@@ -206,12 +206,12 @@ def test_types_of_libraries(zoo: Path, tmp_path: Path, cache: Path) -> None:
     [
         (
             ["BUNDLE", "--output", "zoo-types.pyi"],
-            "zoo-types.pyi: a stub is imported by its name, and that of this file is no name of a module\n"
+            "zoo-types.pyi: a stub is imported by its name, and this file's name is not a module name\n"
             "  write for example --output zoo_types.pyi\n",
         ),
         (
             ["BUNDLE", "--output", "out/zoo.py"],
-            "out/zoo.py: a stub is imported by its name, and that of this file is no name of a module\n"
+            "out/zoo.py: a stub is imported by its name, and this file's name is not a module name\n"
             "  write for example --output out/zoo.pyi\n",
         ),
         (["none.aot"], "none.aot: no such file\n  give a bundle (.aot)\n"),

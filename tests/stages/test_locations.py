@@ -249,7 +249,7 @@ def test_locate_finds_nothing(artifacts: Path) -> None:
     for text in ("jit(twice)/ta", "jit(twice)/tanh/more", "tanh2", "the ge of it", "RESOURCE_EXHAUSTED: 12 bytes"):
         done = command("locate", file, text)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"{file}: no operation that the text speaks of\n"
+        assert done.stderr == f"{file}: the text names no operation of this file\n"
 
 
 def test_locate_in_a_file_that_is_no_module(tmp_path: Path) -> None:

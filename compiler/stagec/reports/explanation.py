@@ -49,7 +49,7 @@ def explain(
     the one of the same function, variant, target and bucket.
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
     plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.
-    Raises StagecError for a file that is none of them, and where the current inputs cannot be traced.
+    Raises StagecError for any other file, and where the current inputs cannot be traced.
     """
     sides: list[_Artifacts | Inputs] = [_read(path, roots, packages, plugins or {}) for path in (first, second)]
     single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
@@ -268,7 +268,7 @@ def _held(serialized: bytes, name: str) -> components.Table:
 def held(serialized: bytes, name: str) -> components.Table:
     """Do that in this process, which jaxlib may end where the artifact is damaged.
 
-    name: of the function; "": as the artifact says. Raises ValueError where it is none.
+    name: of the function; "": as the artifact says. Raises ValueError for anything else.
     """
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())

@@ -1,4 +1,4 @@
-"""What `stagec inspect` tells of a file: a bundle, an exported artifact or a description of an executable."""
+"""What `stagec inspect` says about a file: a bundle, an exported artifact or a description of an executable."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from stagec.core.trees import json_shapes
 _START = 1000
 """Bytes of a file that tell its kind."""
 _IDS = 16
-"""How many devices' ids a line tells."""
+"""How many devices' ids a line shows."""
 
 
 def inspect(path: str) -> dict[str, Any]:
     """Return a report on the file at `path`; "kind" says what it is. Native code reads it in a child process alone.
 
-    Raises StagecError when the file is none of the three kinds, or is damaged.
+    Raises StagecError when the file is of another kind, or is damaged.
     """
     try:
         start = reading.start(path, _START)
@@ -82,7 +82,7 @@ def _constants(text: bytes) -> list[dict[str, Any]]:
 
 
 def exported(data: bytes) -> dict[str, Any]:
-    """Return the report on an exported artifact. Raises ValueError where it is none; jaxlib may end the process."""
+    """Return the report on an exported artifact. Raises ValueError for anything else; jaxlib may end the process."""
     from stagec.stages.exported import Exported
 
     artifact = Exported.deserialize(data)

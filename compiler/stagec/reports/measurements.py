@@ -32,7 +32,7 @@ class Executable(NamedTuple):
 
 
 def open_bundle(path: str) -> Archive:
-    """Open a bundle, with all digests checked. Raises StagecError, naming it, where it is none or is damaged."""
+    """Open a bundle, with all digests checked. Raises StagecError, naming it, where it is damaged or not a bundle."""
     try:
         archive = Archive(path)
         archive.check_all()

@@ -22,7 +22,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return the profiles that files stand for, in the order of their starts.
 
     A path is a profile, a folder with profiles at any depth, or a file of Bazel's `--build_event_json_file` that names
-    them. Raises StagecError for one that is none of these, and where no profile is found at all.
+    them. Raises StagecError for any other file, and where there is no profile at all.
     """
     files: dict[Path, None] = {}
     problems = []
@@ -51,7 +51,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
             write = "build with --output_groups=+profile" if isinstance(error, FileNotFoundError) else ""
             problems.append(Problem(str(file), "", f"cannot be read: {error.strerror}", write))
         except (ValueError, KeyError, TypeError):
-            problems.append(Problem(str(file), "", "is no profile of format 1"))
+            problems.append(Problem(str(file), "", "is not a profile of format 1"))
     if not problems and not profiles:
         write = "build with --output_groups=+profile"
         problems = [Problem(text, "", "names no profile", write) for text in paths]

@@ -138,7 +138,7 @@ def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[t
             if "uri" in dependency or ".." in Path(dependency["name"]).parts or not path.exists():
                 continue
             digests = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
-        except OSError:  # no regular file, or no name of one
+        except OSError:  # not a regular file, or not a file name
             digests = {}
         yield dependency["name"], digests != dependency["digest"]
 

@@ -105,7 +105,7 @@ def reproduce(
     plugins: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[str], int]:
-    """Build every artifact twice; return (what differs, a text for each artifact; how many artifacts were compared).
+    """Build every artifact twice; return (what differs, by artifact; how many artifacts were compared).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
     plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
@@ -161,7 +161,7 @@ def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tupl
 
     platform: of the executables, if they are such.
     Layers: of an exported artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
-    "optimized HLO", "buffer assignment", "object code" and "container"; of a text "text".
+    "optimized HLO", "buffer assignment", "object code" and "container"; of a text file "text".
     """
     layers = zip(_layers(first, platform), _layers(second, platform), strict=False)
     for (layer, left, readable), (_, right, other) in layers:
@@ -235,7 +235,7 @@ def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """Return the names in a folder that are no sources; `bazel-out` and its like lead to all outputs."""
+    """Return the names in a folder that are not sources; `bazel-out` and its like lead to all outputs."""
     of_bazel = {name for name in names if name.startswith("bazel-") and Path(folder, name).is_symlink()}
     return of_bazel | shutil.ignore_patterns("__pycache__", ".git", "site-packages", "*.runfiles")(folder, names)
 

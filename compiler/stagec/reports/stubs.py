@@ -113,7 +113,7 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
 
 
 def _named(arguments: Sequence[Argument]) -> Iterator[tuple[str, Argument]]:
-    """Yield arguments with names that Python takes, each another one."""
+    """Yield arguments with names that Python accepts, all different."""
     seen = {"self"}
     for argument in arguments:
         name = re.sub(r"\W+", "_", argument.name).strip("_") or "argument"
@@ -171,7 +171,7 @@ class _Types:
         self._known: dict[object, str] = {}
 
     def name(self, text: str) -> str:
-        """Return a class name made of a text, which nothing else has."""
+        """Return a class name made of a string, which nothing else has."""
         name = stem = f"_{_camel(text)}" if _camel(text)[0].isdigit() else _camel(text)
         number = 1
         while name in self._names or keyword.iskeyword(name):
@@ -287,7 +287,7 @@ def _entry(child: Tree, typed: tuple[str, str]) -> tuple[str, str]:
 
 
 def _dict_of(keys: Sequence[object], kinds: Sequence[str]) -> str:
-    """Return the type of a dict whose keys are no names."""
+    """Return the type of a dict whose keys are not names."""
     of_keys = {type(key).__name__ for key in keys}
     key = of_keys.pop() if len(of_keys) == 1 and of_keys <= {"int", "float", "bytes"} else "Any"
     return f"dict[{key}, {' | '.join(dict.fromkeys(kinds))}]"
