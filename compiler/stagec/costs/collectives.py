@@ -131,7 +131,7 @@ def _of_mesh(among: str) -> tuple[tuple[int, ...], ...]:
 
 
 def axes(kind: str, among: str, sizes: Mapping[str, int]) -> str:
-    """Return along which axes of a mesh devices exchange arrays, "data, model"; "" where they are no whole rows of it.
+    """Return along which axes of a mesh devices exchange arrays, "data, model"; "" where they are not whole rows.
 
     kind, among: of an `Exchange`. sizes: of the axes, in order; devices are counted row by row.
     """
