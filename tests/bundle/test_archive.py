@@ -71,7 +71,7 @@ def test_python_reads_it(zoo: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "/a", "../a", "a/../b", "a//b", "a/", ".a", "-a", "a b", "é", "a\\b", "a" * 256])
 def test_names_that_no_member_has(name: str) -> None:
-    with pytest.raises(ValueError, match="is no name for a member"):
+    with pytest.raises(ValueError, match="is not a name for a member"):
         encode({name: b""})
 
 
@@ -183,7 +183,7 @@ def local(name: str, offset: int, new: bytes) -> bytes:
         (central("a.xla", 38, b"\0\0\xff\xa1"), NOT_OURS),  # a link
         (central("a.xla", 42, b"\0\0\0\0"), NOT_OURS),  # overlapping another
         (central("a.xla", 46, b"b.json"[:5]), NOT_OURS),
-        (central("a.xla", 46, b"../xx"), "'../xx' is no name for a member"),
+        (central("a.xla", 46, b"../xx"), "'../xx' is not a name for a member"),
         (local("a.xla", 6, b"\1\0"), NOT_OURS),
         (local("a.xla", 14, b"\0\0\0\0"), NOT_OURS),
         (local("a.xla", 30, b"A"), NOT_OURS),

@@ -271,7 +271,7 @@ def test_an_image_that_is_no_bundle(registry: Registry, tmp_path: Path) -> None:
     image = write_image(tmp_path / "layout", registry, {}, {})
     done = command("pull", image, tmp_path / "out", "--plain-http")
     assert done.returncode == 2
-    assert "is no bundle: its artifactType is None" in done.stderr
+    assert "is not a bundle: its artifactType is None" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -351,7 +351,7 @@ def test_another_statement_of_the_same_key_vouches_for_nothing(
     folder: Path, change: Callable[[dict[str, Any]], None], what: str
 ) -> None:
     sign(folder, change)
-    what = f"what is signed is no provenance of a bundle: {what}"
+    what = f"what is signed is not the provenance of a bundle: {what}"
     assert failed(folder, "ann") == ("subjects", f"/zoo.aot.dsse.json: {what}")
     done = stagec("sign", "zoo.aot", "--statement", "other.intoto.json", "--key", "ann.pem", cwd=folder)
     assert (done.returncode, done.stderr) == (2, f"other.intoto.json: {what}\n")

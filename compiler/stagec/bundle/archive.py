@@ -195,10 +195,10 @@ class Archive:
         check: Callable[[Any], None] = index.check,
         vouch: Callable[[bytes, Callable[[], str]], None] | None = None,
     ) -> None:
-        """Read and check the file at `path`, as far as it is no member's data.
+        """Read and check the file at `path`, without the data of members.
 
         data: the bytes, where they are known already; `path` is then what to call them in messages.
-        check: raises ValueError for an index that is not of the wanted kind; by default, for one that is no bundle's.
+        check: raises ValueError for an index of another kind; by default, for an index that is not a bundle's.
         vouch: is given the index before anything parses it, and what returns the SHA-256 (hex) of the file that has
             it. It raises LoadError where nobody vouches for the index. None: nobody is asked.
         Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
@@ -424,7 +424,7 @@ def _writer(index: dict[str, Any]) -> str:
 
 def _check_name(name: str) -> None:
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:LONGEST_NAME]!r} is no name for a member")
+        raise ValueError(f"{name[:LONGEST_NAME]!r} is not a name for a member")
 
 
 def _check_folders(names: Iterable[str]) -> None:

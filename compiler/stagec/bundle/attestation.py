@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
-"""What a statement says of its subjects: how they were built. A signature of anything else is no word for them."""
+"""What a statement says of its subjects: how they were built. A signature of anything else does not speak for them."""
 BUILD_TYPE = "urn:stagec:build:bazel:1"
 """What the parameters of the predicate mean: docs/build-type.md. 1 (November 2026): the first."""
 SUFFIX = ".dsse.json"
@@ -66,7 +66,7 @@ class Statement(NamedTuple):
 
     @staticmethod
     def read(payload: bytes, path: str | Path) -> Statement | SignedModel:
-        """Read a statement, in the file at `path`. Raises LoadError ("signature") when it is none that stagec writes.
+        """Read a statement, in the file at `path`. Raises LoadError ("signature") for any that stagec does not write.
 
         The same key may have signed other statements of the same subjects, a failed test for example: they vouch for
         nothing.
@@ -81,7 +81,7 @@ class Statement(NamedTuple):
             if len(subjects) != len(listed):
                 raise ValueError("a subject is there twice")
         except ValueError as error:
-            what = f"what is signed is no provenance of a bundle: {error}"
+            what = f"what is signed is not the provenance of a bundle: {error}"
             raise LoadError("signature", f"{path}: {what}") from error
         parameters = data["predicate"]["buildDefinition"]["externalParameters"]
         return Statement(parameters["name"], parameters["version"], subjects)

@@ -19,7 +19,7 @@ FORMAT = 2
 1 (November 2026): the first.
 2 (November 2026): `analysis` counts loops as often as they turn, has the bytes that devices send and the time of links,
 and says what is not known.
-3 (November 2026): trees may have dicts with keys that are no texts, and nodes with key entries. All are read.
+3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries. All are read.
 """
 FORMAT_WITH_KEYS = 3
 LARGEST = 2**24
@@ -76,7 +76,7 @@ class DeviceAssignment(NamedTuple):
     coords: tuple[tuple[int, ...], ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the JSON form; coordinates are texts such as "0,1,0,0", a line for each."""
+        """Return the JSON form; coordinates are strings such as "0,1,0,0", a line for each."""
         values = {name: list(value) for name, value in self._asdict().items()}
         return {**values, "coords": [",".join(map(str, place)) for place in self.coords]}
 

@@ -63,7 +63,7 @@ class Description(NamedTuple):
 def describe(path: str | Path) -> dict[str, Any]:
     """Return digest, size and arrays of the safetensors file at `path`; it is read once, piece by piece.
 
-    Raises OSError, and ValueError when it is no such file.
+    Raises OSError, and ValueError for any other file.
     """
     from stagec.bundle import safetensors  # a loader reads none
 

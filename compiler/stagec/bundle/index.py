@@ -278,7 +278,7 @@ def target_entry(description: Description) -> dict[str, Any]:
 def describe(index: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], text: bytes) -> Description:
     """Return the description `text` of the executable that `entry` of signature `artifact` names.
 
-    Raises ValueError when it is none, or says something else than the index, by which the executable was chosen.
+    Raises ValueError when it is not a description, or differs from the index, by which the executable was chosen.
     """
     description = Description.from_json(text)
     members = index["members"]

@@ -421,7 +421,7 @@ def _image(raw: bytes, source: Reference) -> _Image:
 
 def _no_bundle(source: Reference, why: str) -> StagecError:
     write = f"pull what `push` wrote, of type {layout.MODEL}"
-    return StagecError(Problem("", "", f"{source} is no bundle: {why}", write))
+    return StagecError(Problem("", "", f"{source} is not a bundle: {why}", write))
 
 
 def _foreign(manifest: Mapping[str, Any]) -> bool:
@@ -455,7 +455,7 @@ def _parse(data: bytes, shape: json_shapes.Shape, named: str, most: int = _LARGE
         shape(parsed)
     except ValueError as error:
         raise StagecError(
-            Problem("", "", f"{named}: what the registry has is no manifest of an image: {error}")
+            Problem("", "", f"{named}: what the registry has is not the manifest of an image: {error}")
         ) from error
     return dict(parsed)
 

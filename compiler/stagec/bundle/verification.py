@@ -15,10 +15,10 @@ VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
 UNSIGNED = "An unsigned bundle is code of whoever gave it to you."
 """What "intact" does not say: whoever changes a bundle computes its digests again."""
 STATUS = {VERIFIED: 0, REFUSED: 1, INTACT: 3}
-"""Exit statuses of the command: a script must not take one for the other."""
+"""Exit statuses of the command: a script must not mix them up."""
 
 _MISTAKES = ("not-found", "key", "cryptography")
-"""Codes of what is no verdict on the bundle."""
+"""Codes that are not a verdict on the bundle."""
 
 
 def verify(
