@@ -65,7 +65,7 @@ def alone(root: Path, sandbox: Path, source: str) -> tuple[int, str]:
 def test_a_file_that_is_not_declared_is_named(root: Path, tmp_path: Path, source: str, file: str) -> None:
     status, output = alone(root, tmp_path, source)
     assert status == 2
-    hint = f"{file} is no input of this action\n  name it in deps, or in data where it is read\n"
+    hint = f"{file} is not an input of this action\n  name it in deps, or in data where it is read\n"
     assert output.endswith(hint) == bool(file)
     assert output.count("no input of this action") == bool(file)
 

@@ -542,7 +542,7 @@ for path in ("../../root/.ssh/id", "/data/weights.npz", "models/good.py", "model
         open(path)
 raise ValueError("the end")
 """)
-    hints = [line for line in said.splitlines() if line.endswith(" is no input of this action")]
+    hints = [line for line in said.splitlines() if line.endswith(" is not an input of this action")]
     assert status == 2
     assert [hint.split(" ")[0] for hint in hints] == ["/data/weights.npz", "models/good.py"]
 

@@ -245,7 +245,7 @@ def test_a_file_that_is_not_declared_is_not_there(exporting: Worker, root: Path,
     assert status == 2
     assert said in output
     file = "models/undeclared.py" if "undeclared" in source else "models/data.txt"
-    hint = f"{file} is no input of this action\n  name it in deps, or in data where it is read\n"
+    hint = f"{file} is not an input of this action\n  name it in deps, or in data where it is read\n"
     assert output.endswith(hint) == ("stat()" not in source)
 
 

@@ -109,7 +109,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-_HINT = "{} is no input of this action\n  name it in deps, or in data where it is read\n"
+_HINT = "{} is not an input of this action\n  name it in deps, or in data where it is read\n"
 
 
 def _undeclared(missed: Sequence[str], folders: Sequence[str]) -> list[str]:

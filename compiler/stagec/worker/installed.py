@@ -1,4 +1,4 @@
-"""Where an action's packages are, if they are no inputs of it: rules/toolchain.bzl, `packages_are_inputs`."""
+"""Where an action's packages are, if they are not inputs of it: rules/toolchain.bzl, `packages_are_inputs`."""
 
 import os
 import sys

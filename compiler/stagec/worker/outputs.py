@@ -12,7 +12,7 @@ from stagec.worker.root import FOLDER, WORKING
 
 
 class NotHandedOver(Exception):
-    """What is at an output's path is no output; the message says what."""
+    """What is at an output's path is not an output; the message says what."""
 
 
 def check(outputs: Sequence[str], inputs: Sequence[str]) -> None:
@@ -28,8 +28,8 @@ def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
     """Copy the outputs that are there to the same paths below `folder`.
 
     files: a descriptor of what the action saw as FOLDER; its processes are dead.
-    Raises NotHandedOver for one that is no plain file that the action wrote, for a link may lead anywhere; and for one
-    that the disk does not take.
+    Raises NotHandedOver for an output that is not a plain file of the action's, for a link may lead anywhere; and for
+    one that the disk does not take.
     """
     for path in outputs:
         try:
@@ -40,7 +40,7 @@ def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
             raise NotHandedOver(f"{path} cannot be taken from the action: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(source).st_mode):
-                raise NotHandedOver(f"{path} cannot be taken from the action: it is no plain file")
+                raise NotHandedOver(f"{path} cannot be taken from the action: it is not a plain file")
             _copy(source, f"{folder}/{path}")
         except OSError as error:
             raise NotHandedOver(f"{path} cannot be written: {error.strerror}") from error

@@ -18,7 +18,7 @@ class Request:
     arguments: the lines of the action's parameter file.
     inputs: paths of the files that the action may read, relative to the folder in which the worker was started.
     request_id: what the response must repeat; 0 where the worker is given one request at a time.
-    cancel: whether this is no work, but asks to end the work on the request of this id.
+    cancel: whether this asks to end the work on the request of this id, and is not work itself.
     verbosity: over 0, the worker may write to its log.
     """
 
