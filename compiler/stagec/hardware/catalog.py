@@ -19,13 +19,13 @@ class Hardware(Protocol):
         """Return what is checked in."""
 
     def target(self, name: str) -> TargetSpec | None:
-        """Return the target of a name; None when it is none. Raises StagecError when it is nearly one."""
+        """Return the target of a name; None for another name. Raises StagecError for a name that is nearly a target."""
 
     def names(self) -> list[str]:
         """Return the names that `target` takes, where they can be listed."""
 
     def advice(self, name: str) -> str:
-        """Return what to write for a name that is no target, where it is nearly one; "" otherwise."""
+        """Return what to write for a name that is not a target, where it is nearly one; "" otherwise."""
 
     def num_devices(self, target: Any) -> int | None:
         """Return how many devices a target has; None where it may be any number."""
@@ -54,7 +54,7 @@ def target(name: str, others: tuple[str, ...] = ()) -> TargetSpec:
     """Return the target of a short name ("cpu-avx2", "h100-sxm") or of a TPU topology ("v5e:2x2").
 
     others: names that are known besides, for the message.
-    Raises StagecError, which names near ones, when there is no such one.
+    Raises StagecError, which suggests similar names, when there is no such target.
     """
     everywhere = [hardware(platform) for platform in PLATFORMS]
     for module in everywhere:

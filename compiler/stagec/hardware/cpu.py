@@ -28,7 +28,7 @@ def entries() -> list[Entry]:
 
 
 def target(name: str) -> CpuTarget | None:
-    """Return the target of a short name; None when it is no name of a CPU."""
+    """Return the target of a short name; None when it is not the name of a CPU."""
     return CpuTarget(name, isas()[name], PARALLELISM, {}) if name in isas() else None
 
 
@@ -38,7 +38,7 @@ def names() -> list[str]:
 
 
 def advice(name: str) -> str:
-    """Return what to write for a name that is no target, where it is nearly one; "" otherwise."""
+    """Return what to write for a name that is not a target, where it is nearly one; "" otherwise."""
     return ""
 
 

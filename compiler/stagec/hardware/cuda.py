@@ -44,7 +44,7 @@ def entries() -> list[Entry]:
 
 
 def target(name: str) -> CudaTarget | None:
-    """Return the target of a short name, one device; None when it is no name of a device."""
+    """Return the target of a short name, one device; None when it is not the name of a device."""
     return CudaTarget(name, name, "1x1x1", asdict(devices()[name]), {}) if name in devices() else None
 
 
@@ -54,7 +54,7 @@ def names() -> list[str]:
 
 
 def advice(name: str) -> str:
-    """Return what to write for a name that is no target, where it is nearly one; "" otherwise."""
+    """Return what to write for a name that is not a target, where it is nearly one; "" otherwise."""
     return ""
 
 

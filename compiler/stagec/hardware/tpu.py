@@ -61,7 +61,7 @@ def names() -> list[str]:
 
 
 def advice(name: str) -> str:
-    """Return what to write for a name that is no target, where it is a generation; "" otherwise."""
+    """Return what to write for a name that is not a target, where it is a generation; "" otherwise."""
     if name.lower() not in generations():
         return ""
     usual = topologies(generations()[name.lower()])
