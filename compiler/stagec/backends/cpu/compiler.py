@@ -194,7 +194,7 @@ def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
 def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:
     """Say which CPU XLA compiled for, where it is not exactly that of `isa`; "" where it is."""
     name, features = stored_cpu_name(serialized), stored_features(serialized)
-    # XLA adds hints, which are no features of a CPU.
+    # XLA adds hints, which are not features of a CPU.
     more = sorted(feature for feature in features - isa.features if not feature.startswith("prefer-"))
     fewer = sorted(isa.features - features)
     if (name, more, fewer) == (isa.cpu_name, [], []):

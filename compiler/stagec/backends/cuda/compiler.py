@@ -230,7 +230,7 @@ def scratch() -> Iterator[None]:
 
 @functools.cache
 def register_custom_calls() -> None:
-    """Tell XLA of the functions that JAX calls on NVIDIA devices: it compiles no call that it does not know."""
+    """Register with XLA the functions that JAX calls on NVIDIA devices: it compiles no other call."""
     if folder(_EXTENSION) is None:
         what = f"the functions that JAX calls on NVIDIA devices are not installed: {PLUGIN.kernels}"
         write = f"add {PLUGIN.kernels}=={plugins.wanted(PLUGIN)} to the packages of the toolchain"

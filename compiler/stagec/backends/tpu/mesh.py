@@ -74,7 +74,7 @@ def _torus(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
     dims = [1 + max(place[axis] for place in places) for axis in range(4)]
     at = {place: i for i, place in enumerate(places)}
     if math.prod(dims) != len(devices):
-        raise CannotCompile("the devices of the topology are no cuboid", "topology")
+        raise CannotCompile("the devices of the topology are not a cuboid", "topology")
     if dims[3] == 1:
         dims = dims[:3]
     physical = [at[(*place, 0)[:4]] for place in itertools.product(*map(range, dims))]
