@@ -39,7 +39,7 @@ def opened(path: Path) -> Iterator[File]:
         try:
             yield File(data)
         except (struct.error, LookupError) as error:
-            raise ValueError(f"{path.name} is damaged, or is no library for x86-64") from error
+            raise ValueError(f"{path.name} is damaged, or is not a library for x86-64") from error
 
 
 class File:

@@ -193,7 +193,7 @@ def python_tag() -> str:
 def examined(path: Path) -> Build:
     """Return what the file of a library says of itself, without version, Python and test.
 
-    Raises PatchError when it is no such library, or is not as those that are known: where a field has another number
+    Raises PatchError when it is another library, or is not as those that are known: where a field has another number
     than in `Library.messages`, which all builds have in common, the code that edits the message must be looked at.
     """
     if path.name not in LIBRARIES:
