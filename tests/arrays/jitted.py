@@ -17,7 +17,7 @@ OUTSIDE = {
     *("asarray", "from_dlpack", "nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"),
     *("finfo", "iinfo", "isdtype", "can_cast", "result_type", "broadcast_shapes", "enable_x64", "symbolic_shape"),
 }
-"""Functions that take what is no array of ours, give what is none, or whose shapes depend on elements."""
+"""Functions that do not take or do not give arrays, or whose shapes depend on elements."""
 
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:

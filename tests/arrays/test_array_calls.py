@@ -154,10 +154,10 @@ def test_elements_are_divided_and_raised() -> None:
 
 MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x + np.ones(5, np.float32), "do not broadcast"),
-    (lambda x: x & x, "and: an array"),
+    (lambda x: x & x, "and: expected an array"),
     (lambda x: xp.sum(x, axis=5), "axis 5 is out of range"),
     (lambda x: x[9], "index 9 is out of range|out of bounds"),
-    (lambda x: xp.full((2,), "a"), "full: one number is wanted, not 'a'"),
+    (lambda x: xp.full((2,), "a"), "full: expected one number, not 'a'"),
     (lambda x: xp.arange(0, 5, 0), "arange: step is 0"),
     (lambda x: xp.repeat(x, -1), "a size is 0 or more, not -1"),
     (lambda x: xp.tile(x, (1.5,)), "a size is an integer, not 1.5"),
@@ -165,7 +165,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: stagec.lax.scan(lambda c, r: (c, r), 0.0, (x, x[:1])), "and length, are one size, not 1, 2"),
     (lambda x: stagec.lax.scan(lambda c, r: (c, r), 0.0, None), "xs has no arrays.*; give length"),
     (lambda x: stagec.lax.fori_loop(0, 2.5, lambda i, v: v, x), "a bound is one integer, not float32"),
-    (lambda x: stagec.lax.cond(x, lambda: 1, lambda: 2), "one bool is wanted"),
+    (lambda x: stagec.lax.cond(x, lambda: 1, lambda: 2), "expected one bool"),
     (lambda x: stagec.grad(xp.sum, argnums=3)(x) * 1, "argnums is 3, and 1 arguments are given"),
     (lambda x: stagec.grad(xp.sum, has_aux=True)(x)[0], "has_aux: the function gives a pair"),
     (lambda x: stagec.vjp(lambda v: v * 2, x)[1](X.astype(np.int32)), "a cotangent is of int32, its result of float32"),
@@ -177,7 +177,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
         lambda x: stagec.lax.cond(True, lambda: x, lambda: x[0]),
         r"other avals: false_fun \(f32\[3\]\), true_fun \(f32\[2,3\]\)",
     ),
-    (lambda x: xp.linalg.inv(x) * 1, "inv: square matrices are wanted"),
+    (lambda x: xp.linalg.inv(x) * 1, "inv: expected square matrices"),
 ]
 
 
@@ -208,12 +208,12 @@ def test_what_the_user_raises_stays_as_it_is() -> None:
         jit(function).trace(X)
 
 
-def test_a_result_that_is_no_array_names_the_function() -> None:
+def test_a_result_that_is_not_an_array_names_the_function() -> None:
     def function(x: Any) -> Any:
         return "a"
 
     line = function.__code__.co_firstlineno
-    with pytest.raises(TypeError, match=rf"^{re.escape(__file__)}:{line}: a result is a str, which is no array"):
+    with pytest.raises(TypeError, match=rf"^{re.escape(__file__)}:{line}: a result is a str, which is not an array"):
         jit(function).trace(X)
 
 

@@ -88,7 +88,7 @@ def test_batches_of_any_size_on_any_platform() -> None:
 BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "axis": (lambda x: xp.fft.fft(x, axis=2), IndexError, "axis 2 is out of range for an array of 2 dimensions"),
     "twice": (lambda x: xp.fft.fftn(x, axes=(0, -2)), ValueError, r"axis \(0, -2\) names one dimension twice"),
-    "complex": (lambda x: xp.fft.rfft(x * 1j), TypeError, "rfft: real numbers are wanted, not complex64; write fft"),
+    "complex": (lambda x: xp.fft.rfft(x * 1j), TypeError, "rfft: expected real numbers, not complex64; write fft"),
     "norm": (lambda x: xp.fft.fft(x, norm="none"), ValueError, "fft: norm is 'none'; write \"backward\""),
     "sizes": (lambda x: xp.fft.fftn(x, s=(2, 2), axes=(0,)), ValueError, "fftn: s has 2 sizes, and axes are 1"),
     "nothing": (lambda x: xp.fft.fft(x, n=0), ValueError, "fft: axis 1 has 0 elements to transform"),

@@ -253,17 +253,17 @@ def test_mistakes() -> None:
             lambda lax: lax.reduce_window(X, 0.0, lambda a, b: a > b, (2, 2), (1, 1), "SAME"),
             r"and gives one, not \(bool",
         ),
-        (lambda lax: lax.dynamic_slice(X, (0,), (2, 2)), "2 indices are wanted, one for each axis, not 1"),
+        (lambda lax: lax.dynamic_slice(X, (0,), (2, 2)), "expected 2 indices, one for each axis, not 1"),
         (lambda lax: lax.dynamic_slice(X, (0, 0), (5, 2)), r"a slice of \(5, 2\) is not in an array of shape \(4, 6\)"),
-        (lambda lax: lax.dynamic_update_slice(X, X.astype("f2"), (0, 0)), "an update of float32 is wanted"),
+        (lambda lax: lax.dynamic_update_slice(X, X.astype("f2"), (0, 0)), "expected an update of float32"),
         (lambda lax: gathered(lax, X, mode="wrap"), 'mode is "clip", "fill", "drop" or "promise_in_bounds"'),
         (
             lambda lax: scattered(lax, "scatter", X, np.ones((5, 1), "f")),
             "updates have 0 axes of slices and 1 of indices",
         ),
         (lambda lax: lax.sort((X, X), num_keys=3), "num_keys is from 1 to 2"),
-        (lambda lax: lax.top_k(X, 7), r"7 elements are wanted along axis 1 of shape \(4, 6\)"),
-        (lambda lax: lax.select(X > 0, X, X[0]), "arrays of one shape are wanted"),
+        (lambda lax: lax.top_k(X, 7), r"top_k: axis 1 of shape \(4, 6\) does not have 7 elements"),
+        (lambda lax: lax.select(X > 0, X, X[0]), "expected arrays of one shape"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             use(stagec.lax)
@@ -278,7 +278,7 @@ WITHOUT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "shapes": (
         lambda x: stagec.lax.reduce_window((x, x[:2]), (0.0, 0.0), lambda a, b: a, (2, 2)),
         ValueError,
-        r"reduce_window: arrays of one shape are wanted, not of \(4, 6\) and \(2, 6\)",
+        r"reduce_window: expected arrays of one shape, not of \(4, 6\) and \(2, 6\)",
     ),
     "result": (
         lambda x: stagec.lax.reduce_window((x, x), (0.0, 0.0), lambda a, b: [*a], (2, 2)),

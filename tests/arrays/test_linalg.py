@@ -267,7 +267,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "not square": (
         lambda x: xp.linalg.inv(x + 0),
         ValueError,
-        r"inv: square matrices are wanted, not ones of shape \(3, 2\)",
+        r"inv: expected square matrices, not ones of shape \(3, 2\)",
     ),
     "integers": (lambda x: xp.linalg.qr(x.astype(xp.int32)), TypeError, "qr: matrices of float32, .* not of int32"),
     "half": (lambda x: xp.linalg.svd(x.astype(xp.float16)), TypeError, "svd: matrices of float32, .* not of float16"),

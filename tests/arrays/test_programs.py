@@ -300,7 +300,7 @@ def test_classes_of_the_users(tmp_path: Path) -> None:
         try:
             stagec.register_dataclass(dict)
         except TypeError as error:
-            assert str(error) == "builtins:dict is no dataclass: give data_fields and meta_fields"
+            assert str(error) == "builtins:dict is not a dataclass: give data_fields and meta_fields"
         else:
             raise AssertionError
     """

@@ -131,15 +131,15 @@ def test_keys_are_values() -> None:
 def test_a_key_is_no_number() -> None:
     r, key = stagec.random, stagec.random.key(0)
     for use, message in (
-        (lambda: key + 1, "PRNG keys are no numbers"),
-        (lambda: xp.sum(r.split(key)), "reduce_sum: PRNG keys are no numbers; stagec.random takes them"),
+        (lambda: key + 1, "PRNG keys are not numbers"),
+        (lambda: xp.sum(r.split(key)), "reduce_sum: PRNG keys are not numbers; stagec.random takes them"),
         (lambda: np.from_dlpack(key), r"DLPack does not have PRNG keys; write stagec.random.key_data\(key\)"),
         (lambda: np.asarray(key), r"NumPy does not have PRNG keys; write stagec.random.key_data\(key\)"),
         (lambda: r.normal(np.ones(2)), r"normal takes a key, as stagec.random.key\(seed\) makes it, or uint32\[2\]"),
         (lambda: r.normal(r.split(key)), r"normal takes one key, not an array of keys of shape \(2,\)"),
         (lambda: r.key(0.5), "a seed is an integer, not 0.5"),
-        (lambda: r.key(0, impl="rbg"), "there is no generator 'rbg'; threefry2x32 is"),
-        (lambda: r.split(key).at[0].add(key), "add: PRNG keys are no numbers; stagec.random takes them"),
+        (lambda: r.key(0, impl="rbg"), "stagec has no generator 'rbg'; write 'threefry2x32'"),
+        (lambda: r.split(key).at[0].add(key), "add: PRNG keys are not numbers; stagec.random takes them"),
         (lambda: r.uniform(key, 3), "a shape is a tuple of sizes, not 3"),
         (lambda: stagec.grad(lambda k: xp.sum(r.normal(k, (2,))))(key), "argument 0 has integers"),
     ):

@@ -16,7 +16,7 @@ def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
     """Apply a primitive to arrays, and return the result, or a list of results where it has `several`.
 
     values: arrays of a trace or with elements, NumPy's, and `Literal`s. params: hashable. Raises what the primitive's
-    rule of shapes raises, and TypeError for PRNG keys where it has no meaning for them.
+    rule of shapes raises, and TypeError for PRNG keys that it does not take.
     """
     trace = tracing.current()
     known = values if trace is None else [*map(aval, values)]
@@ -34,7 +34,7 @@ def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
 def _of_keys(primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
     """Apply a primitive to the words of keys, and return keys."""
     if not callable(primitive.of_keys):
-        raise TypeError(f"{primitive.name}: PRNG keys are no numbers; stagec.random takes them, and key_data(key)")
+        raise TypeError(f"{primitive.name}: PRNG keys are not numbers; stagec.random takes them, and key_data(key)")
     operands, inner = primitive.of_keys(*values, **params)
     return wrap(bind(primitive, *map(unwrap, operands), **inner))
 
@@ -75,7 +75,7 @@ def aval(value: Any) -> ShapedArray:
 
 
 def constant(array: np.ndarray[Any, Any], dtype: Any = None) -> Any:
-    """Return NumPy's array as one of ours: a constant of the current trace, or an array on the device.
+    """Return NumPy's array as a value: a constant of the current trace, or an array on the device.
 
     dtype: `dtypes.KEY` where it has the words of keys.
     """
@@ -85,7 +85,7 @@ def constant(array: np.ndarray[Any, Any], dtype: Any = None) -> Any:
 
 
 def known(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return the elements of an array: of one of a trace if it is a constant there; None where nobody knows them."""
+    """Return the elements of an array: of one of a trace if it is a constant there; None where they are not known."""
     if not isinstance(value, tracing.Tracer):
         return np.asarray(value.value if isinstance(value, Literal) else value)
     return value.known()

@@ -187,7 +187,7 @@ def _bounds(size: Any) -> Interval:
 
 
 def at_least(size: Any, other: Any) -> bool:
-    """Whether a size is known to be at least another; False where that is open too."""
+    """Whether a size is known to be at least another; False where it is undecided, too."""
     return _bounds(size - other)[0] >= 0
 
 
@@ -213,7 +213,7 @@ def _extremum(name: str, size: Any, other: Any) -> Any:
 
 
 def parse(text: str | int, constraints: Sequence[Constraint] = ()) -> Any:
-    """Return a size from its text: an int, or a `Dim`. Raises ValueError."""
+    """Parse a size: an int, or a `Dim`. Raises ValueError."""
     return text if isinstance(text, int) else _made(parse_size(text), tuple(constraints))
 
 
@@ -252,9 +252,9 @@ def is_static(shape: Sequence[Any]) -> bool:
 
 
 def size_of(size: Any) -> Any:
-    """Return a size as it stands in a shape: an int, or a `Dim`. Raises TypeError for what is no size, and ValueError.
+    """Return a size as it stands in a shape: an int, or a `Dim`. It may be NumPy's integer.
 
-    A number may be of NumPy's.
+    Raises TypeError for what is not a size, ValueError for a negative number.
     """
     if isinstance(size, Dim):
         return size

@@ -1,4 +1,4 @@
-"""Dtypes: which there are, of what kinds, how two of them promote, and which are the default ones.
+"""Dtypes: the list of them, their kinds, how two of them promote, and the default ones.
 
 A dtype is NumPy's (`numpy.dtype`), with those of ml_dtypes. Promotion is the standard's
 (https://data-apis.org/array-api/2024.12/API_specification/type_promotion.html), and where the standard leaves it open,
@@ -36,9 +36,9 @@ ANY = NUMERIC | {BOOL}
 
 
 class KeyDType:
-    """The dtype of PRNG keys of threefry2x32, `key<fry>` as in JAX: an element is two u32, and no number.
+    """The dtype of PRNG keys of threefry2x32, `key<fry>` as in JAX: an element is two u32, not a number.
 
-    It stands where a `numpy.dtype` does, which has none of it.
+    It stands in place of a `numpy.dtype`, of which NumPy has none for keys.
     """
 
     name = "key<fry>"
@@ -130,7 +130,7 @@ def canonical(dtype: DType) -> DType:
 
 @functools.cache
 def limits(dtype: DType) -> tuple[Any, Any]:
-    """Return the least and the largest number of a dtype, infinite where it has infinities."""
+    """Return the smallest and the largest number of a dtype: infinite ones where it has them."""
     if KINDS[dtype] == BOOL:
         return False, True
     if KINDS[dtype] in INTEGRAL:
@@ -146,19 +146,19 @@ def limits(dtype: DType) -> tuple[Any, Any]:
 def asked(dtype: Any) -> DType:
     """Return the dtype that a caller asks for, which may be a name or a class of NumPy's.
 
-    Raises TypeError for what is no dtype of arrays. Warns, as JAX does, where one of 64 bits becomes one of 32.
+    Raises TypeError for what is not a dtype of arrays. Warns, as JAX does, where one of 64 bits becomes one of 32.
     """
     if dtype is KEY or (isinstance(dtype, str) and dtype == KEY.name):
         return KEY  # type: ignore[no-any-return]
     try:
         found = dtype if isinstance(dtype, np.dtype) else np.dtype(NAMED.get(dtype, dtype))
     except (TypeError, ValueError):
-        raise TypeError(f"{dtype!r} is no dtype; write one of {', '.join(NAMED)}") from None
+        raise TypeError(f"{dtype!r} is not a dtype; write one of {', '.join(NAMED)}") from None
     if found not in KINDS:
-        raise TypeError(f"there are no arrays of dtype {found}; write one of {', '.join(NAMED)}")
+        raise TypeError(f"stagec has no arrays of dtype {found}; write one of {', '.join(NAMED)}")
     narrow = canonical(found)
     if narrow != found:
-        what = f"{found} is asked for, and {narrow} is given: there are no dtypes of 64 bits unless enable_x64 is on"
+        what = f"you asked for {found} and get {narrow}: dtypes of 64 bits need enable_x64"
         warnings.warn(what, UserWarning, stacklevel=3)
     return narrow
 
@@ -173,12 +173,12 @@ def of_short(short: str) -> DType:
 
 
 def promote(first: DType, second: DType) -> DType:
-    """Return the dtype of what two arrays of these dtypes make. Raises TypeError where there is none."""
+    """Return the dtype that two dtypes promote to. Raises TypeError where they do not promote."""
     if first == second:
         return first
     a, b = KINDS[first], KINDS[second]
     if PRNG_KEY in (a, b):
-        raise TypeError(f"{first} and {second} do not promote: PRNG keys are no numbers")
+        raise TypeError(f"{first} and {second} do not promote: PRNG keys are not numbers")
     if a == BOOL or b == BOOL:
         return second if a == BOOL else first
     if a in INTEGRAL and b in INTEGRAL:
@@ -188,7 +188,7 @@ def promote(first: DType, second: DType) -> DType:
     if COMPLEX in (a, b):
         return complex128 if BITS[first] == 128 or BITS[second] == 128 or float64 in (first, second) else complex64
     if min(BITS[first], BITS[second]) < 16:
-        what = f"{first} and {second} do not promote: float8 and narrower dtypes promote to no other"
+        what = f"{first} and {second} do not promote: float8 and narrower dtypes do not promote"
         raise TypeError(f"{what}; convert one with astype")
     if BITS[first] == BITS[second]:
         return float32  # bfloat16 and float16
@@ -209,13 +209,13 @@ RANK = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
 
 
 def with_scalar(dtype: DType, kind: str) -> DType:
-    """Return the dtype of what an array and a Python scalar, or a weakly typed array, of a kind make.
+    """Return the dtype that an array and a Python scalar, or a weakly typed array, of a kind promote to.
 
     The array's own, unless the scalar is of a higher kind: then that kind's, of the same precision where it is known.
     """
     own = KINDS[dtype]
     if own == PRNG_KEY:
-        raise TypeError(f"{dtype} and a number do not promote: PRNG keys are no numbers")
+        raise TypeError(f"{dtype} and a number do not promote: PRNG keys are not numbers")
     if RANK[kind] <= RANK[own]:
         return dtype
     if kind == COMPLEX and own == FLOATING:
@@ -234,8 +234,8 @@ def real_part(dtype: DType) -> DType:
 
 
 def require(name: str, dtype: DType, kinds: frozenset[str]) -> None:
-    """Raise TypeError, saying which kinds `name` takes, where `dtype` is of none of them."""
+    """Raise TypeError where `dtype` is not of one of the kinds that the function `name` takes."""
     if KINDS[dtype] not in kinds:
         wanted = {ANY: "any", NUMERIC: "numeric", REAL: "real-valued", INEXACT: "floating-point"}.get(kinds)
         wanted = wanted or " or ".join(sorted(kinds))
-        raise TypeError(f"{name}: an array of a {wanted} dtype is wanted, not of {dtype}")
+        raise TypeError(f"{name}: expected an array of a {wanted} dtype, not of {dtype}")

@@ -27,10 +27,11 @@ from stagec.pjrt.executable import Executable
 
 
 class Array(arrays.DeviceArray, Value):
-    """An array with elements, on a device: what functions of `stagec.numpy` give outside of a trace.
+    """An array with elements, on a device: functions of `stagec.numpy` return it outside of a trace.
 
-    NumPy takes it (`numpy.asarray`), and so does whatever reads DLPack. It has the methods of the standard's array
-    object (https://data-apis.org/array-api/2024.12/API_specification/array_object.html).
+    NumPy reads it (`numpy.asarray`), and libraries share its memory by DLPack.
+    It has the methods of the standard's array object
+    (https://data-apis.org/array-api/2024.12/API_specification/array_object.html).
     """
 
     __slots__ = ("__weakref__", "_view")

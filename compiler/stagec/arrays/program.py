@@ -20,17 +20,17 @@ from stagec.arrays.values import Literal, ShapedArray
 class Primitive:
     """An operation of programs: a row of the table of primitives. All that is said of it is said here.
 
-    name: in a program's text.
+    name: as programs show it.
     infer: takes the `ShapedArray` of each operand, and parameters by name; gives that of the result, or a list of those
         of the results where `several`. Raises TypeError, ValueError or IndexError, in the user's words, where operands
         do not fit.
     lower: takes a `lowering.Rule`, the operands' MLIR values, and parameters by name; gives the result's, or a list.
     vjp: the derivative. Takes a `Derivative` (cotangents, operands, results), and parameters by name; gives the
-        cotangent of each operand, None for zero. None where the derivative is zero; a text says that
-        there is none, and why.
+        cotangent of each operand, None for zero. None where the derivative is zero; a string says why
+        there is none.
     several: whether it has a list of results.
     of_keys: of PRNG keys: True where it takes them as other arrays; or what gives operands and parameters that do the
-        same to their words, which are a last dimension of size 2; None where it has no meaning for keys.
+        same to their words, which are a last dimension of size 2; None where it does not take keys.
 
     Parameters are hashable.
     """
@@ -64,7 +64,7 @@ class Equation:
     """An operation on operands.
 
     primitive: which. inputs: its operands. params: its parameters. outputs: variables, one for each result.
-    traceback: of jaxlib, from where it was traced; None where nobody knows.
+    traceback: of jaxlib, from where it was traced; None where it is not known.
     """
 
     __slots__ = ("inputs", "outputs", "params", "primitive", "traceback")
@@ -89,7 +89,7 @@ class Program:
     """A function of arrays.
 
     inputs: variables for its arguments. equations: in the order in which they were traced; each uses what came before.
-    outputs: its results. constants: arrays that it has with it, each with the variable that stands for it.
+    outputs: its results. constants: known arrays, each with the variable that stands for it.
     """
 
     inputs: Sequence[Variable]
@@ -112,7 +112,7 @@ class Program:
 
 
 def pruned(program: Program) -> Program:
-    """Return the program without equations and constants whose results nobody uses."""
+    """Return the program without unused equations and constants."""
     used = set(program.outputs)
     kept: list[Equation] = []
     for equation in reversed(program.equations):
@@ -124,7 +124,7 @@ def pruned(program: Program) -> Program:
 
 
 def constant_bytes(program: Program) -> int:
-    """Return how many bytes the arrays have that a program, and the programs in it, have with them."""
+    """Return how many bytes the constants of a program, and of the programs in it, have."""
     parts = (equation for equation in program.equations if equation.params)  # most have none
     inner = sum(constant_bytes(one) for equation in parts for one in subprograms(equation))
     return inner + sum(array.nbytes for array in program.constants.values())

@@ -56,7 +56,7 @@ def register_dataclass(
     """
     if data_fields is None or meta_fields is None:
         if not dataclasses.is_dataclass(nodetype):
-            raise TypeError(f"{name_of(nodetype)} is no dataclass: give data_fields and meta_fields")
+            raise TypeError(f"{name_of(nodetype)} is not a dataclass: give data_fields and meta_fields")
         fields = [field for field in dataclasses.fields(nodetype) if field.init]
         meta_fields = [field.name for field in fields if field.metadata.get("static", False)]
         data_fields = [field.name for field in fields if field.name not in meta_fields]
@@ -118,9 +118,9 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Return for each leaf of a structure what a tree, which is a prefix of it, has there or above.
+    """Return for each leaf of a structure what a tree, a prefix of it, has there or above.
 
-    is_leaf: of the prefix. Raises ValueError where it is no prefix.
+    is_leaf: of the prefix. Raises ValueError where it is not a prefix.
     """
     found, own = registry().flatten(prefix, is_leaf)
     try:
@@ -156,7 +156,7 @@ def _describe_own(fields: tuple[Sequence[str], Sequence[str]] | None, auxdata: A
     static = dict(zip(fields[1], auxdata, strict=True))
     try:
         return Fields(tuple(fields[0]), static).to_bytes()
-    except ValueError:  # values that JSON has not
+    except ValueError:  # values that JSON does not have
         described = {name: statics.describe(value, name) for name, value in static.items()}
         return Keyed(tuple(fields[0]), {"fields": described}).to_bytes()
 

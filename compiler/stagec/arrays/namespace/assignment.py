@@ -187,7 +187,7 @@ def _masked(x: Any, mask: Any, number: Any, how: str) -> Any:
     if number.shape != ():
         raise tracing.refuse(mask, "a mask as an index for an array of values", MASK)
     if tuple(mask.shape) != tuple(x.shape[: len(mask.shape)]):
-        raise IndexError(f"a mask of shape {shown(mask.shape)} is no index of an array of shape {shown(x.shape)}")
+        raise IndexError(f"a mask of shape {shown(mask.shape)} does not fit an array of shape {shown(x.shape)}")
     wide = reshape(mask, (*mask.shape, *[1] * (len(x.shape) - len(mask.shape))))
     new = broadcast(number, x.shape, ()) if how == "set" else _COMBINE[how](x, number)
     return p.select(wide, new, x)

@@ -74,7 +74,7 @@ def randint(key: Any, shape: Sequence[Any], minval: Any, maxval: Any, dtype: Any
     words, _ = keys.words_of("randint", key)
     wanted = dtypes.default(SIGNED) if dtype is None else dtypes.asked(dtype)
     if KINDS[wanted] not in INTEGRAL:
-        raise TypeError(f"randint: a dtype of integers is wanted, not {wanted}")
+        raise TypeError(f"randint: expected a dtype of integers, not {wanted}")
     low, high = (_integers(one) for one in (minval, maxval))
     drawn = wanted
     if dtypes.BITS[wanted] < 32:  # more bits have less bias
@@ -129,7 +129,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     words, _ = keys.words_of("permutation", key)
     if is_scalar(x):
         if type(x) is not int:
-            raise TypeError(f"permutation: an integer or an array is wanted, not {x!r}")
+            raise TypeError(f"permutation: expected an integer or an array, not {x!r}")
         return _shuffled(words, arange(x), axis=axis_of(axis, 1))
     x = array_of(x, "permutation")
     if x.shape == ():
@@ -197,7 +197,7 @@ def _by_chance(key: Any, shape: Shape, count: Any, replace: bool, chances: Any, 
     chances = inexact(chances, "choice")
     if tuple(chances.shape) != (count,):
         what = f"p has shape {shown(chances.shape)}"
-        raise ValueError(f"choice: a vector of probabilities is wanted, one for each of {count}; {what}")
+        raise ValueError(f"choice: expected a vector of probabilities, one for each of {count}; {what}")
     if not replace:
         noisy = p.add(gumbel(key, (count,), chances.dtype, mode), p.log(chances))
         return sorting.top_k(noisy, dims.product(shape))[1]

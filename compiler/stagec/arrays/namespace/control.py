@@ -34,7 +34,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     Raises TypeError where the functions give arrays of other avals, or other trees.
     """
     if not branches:
-        raise ValueError("switch: a branch is wanted")
+        raise ValueError("switch: expected one branch or more")
     leaves, structure = pytrees.flatten(operands)
     number = array_of(index, "switch")
     if number.shape != () or dtypes.KINDS[number.dtype] not in dtypes.INTEGRAL:
@@ -51,7 +51,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     """Return what `true_fun` gives for operands if `pred` is true, else what `false_fun` gives; one of them is run."""
     number = array_of(pred, "cond")
     if number.shape != ():
-        raise TypeError(f"cond: one bool is wanted, not an array of shape {shown(number.shape)}")
+        raise TypeError(f"cond: expected one bool, not an array of shape {shown(number.shape)}")
     index = convert(convert(number, dtypes.bool_), dtypes.int32)
     try:
         return switch(index, [false_fun, true_fun], *operands)
@@ -61,7 +61,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
-    """Return what `body_fun`, called with what it gave the last time, gives when `cond_fun` is no longer true of it.
+    """Return the last result of `body_fun`, which is called with its own result as long as `cond_fun` is true of that.
 
     It has no derivative; `scan` has. Raises TypeError where the body gives other avals than it takes.
     """

@@ -22,9 +22,9 @@ from stagec.pjrt.arrays import DeviceArray
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
-    """Return an array of what is one, of a number, or of numbers and arrays in lists and tuples.
+    """Return an array of an array, of a number, or of numbers and arrays in lists and tuples.
 
-    copy: True: of memory of its own. False: ValueError where it needs a copy. None: where it needs one.
+    copy: True: always a copy. False: ValueError where a copy is needed. None: a copy where one is needed.
     """
     check_device(device)
     wanted = None if dtype is None else dtypes.asked(dtype)
@@ -36,7 +36,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
             obj = obj.copy_of()
         return obj if wanted is None else convert(obj, wanted)
     if copy is False:
-        raise ValueError(f"asarray: a {type(obj).__qualname__} becomes an array of ours by a copy; leave copy out")
+        raise ValueError(f"asarray: a {type(obj).__qualname__} must be copied into an array; leave copy out")
     if isinstance(obj, list | tuple) and _has_values(obj):
         parts = [asarray(one, dtype=wanted) for one in obj]
         dtype_ = wanted or np.dtype(_common(parts))
@@ -107,7 +107,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
         return broadcast(convert(fill_value, wanted), sizes, ())
     python = type(fill_value) if is_scalar(fill_value) else None
     if not python and (np.ndim(fill_value) or np.asarray(fill_value).dtype not in KINDS):
-        raise TypeError(f"full: one number is wanted, not {fill_value!r}")
+        raise TypeError(f"full: expected one number, not {fill_value!r}")
     own = dtypes.of_python(python) if python else dtypes.canonical(np.asarray(fill_value).dtype)
     wanted = own if dtype is None else dtypes.asked(dtype)
     number = like(fill_value, wanted).value if python else np.asarray(fill_value, wanted)
@@ -236,7 +236,7 @@ def triu(x: Any, /, *, k: int = 0) -> Any:
 
 def _triangle(x: Any, k: int, inside: Any) -> Any:
     if len(x.shape) < 2:
-        raise ValueError(f"an array of 2 dimensions or more is wanted, not of {len(x.shape)}")
+        raise ValueError(f"expected an array of 2 dimensions or more, not of {len(x.shape)}")
     shape = tuple(x.shape[-2:])
     rows, columns = iota(dtypes.int32, shape, 0), iota(dtypes.int32, shape, 1)
     zero = Literal(np.zeros((), x.dtype))
@@ -252,7 +252,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
         raise ValueError(f'meshgrid: indexing is "xy" or "ij", not {indexing!r}')
     given = [array_of(x, "meshgrid") for x in arrays]
     if any(len(x.shape) > 1 for x in given):
-        raise ValueError("meshgrid: vectors are wanted")
+        raise ValueError("meshgrid: expected vectors")
     given = [reshape(x, (1,)) if not x.shape else x for x in given]
     axes = list(range(len(given)))
     if indexing == "xy" and len(given) > 1:

@@ -67,7 +67,7 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 def result_type(*arrays_and_dtypes: Any) -> DType:
     """Return the dtype that arrays, dtypes and Python's numbers promote to."""
     if not arrays_and_dtypes:
-        raise ValueError("result_type: an array or a dtype is wanted")
+        raise ValueError("result_type: expected an array or a dtype")
     return dtype_of(*(x if is_scalar(x) else _dtype(x) if not isinstance(x, Value) else x for x in arrays_and_dtypes))[
         0
     ]
@@ -80,7 +80,7 @@ def _dtype(x: Any) -> DType:
 
 @dataclass(frozen=True)
 class FInfo:
-    """What there is to know of a floating-point dtype: numbers as Python's floats."""
+    """The limits of a floating-point dtype: numbers as Python's floats."""
 
     bits: int
     eps: float
@@ -92,7 +92,7 @@ class FInfo:
 
 @dataclass(frozen=True)
 class IInfo:
-    """What there is to know of an integer dtype."""
+    """The limits of an integer dtype."""
 
     bits: int
     max: int
@@ -101,7 +101,7 @@ class IInfo:
 
 
 def finfo(type: Any, /) -> FInfo:  # noqa: A002 - the standard's name
-    """Return what there is to know of a floating-point dtype, or of the parts of a complex one."""
+    """Return the limits of a floating-point dtype, or of the parts of a complex one."""
     dtype = _dtype(type)
     dtypes.require("finfo", dtype, dtypes.INEXACT)
     part = dtypes.real_part(dtype)
@@ -111,7 +111,7 @@ def finfo(type: Any, /) -> FInfo:  # noqa: A002 - the standard's name
 
 
 def iinfo(type: Any, /) -> IInfo:  # noqa: A002 - the standard's name
-    """Return what there is to know of an integer dtype."""
+    """Return the limits of an integer dtype."""
     dtype = _dtype(type)
     dtypes.require("iinfo", dtype, INTEGRAL)
     found = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     found = np.dtype(dtype)
     if isinstance(kind, str):
         if kind not in _KINDS_BY_NAME:
-            raise ValueError(f"{kind!r} is no kind of dtypes; write one of {', '.join(_KINDS_BY_NAME)}")
+            raise ValueError(f"{kind!r} is not a kind of dtypes; write one of {', '.join(_KINDS_BY_NAME)}")
         return KINDS[found] in _KINDS_BY_NAME[kind]
     return bool(found == np.dtype(kind))
 

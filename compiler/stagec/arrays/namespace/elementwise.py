@@ -320,7 +320,7 @@ def isinf(x: Any, /) -> Any:
 
 
 def isnan(x: Any, /) -> Any:
-    """Return whether each element is no number."""
+    """Return whether each element is NaN."""
     x = array_of(x, "isnan")
     return p.not_equal(x, x) if KINDS[x.dtype] in dtypes.INEXACT else full(x.shape, False, dtypes.bool_)
 
@@ -354,7 +354,7 @@ def imag(x: Any, /) -> Any:
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
-    """Return each element, but min where it is less and max where it is more; None is no bound."""
+    """Return each element, limited to the range from min to max; None: no limit."""
     x = array_of(x, "clip")
     shapes = [x.shape, *(bound.shape for bound in (min, max) if isinstance(bound, Value | np.ndarray))]
     found = broadcast(x, broadcast_shapes(*shapes))

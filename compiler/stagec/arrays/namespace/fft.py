@@ -29,9 +29,10 @@ _OTHER = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Any:
-    """Return the Fourier transform along an axis, which is cut off or gets zeros to have n elements.
+    """Return the Fourier transform along an axis, which is truncated or padded with zeros to n elements.
 
-    norm: what is divided by the number of elements: "backward" the inverse, "forward" this, "ortho" both by its root.
+    norm: which transform is divided by the number of elements: "backward", the inverse; "forward", this one; "ortho",
+        both, by its root.
     """
     return _transformed("fft", "FFT", x, _one(n), axis, norm)
 
@@ -132,7 +133,7 @@ def _operand(name: str, kind: str, x: Any) -> Any:
     x = inexact(x, name)
     if kind == "RFFT":
         if KINDS[x.dtype] == COMPLEX:
-            raise TypeError(f"{name}: real numbers are wanted, not {x.dtype}; write fft or fftn")
+            raise TypeError(f"{name}: expected real numbers, not {x.dtype}; write fft or fftn")
         return convert(x, x.dtype if x.dtype == dtypes.float64 else dtypes.float32)
     if KINDS[x.dtype] == COMPLEX:
         return convert(x, x.dtype)
@@ -152,12 +153,12 @@ def _lengths(name: str, kind: str, x: Any, sizes: Sequence[int] | None, axes: Se
             what = f"axis {axis} has the symbolic size {size}, and what is transformed must be a number"
             raise ValueError(f"{name}: {what}; write it as n or s")
         if size < 1:
-            raise ValueError(f"{name}: axis {axis} has {size} elements to transform; 1 or more are wanted")
+            raise ValueError(f"{name}: axis {axis} has {size} elements to transform; expected 1 or more")
     return tuple(found)
 
 
 def _sized(x: Any, sizes: Sequence[int | None]) -> Any:
-    """Return the array cut off, or with zeros behind, to have the sizes; None is as it is."""
+    """Return the array truncated or padded with zeros at the end to these sizes; None keeps a size."""
     limit = [own if size is None or own <= size else size for own, size in zip(x.shape, sizes, strict=True)]
     x = slice_(x, [0] * len(limit), limit)
     high = [0 if size is None else size - own for own, size in zip(x.shape, sizes, strict=True)]
@@ -165,7 +166,7 @@ def _sized(x: Any, sizes: Sequence[int | None]) -> Any:
 
 
 def _along_last(x: Any, kind: str, lengths: tuple[int, ...]) -> Any:
-    """Transform the last axes: at once as many as XLA takes, and the others before, or of an RFFT after, them."""
+    """Transform the last axes: as many as XLA takes at once, and the others before them, or after them for an RFFT."""
     last = lengths[-fourier.MOST_AXES :]
     if len(last) == len(lengths):
         return fourier.fft(x, kind, lengths)
@@ -198,7 +199,7 @@ def _frequencies(name: str, n: int, d: float, dtype: Any, device: Any, numbers: 
     check_device(device)
     wanted = dtypes.default(FLOATING) if dtype is None else dtypes.asked(dtype)
     if KINDS[wanted] != FLOATING:
-        raise TypeError(f"{name}: a real floating-point dtype is wanted, not {wanted}")
+        raise TypeError(f"{name}: expected a real floating-point dtype, not {wanted}")
     return binding.constant((np.asarray(numbers, np.float64) / (n * d)).astype(wanted))
 
 

@@ -26,7 +26,7 @@ MASK = "write where(mask, x, other), which keeps the shape, or where(mask, value
 
 
 def plain(key: Any) -> Any:
-    """Return a key as NumPy takes it. Raises IndexError for what is no key."""
+    """Return a key as NumPy takes it. Raises IndexError for what is not a key."""
     if isinstance(key, tuple):
         return tuple(map(plain, key))
     if isinstance(key, Value | np.ndarray | list):
@@ -35,7 +35,7 @@ def plain(key: Any) -> Any:
             raise IndexError(f"an array of integers or bools is an index, not one of {known.dtype}")
         return known if known.dtype.kind in "biu" else known.astype(np.int64)
     if isinstance(key, float | str):
-        raise IndexError(f"{key!r} is no index; write integers, slices, ..., None, or arrays of these")
+        raise IndexError(f"{key!r} is not an index; write integers, slices, ..., None, or arrays of these")
     return key
 
 
@@ -51,7 +51,7 @@ def expanded(x: Any, entries: tuple[Any, ...]) -> list[Any]:
             if mask is None:
                 raise tracing.refuse(entry, "a mask as an index", MASK)
             if mask.ndim == 0:
-                raise IndexError(f"a single bool is no index in a trace; {MASK}")
+                raise IndexError(f"a single bool cannot be an index in a trace; {MASK}")
             found += np.nonzero(mask)
         else:
             found.append(entry)
@@ -100,7 +100,7 @@ def _number(entry: Any, axis: int, size: Any) -> Any:
     if isinstance(entry, Dim):
         return entry
     if isinstance(entry, float | str | EllipsisType) or not hasattr(entry, "__index__"):
-        raise IndexError(f"{entry!r} is no index; write integers, slices, ..., None, or arrays of these")
+        raise IndexError(f"{entry!r} is not an index; write integers, slices, ..., None, or arrays of these")
     number = int(entry.__index__())
     if type(size) is int and not -size <= number < size:
         raise IndexError(f"index {number} is out of range for axis {axis} of size {size}")

@@ -75,7 +75,7 @@ def sliced(x: Any, slices: Sequence[tuple[Any, Any, int]]) -> Any:
 def gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
     """Return the elements at indices along axes; entries: for each axis an array, an int or None, and "new" axes.
 
-    outside: what stands for an element that is not in the array; None: the nearest that is.
+    outside: what stands for an element outside of the array; None: the nearest one.
     """
     plan = gathering(x.shape, entries)
     if plan.numbers is not None:
@@ -157,7 +157,7 @@ def is_new(entry: Any) -> bool:
 
 
 def value_of(index: Any) -> Any:
-    """Return indices that may be NumPy's as a value of ours."""
+    """Return indices, which may be NumPy's, as a value."""
     return binding.constant(index) if isinstance(index, np.ndarray) else index
 
 
@@ -206,7 +206,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     if KINDS[index.dtype] not in INTEGRAL:
         raise TypeError(f"take_along_axis: indices are integers, not {index.dtype}")
     if len(index.shape) != len(x.shape):
-        raise ValueError(f"take_along_axis: indices of {len(x.shape)} dimensions are wanted, not of {len(index.shape)}")
+        raise ValueError(f"take_along_axis: expected indices of {len(x.shape)} dimensions, not of {len(index.shape)}")
     others = [i for i in range(len(x.shape)) if i != where]
     shape: Shape = broadcast_shapes([x.shape[i] for i in others], [index.shape[i] for i in others])
     wide_x = broadcast(x, (*shape[:where], x.shape[where], *shape[where:]))

@@ -53,7 +53,7 @@ def check_impl(impl: Any, dtype: Any = None) -> None:
         raise ValueError("impl and dtype say the same: give one of them")
     chosen = impl if impl is not None else dtype
     if chosen not in (None, IMPLEMENTATION, dtypes.KEY.name) and chosen is not dtypes.KEY:
-        raise ValueError(f"there is no generator {chosen!r}; {IMPLEMENTATION} is")
+        raise ValueError(f"stagec has no generator {chosen!r}; write {IMPLEMENTATION!r}")
 
 
 def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
@@ -139,7 +139,7 @@ def fold_in(key: Any, data: Any) -> Any:
     words, raw = words_of("fold_in", key)
     number = literal(data, _U32) if type(data) is int else array_of(data, "fold_in")
     if number.shape != () or KINDS[number.dtype] not in INTEGRAL:
-        raise TypeError(f"fold_in: one integer is wanted, not {number.dtype} of shape {shown(number.shape)}")
+        raise TypeError(f"fold_in: expected one integer, not {number.dtype} of shape {shown(number.shape)}")
     found = _fold(words, convert(number, _U32))
     return found if raw else wrap(found)
 
@@ -166,5 +166,5 @@ def bits(key: Any, shape: Sequence[Any] = (), dtype: Any = None) -> Any:
     words, _ = words_of("bits", key)
     wanted: DType = dtypes.default(dtypes.UNSIGNED) if dtype is None else dtypes.asked(dtype)
     if KINDS[wanted] != dtypes.UNSIGNED or dtypes.BITS[wanted] < 8:
-        raise ValueError(f"bits: a dtype of unsigned integers of 8 bits or more is wanted, not {wanted}")
+        raise ValueError(f"bits: expected a dtype of unsigned integers of 8 bits or more, not {wanted}")
     return random_bits(words, shape=shape_of("bits", shape), bits=dtypes.BITS[wanted])

@@ -145,7 +145,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
 
 
 def inv(x: Any, /) -> Any:
-    """Return the inverses of square matrices; where there is none, infinite numbers and NaN."""
+    """Return the inverses of square matrices; of singular ones, infinite numbers and NaN."""
     return systems.inverse(_factorized(x, "inv", square=True))
 
 

@@ -25,7 +25,7 @@ def matrix_transpose(x: Any, /) -> Any:
     x = array_of(x, "matrix_transpose")
     rank = len(x.shape)
     if rank < 2:
-        raise ValueError(f"matrix_transpose: an array of 2 dimensions or more is wanted, not of {rank}")
+        raise ValueError(f"matrix_transpose: expected an array of 2 dimensions or more, not of {rank}")
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
@@ -33,7 +33,7 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     """Return the product of matrices: the last two axes; the others broadcast. A vector is a row or column."""
     first, second = promoted(x1, x2, function="matmul")
     if not first.shape or not second.shape:
-        raise ValueError("matmul: arrays of 1 dimension or more are wanted; write multiply for numbers")
+        raise ValueError("matmul: expected arrays of 1 dimension or more; write multiply for numbers")
     row, column = len(first.shape) == 1, len(second.shape) == 1
     a = reshape(first, (1, *first.shape)) if row else first
     b = reshape(second, (*second.shape, 1)) if column else second
@@ -66,7 +66,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
     ranks = len(first.shape), len(second.shape)
     if isinstance(axes, int):
         if axes > min(ranks):
-            raise ValueError(f"tensordot: {axes} axes are wanted of arrays of {ranks[0]} and {ranks[1]} dimensions")
+            raise ValueError(f"tensordot: expected {axes} axes of arrays of {ranks[0]} and {ranks[1]} dimensions")
         axes = (range(ranks[0] - axes, ranks[0]), range(axes))
     of_first = [axis_of(axis, ranks[0]) for axis in axes[0]]
     of_second = [axis_of(axis, ranks[1]) for axis in axes[1]]
@@ -92,7 +92,7 @@ def matrices_of(x: Any, name: str) -> Any:
     """Return an operand that has two axes or more. Raises ValueError."""
     x = array_of(x, name)
     if len(x.shape) < 2:
-        raise ValueError(f"{name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
+        raise ValueError(f"{name}: expected an array of 2 dimensions or more, not of shape {shown(x.shape)}")
     return x
 
 
@@ -120,7 +120,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
     first, second = promoted(x1, x2, function="outer")
     if len(first.shape) != 1 or len(second.shape) != 1:
         shapes = f"{shown(first.shape)} and {shown(second.shape)}"
-        raise ValueError(f"outer: arrays of one dimension are wanted, not of shapes {shapes}")
+        raise ValueError(f"outer: expected arrays of one dimension, not of shapes {shapes}")
     return p.multiply(reshape(first, (*first.shape, 1)), reshape(second, (1, *second.shape)))
 
 

@@ -20,7 +20,7 @@ from stagec.arrays.values import as_view, axes_of, axis_of, gives_views, shown
 def _together(arrays: Any, name: str) -> list[Any]:
     given = [array_of(x, name) for x in arrays]
     if not given:
-        raise ValueError(f"{name}: an array is wanted")
+        raise ValueError(f"{name}: expected one array or more")
     dtype, weak = dtype_of(*given)
     return [convert(x, dtype, weak) for x in given]
 
@@ -32,7 +32,7 @@ def concat(arrays: Any, /, *, axis: int | None = 0) -> Any:
         return concatenate([reshape(x, (-1,)) for x in given], 0)
     ranks = {len(x.shape) for x in given}
     if len(ranks) != 1 or 0 in ranks:
-        raise ValueError(f"concat: arrays of as many dimensions are wanted, not of {sorted(ranks)}")
+        raise ValueError(f"concat: expected arrays of the same number of dimensions, not of {sorted(ranks)}")
     return concatenate(given, axis_of(axis, ranks.pop()))
 
 
@@ -40,7 +40,7 @@ def stack(arrays: Any, /, *, axis: int = 0) -> Any:
     """Return arrays of one shape, with a new axis for which of them it is."""
     given = _together(arrays, "stack")
     if len({tuple(x.shape) for x in given}) != 1:
-        raise ValueError(f"stack: arrays of one shape are wanted, not {', '.join(shown(x.shape) for x in given)}")
+        raise ValueError(f"stack: expected arrays of one shape, not {', '.join(shown(x.shape) for x in given)}")
     shape = given[0].shape
     where = axis_of(axis, len(shape) + 1)
     return concatenate([reshaped(x, (*shape[:where], 1, *shape[where:])) for x in given], where)
@@ -90,7 +90,7 @@ def permute_dims(x: Any, /, axes: tuple[int, ...]) -> Any:
     x = array_of(x, "permute_dims")
     order = axes_of(tuple(axes), len(x.shape))
     if len(order) != len(x.shape):
-        raise ValueError(f"permute_dims: {len(x.shape)} axes are wanted, not {axes}")
+        raise ValueError(f"permute_dims: expected {len(x.shape)} axes, not {axes}")
     return transpose(x, order)
 
 

@@ -53,14 +53,14 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Any:
     x, y = array_of(on_true, "select"), array_of(on_false, "select")
     if x.shape != y.shape or (condition.shape != () and condition.shape != x.shape):
         shapes = ", ".join(shown(one.shape) for one in (condition, x, y))
-        raise ValueError(f"select: arrays of one shape are wanted, and bools of it or one, not {shapes}")
+        raise ValueError(f"select: expected arrays of one shape, and bools of that shape or one bool, not {shapes}")
     if condition.dtype != dtypes.bool_:
-        raise TypeError(f"select: bools are wanted, not {condition.dtype}")
+        raise TypeError(f"select: expected bools, not {condition.dtype}")
     return p.select(condition, *promoted(x, y, function="select"))
 
 
 def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
-    """Return x, but `min` where it is less and `max` where it is more; there its derivative is 0. As `jax.lax.clamp`.
+    """Return x, limited to the range from `min` to `max`; the derivative is 0 outside of it. As `jax.lax.clamp`.
 
     min, max: of the shape of x, or of no dimensions.
     """
@@ -68,7 +68,7 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
     bounds = [like(one, value.dtype, "clamp") for one in (min, max)]
     if any(one.shape not in ((), value.shape) for one in bounds):
         shapes = " and ".join(shown(one.shape) for one in bounds)
-        raise ValueError(f"clamp: bounds of shape {shown(value.shape)} or of no dimensions are wanted, not {shapes}")
+        raise ValueError(f"clamp: expected bounds of shape {shown(value.shape)} or of no dimensions, not {shapes}")
     if tracing.current() is None:
         return _clamped(bounds[0], value, bounds[1])
 
@@ -90,7 +90,7 @@ def _clamped(low: Any, x: Any, high: Any) -> Any:
 
 
 def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
-    """Return an array in order along an axis, or several of one shape, all in the order of the first `num_keys`.
+    """Return a sorted array, or several of one shape, all in the order of the first `num_keys`.
 
     As `jax.lax.sort`: NaNs are last, and equal elements keep their order.
     """
@@ -99,7 +99,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
         return sorting.sort([x], axis_of(dimension, len(x.shape)))[0]
     arrays = [array_of(one, "sort") for one in operand]
     if not arrays or len({tuple(x.shape) for x in arrays}) != 1:
-        raise ValueError(f"sort: arrays of one shape are wanted, not {', '.join(shown(x.shape) for x in arrays)}")
+        raise ValueError(f"sort: expected arrays of one shape, not {', '.join(shown(x.shape) for x in arrays)}")
     if not 1 <= num_keys <= len(arrays):
         raise ValueError(f"sort: num_keys is from 1 to {len(arrays)}, the number of arrays, not {num_keys}")
     return tuple(sorting.sort(arrays, axis_of(dimension, len(arrays[0].shape)), num_keys))

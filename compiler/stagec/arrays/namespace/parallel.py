@@ -49,20 +49,20 @@ def partition_of(spec: Any) -> Partition:
     if found is None and type(spec).__name__ == "PartitionSpec":
         found = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
     if found is None:
-        raise TypeError(f"{spec!r} is no PartitionSpec; write stagec.PartitionSpec('data', None)")
+        raise TypeError(f"{spec!r} is not a PartitionSpec; write stagec.PartitionSpec('data', None)")
     return tuple(found)
 
 
 def over(sharding: Any) -> tuple[Axes, Partition]:
     """Return the mesh and the partition of a NamedSharding, or of a PartitionSpec over the current mesh.
 
-    Raises ValueError where there is no mesh, and TypeError for what is neither.
+    Raises ValueError without a mesh, TypeError for another object.
     """
     if hasattr(sharding, "mesh") and hasattr(sharding, "spec"):
         return axes_of_mesh(sharding.mesh), partition_of(sharding.spec)
     partition = partition_of(sharding)
     if not meshes.current():
-        raise ValueError(f"there is no mesh for {sharding}: write NamedSharding(mesh, spec), or `with set_mesh(mesh)`")
+        raise ValueError(f"{sharding} has no mesh: write NamedSharding(mesh, spec), or `with set_mesh(mesh)`")
     return meshes.current(), partition
 
 

@@ -28,7 +28,7 @@ def _starts(x: Any, starts: Any, function: str) -> list[Any]:
         given = array_of(starts, function)
         starts = [reshape(slice_(given, (i,), (i + 1,)), ()) for i in range(given.shape[0])]
     if len(starts) != len(x.shape):
-        raise ValueError(f"{function}: {len(x.shape)} indices are wanted, one for each axis, not {len(starts)}")
+        raise ValueError(f"{function}: expected {len(x.shape)} indices, one for each axis, not {len(starts)}")
     return [_start(x, axis, one, function) for axis, one in enumerate(starts)]
 
 
@@ -86,7 +86,7 @@ def dynamic_update_slice(operand: Any, update: Any, start_indices: Any) -> Any:
     """Return an array with `update` in place of the slice at computed starts. As `jax.lax.dynamic_update_slice`."""
     x, new = array_of(operand, "dynamic_update_slice"), array_of(update, "dynamic_update_slice")
     if new.dtype != x.dtype and not getattr(new, "weak_type", False):
-        raise TypeError(f"dynamic_update_slice: an update of {x.dtype} is wanted, not of {new.dtype}")
+        raise TypeError(f"dynamic_update_slice: expected an update of {x.dtype}, not of {new.dtype}")
     if len(new.shape) != len(x.shape) or any(
         type(own) is int and type(whole) is int and own > whole for own, whole in zip(new.shape, x.shape, strict=True)
     ):
@@ -116,8 +116,8 @@ class GatherDimensionNumbers(NamedTuple):
     """Which axes of a gather are what, as `jax.lax.GatherDimensionNumbers`.
 
     offset_dims: axes of the result that are axes of a slice. collapsed_slice_dims: axes of the operand, of which a
-    slice has one element that is no axis of the result. start_index_map: for each component of an index, the axis of
-    the operand. operand_batching_dims, start_indices_batching_dims: axes of both that go together.
+    slice has one element that is not an axis of the result. start_index_map: for each component of an
+    index, the axis of the operand. operand_batching_dims, start_indices_batching_dims: axes of both that go together.
     """
 
     offset_dims: Sequence[int]
@@ -171,13 +171,14 @@ def gather(
 ) -> Any:
     """Return slices of an array, one for each index. As `jax.lax.gather`.
 
-    mode: what a slice is that is not inside. "clip": moved inside; "fill": of `fill_value`, by default NaN, the least
-    signed or the largest unsigned integer, or True; "promise_in_bounds", which None is: the caller says there is none.
+    mode: what a slice outside of the array is. "clip": moved inside; "fill": of `fill_value`, by default NaN, the least
+    signed or the largest unsigned integer, or True; "promise_in_bounds", which None is: the caller promises that
+    every slice is inside.
     """
     x, numbers = array_of(operand, "gather"), _numbers(dimension_numbers)
     index, sizes = _indices("gather", start_indices, numbers), tuple(map(dims.size_of, slice_sizes))
     if len(sizes) != len(x.shape):
-        raise ValueError(f"gather: {len(x.shape)} slice_sizes are wanted, one for each axis, not {len(sizes)}")
+        raise ValueError(f"gather: expected {len(x.shape)} slice_sizes, one for each axis, not {len(sizes)}")
     found = indexing.gather(x, index, numbers, sizes)
     if _mode("gather", mode, "promise_in_bounds") != "fill":
         return found
@@ -209,7 +210,7 @@ def _scatter(name: str, how: str, what: str) -> Callable[..., Any]:
         x, new, numbers = array_of(operand, name), array_of(updates, name), _numbers(dimension_numbers)
         index = _indices(name, scatter_indices, numbers)
         if new.dtype != x.dtype and not getattr(new, "weak_type", False):
-            raise TypeError(f"{name}: updates of {x.dtype} are wanted, not of {new.dtype}")
+            raise TypeError(f"{name}: expected updates of {x.dtype}, not of {new.dtype}")
         new = convert(new, x.dtype)
         if len(new.shape) != len(numbers.offset) + len(index.shape) - 1:
             what = f"{len(numbers.offset)} axes of slices and {len(index.shape) - 1} of indices"

@@ -1,4 +1,4 @@
-"""Operands of functions: what is taken for an array, and how several come to one dtype."""
+"""Operands of functions: what counts as an array, and how several promote to one dtype."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def is_scalar(x: Any) -> bool:
 
 
 def array_of(x: Any, function: str = "") -> Any:
-    """Return an operand as an array: a value of stagec's as another object, and NumPy's or a number as one of ours.
+    """Return an operand as an array: a value of stagec's as another object, NumPy's array or a number as a value.
 
-    function: its name, for messages. Raises TypeError for what is no array.
+    function: its name, for messages. Raises TypeError for what is not an array.
     """
     if isinstance(x, Value):
         return x.same()
@@ -35,7 +35,7 @@ def array_of(x: Any, function: str = "") -> Any:
     if isinstance(x, Dim):
         return size_value(x)
     name = f"{function}: " if function else ""
-    raise TypeError(f"{name}an array is wanted, not a {type(x).__qualname__}; write asarray(...) of it")
+    raise TypeError(f"{name}expected an array, not a {type(x).__qualname__}; write asarray(...) of it")
 
 
 def named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
@@ -65,12 +65,12 @@ def _of_numpy(x: Any) -> Any:
     array = numpy_of(x)
     wanted = dtypes.canonical(array.dtype)
     if wanted not in KINDS:
-        raise TypeError(f"there are no arrays of dtype {array.dtype}")
+        raise TypeError(f"stagec has no arrays of dtype {array.dtype}")
     return binding.constant(array.astype(wanted, copy=False))
 
 
 def dtype_of(*operands: Any) -> tuple[DType, bool]:
-    """Return the dtype that operands promote to, and whether it is weak. Raises TypeError where there is none."""
+    """Return the dtype that operands promote to, and whether it is weak. Raises TypeError where they do not promote."""
     strong: DType | None = None
     weak: list[DType] = []
     kinds: list[str] = []
@@ -96,7 +96,7 @@ def dtype_of(*operands: Any) -> tuple[DType, bool]:
 def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[Any]:
     """Return operands as arrays of one dtype. inexact: a floating-point one, the default of integers.
 
-    Raises TypeError where there is none, OverflowError where a Python integer does not fit.
+    Raises TypeError where they do not promote, OverflowError where a Python integer does not fit.
     """
     if len(operands) == 2 and _alike(*operands) and (not inexact or KINDS[operands[0].dtype] in INEXACT):
         return list(operands)
@@ -108,7 +108,7 @@ def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """Whether two operands are arrays of stagec's of one dtype that gives way to none: the most there are."""
+    """Whether two operands are arrays of stagec's of one dtype that is not weak, as most are."""
     return isinstance(x, Value) and isinstance(y, Value) and x.dtype is y.dtype and not (x.weak_type or y.weak_type)
 
 

@@ -30,7 +30,7 @@ _FINFO: Any = ml_dtypes.finfo  # it knows NumPy's dtypes too
 def _floating(function: str, dtype: Any, kinds: frozenset[str] = frozenset({FLOATING})) -> DType:
     wanted = dtypes.default(FLOATING) if dtype is None else dtypes.asked(dtype)
     if KINDS[wanted] not in kinds or dtypes.BITS[wanted] < 8:
-        raise ValueError(f"{function}: a floating-point dtype of 8 bits or more is wanted, not {wanted}")
+        raise ValueError(f"{function}: expected a floating-point dtype of 8 bits or more, not {wanted}")
     return wanted
 
 

@@ -53,7 +53,7 @@ def nonzero(x: Any, /) -> tuple[Any, ...]:
     """Return where elements are not 0, for each axis an array. Not in a trace: the size of the result depends on x."""
     known = _known(x, "nonzero()", "write where(x != 0, ...), which keeps the shape")
     if known.ndim == 0:
-        raise ValueError("nonzero: an array of 1 dimension or more is wanted")
+        raise ValueError("nonzero: expected an array of 1 dimension or more")
     return tuple(execution.array(one.astype(dtypes.default(SIGNED))) for one in known.nonzero())
 
 
@@ -73,7 +73,7 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
         raise ValueError(f'searchsorted: side is "left" or "right", not {side!r}')
     first, second = promoted(x1, x2, function="searchsorted")
     if len(first.shape) != 1:
-        raise ValueError(f"searchsorted: a vector is wanted, not an array of {len(first.shape)} dimensions")
+        raise ValueError(f"searchsorted: expected a vector, not an array of {len(first.shape)} dimensions")
     if sorter is not None:
         first = take(first, sorter, axis=0)
     index = dtypes.default(SIGNED)
@@ -97,7 +97,7 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Any:
-    """Return whether each element of x1 is one of x2's; invert: whether it is none of them."""
+    """Return whether each element of x1 is in x2; invert: whether it is not."""
     first, second = promoted(x1, x2, function="isin")
     others = reshape(second, (dims.product(second.shape),))
     equal = p.equal(reshape(first, (*first.shape, 1)), others)

@@ -111,11 +111,11 @@ def _extremum(name: str, operation: Callable[..., Any], any_or_all: Callable[...
         if empty:
             raise ValueError(f"{name} of no elements: axis {empty[0]} of shape {shown(x.shape)} has size 0")
         if KINDS[x.dtype] == COMPLEX:
-            raise TypeError(f"{name}: real numbers are wanted, which have an order, not {x.dtype}")
+            raise TypeError(f"{name}: expected real numbers, which have an order, not {x.dtype}")
         reduce = any_or_all if x.dtype == dtypes.bool_ else operation
         return kept(x, reduce(x, axes), axes, keepdims)
 
-    return named(function, name, f"Return the {name} along axes; None: of all elements. NaN where there is one.")
+    return named(function, name, f"Return the {name} along axes; None: of all elements. NaN where an element is NaN.")
 
 
 max = _extremum("max", r.reduce_max, r.reduce_or)  # noqa: A001 - the standard's names

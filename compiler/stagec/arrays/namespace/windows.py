@@ -118,7 +118,9 @@ def conv_general_dilated(
     rank = len(x.shape)
     if len(kernel.shape) != rank or rank < 2:
         what = f"{shown(x.shape)} and {shown(kernel.shape)}"
-        raise ValueError(f"conv_general_dilated: two arrays of as many dimensions are wanted, not of shapes {what}")
+        raise ValueError(
+            f"conv_general_dilated: expected two arrays of as many dimensions, 2 or more, not of shapes {what}"
+        )
     if preferred_element_type is not None:
         x, kernel = (convert(one, np.dtype(preferred_element_type)) for one in (x, kernel))
     numbers, spatial = _numbers(dimension_numbers, rank), rank - 2

@@ -52,7 +52,7 @@ def default_matmul_precision(precision: str) -> Iterator[None]:
     True
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"{precision!r} is no precision of products; {nearest(precision, PRECISIONS)}")
+        raise ValueError(f"{precision!r} is not a precision; {nearest(precision, PRECISIONS)}")
     before = _DEFAULT.set(PRECISIONS[precision])
     try:
         yield
@@ -61,7 +61,7 @@ def default_matmul_precision(precision: str) -> Iterator[None]:
 
 
 def default_precision() -> str:
-    """Return StableHLO's precision of products that say none."""
+    """Return StableHLO's precision of products that name none."""
     return _DEFAULT.get()
 
 
@@ -88,7 +88,7 @@ def _free(x: Any, contracted: Axes, batch: Axes) -> list[int]:
 def _dot_infer(x: ShapedArray, y: ShapedArray, *, numbers: tuple[Axes, ...], precision: str) -> ShapedArray:
     x_contracted, y_contracted, x_batch, y_batch = numbers
     if x.dtype != y.dtype:
-        raise TypeError(f"dot_general: arrays of one dtype are wanted, not {x.dtype} and {y.dtype}")
+        raise TypeError(f"dot_general: expected arrays of one dtype, not {x.dtype} and {y.dtype}")
     for a, b in ((x_contracted, y_contracted), (x_batch, y_batch)):
         first, second = tuple(x.shape[axis] for axis in a), tuple(y.shape[axis] for axis in b)
         if first != second:
@@ -169,7 +169,7 @@ def _convolution_infer(
     x: ShapedArray, kernel: ShapedArray, *, numbers: ConvolutionNumbers, window: Window, precision: str
 ) -> ShapedArray:
     if x.dtype != kernel.dtype:
-        raise TypeError(f"convolution: arrays of one dtype are wanted, not {x.dtype} and {kernel.dtype}")
+        raise TypeError(f"convolution: expected arrays of one dtype, not {x.dtype} and {kernel.dtype}")
     features, wanted = x.shape[numbers.lhs[1]], kernel.shape[numbers.rhs[1]]
     if features != wanted * window.feature_groups:
         groups = f" in {window.feature_groups} groups" if window.feature_groups > 1 else ""

@@ -52,7 +52,7 @@ def _operation(
         shape, dtype, weak_type = avals[0]
         for aval in avals[1:]:
             if aval.dtype != dtype:
-                raise TypeError(f"{name}: arrays of one dtype are wanted, not {', '.join(str(a.dtype) for a in avals)}")
+                raise TypeError(f"{name}: expected arrays of one dtype, not {', '.join(str(a.dtype) for a in avals)}")
             weak_type = weak_type and aval.weak_type
         dtypes.require(name, dtype, kinds)
         for aval in avals[1:]:
@@ -146,7 +146,7 @@ def select(condition: Any, x: Any, y: Any) -> Any:
 
 def _select_infer(condition: ShapedArray, x: ShapedArray, y: ShapedArray) -> ShapedArray:
     if condition.dtype != dtypes.bool_ or x.dtype != y.dtype:
-        raise TypeError(f"select: bools and two arrays of one dtype are wanted, not {condition}, {x}, {y}")
+        raise TypeError(f"select: expected bools and two arrays of one dtype, not {condition}, {x}, {y}")
     shape = broadcast_shapes(condition.shape, x.shape, y.shape)
     return ShapedArray(shape, x.dtype, x.weak_type and y.weak_type)
 
@@ -475,7 +475,7 @@ def bitcast(x: Any, dtype: dtypes.DType) -> Any:
 
 def _bitcast_infer(x: ShapedArray, *, dtype: dtypes.DType) -> ShapedArray:
     if dtypes.BITS[x.dtype] != dtypes.BITS[dtype]:
-        raise TypeError(f"bitcast: {x.dtype} and {dtype} have other many bits")
+        raise TypeError(f"bitcast: {x.dtype} and {dtype} differ in their number of bits")
     return ShapedArray(x.shape, dtype)
 
 

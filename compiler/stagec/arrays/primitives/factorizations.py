@@ -31,7 +31,7 @@ from stagec.arrays.values import Literal, ShapedArray, shown
 
 
 def smaller(m: Any, n: Any) -> Any:
-    """Return the smaller of two sizes; symbolic ones must be equal, or have a constraint that says which is."""
+    """Return the smaller of two sizes; symbolic ones must be equal, or a constraint must say which is smaller."""
     return m if m == n or m <= n else n
 
 
@@ -100,7 +100,7 @@ def triangular_solve(
 def _triangular_infer(a: ShapedArray, b: ShapedArray, *, left: bool, **_: bool) -> ShapedArray:
     require_matrices("triangular_solve", a, square=True)
     if a.dtype != b.dtype or len(b.shape) < 2:
-        raise TypeError(f"triangular_solve: matrices of one dtype are wanted, not {a} and {b}")
+        raise TypeError(f"triangular_solve: expected matrices of one dtype, not {a} and {b}")
     if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2 if left else -1]:
         raise ValueError(f"triangular_solve: shapes {shown(a.shape)} and {shown(b.shape)} do not fit")
     return ShapedArray(b.shape, b.dtype)

@@ -35,14 +35,14 @@ LIBRARIES: Mapping[str, str] = {"cuda": "cu", "rocm": "hip"}
 
 
 def require_matrices(name: str, x: ShapedArray, square: bool = False) -> None:
-    """Raise TypeError where the dtype of x is none of `LETTERS`, and ValueError where it has no (square) matrices."""
+    """Raise TypeError where the dtype of x is not in `LETTERS`, ValueError where x does not have (square) matrices."""
     if x.dtype not in LETTERS:
         wanted = "float32, float64, complex64 or complex128"
-        raise TypeError(f"{name}: matrices of {wanted} are wanted, not of {x.dtype}; convert them with astype")
+        raise TypeError(f"{name}: expected matrices of {wanted}, not of {x.dtype}; convert them with astype")
     if len(x.shape) < 2:
-        raise ValueError(f"{name}: an array of 2 dimensions or more is wanted, not of shape {shown(x.shape)}")
+        raise ValueError(f"{name}: expected an array of 2 dimensions or more, not of shape {shown(x.shape)}")
     if square and x.shape[-1] != x.shape[-2]:
-        raise ValueError(f"{name}: square matrices are wanted, not ones of shape {shown(x.shape[-2:])}")
+        raise ValueError(f"{name}: expected square matrices, not ones of shape {shown(x.shape[-2:])}")
 
 
 def solver(
@@ -80,8 +80,8 @@ def ffi_call(
 ) -> list[IRValue]:
     """Call a function by XLA's foreign function interface, and return its results.
 
-    avals: of the operands. aliased: which operand is the first result's memory. core: how many axes are no batch ones.
-    column_major: whether matrices are laid out by columns, as LAPACK has them.
+    avals: of the operands. aliased: which operand is the first result's memory. core: how many axes are not batch axes.
+    column_major: whether matrices lie column by column, as LAPACK's do.
     """
     rank = max(len(one.shape) for one in avals)
     by_columns = (rank - 2, rank - 1, *range(rank - 3, -1, -1))

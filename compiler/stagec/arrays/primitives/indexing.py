@@ -29,7 +29,7 @@ class GatherNumbers(NamedTuple):
     The last axis of the indices is that of their components.
 
     offset: axes of the result that are axes of a slice. collapsed: axes of the operand, of which a slice has one
-    element that is no axis of the result. starts: for each component of an index the axis of the operand.
+    element that is not an axis of the result. starts: for each component of an index the axis of the operand.
     operand_batch, index_batch: axes of both that go together.
     """
 
@@ -245,7 +245,7 @@ def _of_factors(g: Any, x: Any, updates: Any, taken: Callable[[Any, Any, str], A
     own = convert(is_zero, x.dtype)
     nothing = broadcast(Literal(np.zeros((), x.dtype)), x.shape, ())
     product = taken(elementwise.multiply(g, x), safe, "multiply")
-    alone = elementwise.equal(taken(nothing, own, "add"), own)  # whether all others are no zeros
+    alone = elementwise.equal(taken(nothing, own, "add"), own)  # whether no other is zero
     return elementwise.select(alone, elementwise.divide(product, safe), 0)
 
 
@@ -258,7 +258,7 @@ def _scatter_of_keys(
     x: Any, indices: Any, updates: Any, *, numbers: GatherNumbers, how: str, unique: bool, inside: bool
 ) -> tuple[Any, dict[str, Any]]:
     if how != "set":
-        raise TypeError(f"scatter: PRNG keys are no numbers, and can be set; {how!r} has no meaning for them")
+        raise TypeError(f"scatter: PRNG keys are not numbers: they can be set, but {how!r} needs numbers")
     wide = numbers._replace(offset=(*numbers.offset, len(updates.shape)))
     return (x, indices, updates), {"numbers": wide, "how": how, "unique": unique, "inside": inside}
 

@@ -22,7 +22,7 @@ Lower = Callable[..., Any]
 def by_platform(default: Lower | str, **rules: Lower) -> Lower:
     """Return the lowering of a primitive that has one for each platform: cpu, cuda, rocm, tpu.
 
-    default: for the platforms that are not named; a text says why there is none.
+    default: for the platforms that are not named; a string says why there is none.
     A module for several platforms has all, and chooses by the index of the platform on which it runs, as `jax.export`
     does. A rule here is called with a `Rule` of one platform. Raises ValueError where a platform has none.
     """

@@ -104,7 +104,7 @@ def _top_k_infer(x: ShapedArray, *, k: Any, axis: int) -> list[ShapedArray]:
         raise TypeError("top_k takes real numbers, which have an order")
     size = x.shape[axis]
     if (type(k) is int and k < 0) or (type(k) is int and type(size) is int and k > size):
-        raise ValueError(f"top_k: {k} elements are wanted along axis {axis} of shape {shown(x.shape)}")
+        raise ValueError(f"top_k: axis {axis} of shape {shown(x.shape)} does not have {k} elements")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     return [ShapedArray(shape, x.dtype, x.weak_type), ShapedArray(shape, dtypes.int32)]
 

@@ -81,14 +81,12 @@ def _window_infer(*avals: ShapedArray, how: str | Program, window: Window) -> li
     xs, starts = avals[: len(avals) // 2], avals[len(avals) // 2 :]
     shape = xs[0].shape
     if any(len(part) != len(shape) for part in window):
-        raise ValueError(f"reduce_window: a window of {len(shape)} axes is wanted, as {xs[0]} has")
+        raise ValueError(f"reduce_window: expected a window of {len(shape)} axes, as {xs[0]} has")
     for x, start in zip(xs, starts, strict=True):
         if x.shape != shape:
-            raise ValueError(
-                f"reduce_window: arrays of one shape are wanted, not of {shown(shape)} and {shown(x.shape)}"
-            )
+            raise ValueError(f"reduce_window: expected arrays of one shape, not of {shown(shape)} and {shown(x.shape)}")
         if start.shape != () or start.dtype != x.dtype:
-            raise TypeError(f"reduce_window: one {x.dtype} is wanted to start with, not {start}")
+            raise TypeError(f"reduce_window: init_value must be one {x.dtype}, not {start}")
     return [ShapedArray(_sizes(shape, window), x.dtype) for x in xs]
 
 
