@@ -21,8 +21,8 @@ def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
     trace = tracing.current()
     known = values if trace is None else [*map(aval, values)]
     if primitive.of_keys is not True:
-        for one in known:
-            if one.dtype is dtypes.KEY:
+        for operand in known:
+            if operand.dtype is dtypes.KEY:
                 return _of_keys(primitive, values, params)
     if trace is None:
         results: Sequence[Any] = execution.run(primitive, values, params)
@@ -80,8 +80,8 @@ def constant(array: np.ndarray[Any, Any], dtype: Any = None) -> Any:
     dtype: `dtypes.KEY` where it has the words of keys.
     """
     trace = tracing.current()
-    found = execution.array(array) if trace is None else trace.constant(array)
-    return wrap(found) if dtype is dtypes.KEY else found
+    result = execution.array(array) if trace is None else trace.constant(array)
+    return wrap(result) if dtype is dtypes.KEY else result
 
 
 def known(value: Any) -> np.ndarray[Any, Any] | None:

@@ -139,8 +139,8 @@ def limits(dtype: DType) -> tuple[Any, Any]:
     with np.errstate(all="ignore"):
         if np.isinf(np.asarray(np.inf).astype(dtype)):
             return -np.inf, np.inf
-    found = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call] # float8_e4m3fn has none: its infinity would be NaN
-    return float(found.min), float(found.max)
+    result = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call] # float8_e4m3fn has none: its infinity would be NaN
+    return float(result.min), float(result.max)
 
 
 def asked(dtype: Any) -> DType:
@@ -151,14 +151,14 @@ def asked(dtype: Any) -> DType:
     if dtype is KEY or (isinstance(dtype, str) and dtype == KEY.name):
         return KEY  # type: ignore[no-any-return]
     try:
-        found = dtype if isinstance(dtype, np.dtype) else np.dtype(NAMED.get(dtype, dtype))
+        known = dtype if isinstance(dtype, np.dtype) else np.dtype(NAMED.get(dtype, dtype))
     except (TypeError, ValueError):
         raise TypeError(f"{dtype!r} is not a dtype; write one of {', '.join(NAMED)}") from None
-    if found not in KINDS:
-        raise TypeError(f"stagec has no arrays of dtype {found}; write one of {', '.join(NAMED)}")
-    narrow = canonical(found)
-    if narrow != found:
-        what = f"you asked for {found} and get {narrow}: dtypes of 64 bits need enable_x64"
+    if known not in KINDS:
+        raise TypeError(f"stagec has no arrays of dtype {known}; write one of {', '.join(NAMED)}")
+    narrow = canonical(known)
+    if narrow != known:
+        what = f"you asked for {known} and get {narrow}: dtypes of 64 bits need enable_x64"
         warnings.warn(what, UserWarning, stacklevel=3)
     return narrow
 

@@ -37,9 +37,9 @@ class Array(arrays.DeviceArray, Value):
     __slots__ = ("__weakref__", "_view")
 
     @staticmethod
-    def of(found: arrays.DeviceArray) -> Array:
+    def of(array: arrays.DeviceArray) -> Array:
         """Return an array of the loader's as one with operators."""
-        return Array(found._buffer, found.aval)
+        return Array(array._buffer, array.aval)
 
     def same(self) -> Array:
         """Return another object of the same memory."""
@@ -95,8 +95,8 @@ class Array(arrays.DeviceArray, Value):
 
 def restored(values: np.ndarray[Any, Any], is_key: bool) -> Array:
     """Return a pickled array, on the first CPU device. is_key: whether it has the words of PRNG keys."""
-    found = array(values)
-    return found.as_keys() if is_key else found
+    result = array(values)
+    return result.as_keys() if is_key else result
 
 
 def array(values: np.ndarray[Any, Any], shared: bool = False) -> Array:
@@ -105,8 +105,8 @@ def array(values: np.ndarray[Any, Any], shared: bool = False) -> Array:
     shared: whether it may read the memory of `values` for as long as it lives, which then must not change.
     """
     contiguous = np.ascontiguousarray(values).reshape(values.shape)
-    found = arrays.put(contiguous, arrays.single_device(), donated=not shared)
-    return Array(found._buffer, found.aval)
+    result = arrays.put(contiguous, arrays.single_device(), donated=not shared)
+    return Array(result._buffer, result.aval)
 
 
 def run(primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> list[Array]:
@@ -145,10 +145,10 @@ def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values, **params)
         operands = [value if isinstance(value, Array) else _known(value) for value in values]
         key = dtypes.x64(), *sorted(params.items()), *[operand.aval for operand in operands]
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _compiled_function(function, operands, params)
-        executable, several = found
+        compiled = known.get(key)
+        if compiled is None:
+            compiled = known[key] = _compiled_function(function, operands, params)
+        executable, several = compiled
         outputs = executed(executable, operands)
         results = tuple(map(Array, outputs, executable.results))
         return results if several else results[0]
@@ -162,9 +162,9 @@ def _compiled_function(
     several: list[bool] = []
 
     def flat(*values: Any) -> Sequence[Any]:
-        found = function(*values, **params)
-        several.append(isinstance(found, tuple))
-        return found if several[0] else (found,)
+        result = function(*values, **params)
+        several.append(isinstance(result, tuple))
+        return result if several[0] else (result,)
 
     avals = [ShapedArray(operand.shape, operand.dtype) for operand in operands]
     program = pruned(tracing.trace(flat, avals, function.__name__, apart=True).program)
@@ -194,7 +194,7 @@ def _scalar(dtype: np.dtype[Any], elements: bytes) -> Array:
 
 def _compiled(primitive: Primitive, operands: Sequence[Array], params: Mapping[str, Any]) -> Executable:
     inputs = [Variable(ShapedArray(operand.shape, operand.dtype)) for operand in operands]
-    outputs = [Variable(aval) for aval in primitive.results([one.aval for one in inputs], params)]
+    outputs = [Variable(aval) for aval in primitive.results([variable.aval for variable in inputs], params)]
     program = Program(inputs, [Equation(primitive, inputs, params, outputs)], outputs)
     with _LOCK:
         return load(program, _context())
@@ -222,9 +222,9 @@ def load(program: Program, context: ir.Context) -> Executable:
             options = clients.compile_options([device.id])
             loaded = device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
     parameters, results = ([physical(aval)[:2] for aval in avals] for avals in (program.in_avals, program.out_avals))
-    found = Executable(loaded, parameters, results, [device])
-    found.results = [  # as the program has them: keys are keys
-        arrays.abstract_array(aval.shape, aval.dtype, one.sharding)
-        for aval, one in zip(program.out_avals, found.results, strict=True)
+    executable = Executable(loaded, parameters, results, [device])
+    executable.results = [  # as the program has them: keys are keys
+        arrays.abstract_array(aval.shape, aval.dtype, result.sharding)
+        for aval, result in zip(program.out_avals, executable.results, strict=True)
     ]
-    return found
+    return executable

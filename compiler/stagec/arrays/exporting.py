@@ -77,8 +77,8 @@ def module(
     in_avals, out_avals = program.in_avals, program.out_avals
     avals = [in_avals[i] for i in taken]
     several = len(platforms) > 1
-    found = ir.Module.create(ir.Location.unknown())
-    with ir.Location.unknown(), ir.InsertionPoint(found.body):
+    result = ir.Module.create(ir.Location.unknown())
+    with ir.Location.unknown(), ir.InsertionPoint(result.body):
         index = [ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))] if several else []
         inputs = [*index, *map(lowering.tensor_type, avals)]
         places = [ir.Location.name(names[i]) if names else ir.Location.unknown() for i in taken]
@@ -91,14 +91,14 @@ def module(
         attributes += _donations(avals, out_avals, given_away)
         results: list[dict[str, ir.Attribute]] = [{} for _ in program.outputs]
         if split.mesh:
-            found.operation.attributes["mhlo.num_partitions"] = _i32(split.nr_devices)
-            found.operation.attributes["mhlo.num_replicas"] = _i32(1)
-            with ir.InsertionPoint.at_block_begin(found.body):
+            result.operation.attributes["mhlo.num_partitions"] = _i32(split.nr_devices)
+            result.operation.attributes["mhlo.num_replicas"] = _i32(1)
+            with ir.InsertionPoint.at_block_begin(result.body):
                 lowering.declare_mesh(split.mesh)
             _say_how_split(attributes[len(index) :], avals, [split.inputs[i] for i in taken] if split.inputs else ())
             _say_how_split(results, out_avals, split.outputs)
-            main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in results])
-        main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
+            main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(attribute) for attribute in results])
+        main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(attribute) for attribute in attributes])
         with ir.InsertionPoint(main.entry_block):
             rules = lowering.Lowering(platforms, located)
             rules.mesh = split.mesh
@@ -109,7 +109,7 @@ def module(
             values = dict(zip(taken, arrays, strict=True))
             nothing: Any = None  # of an input that nobody uses
             func.return_(rules.program(program, [values.get(i, nothing) for i in range(len(program.inputs))]))
-    return found
+    return result
 
 
 def _say_how_split(
@@ -124,7 +124,7 @@ def _i32(number: int) -> ir.IntegerAttr:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
 
 
-def portable(found: ir.Module) -> bytes:
+def portable(module: ir.Module) -> bytes:
     """Return a module in StableHLO's portable form, of the version that `jax.export` chooses. The module is used up.
 
     XLA has a function for that, which `jax.export` calls. It runs nine passes first, and verifies the module after each
@@ -134,15 +134,15 @@ def portable(found: ir.Module) -> bytes:
     """
     requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
     version = hlo.get_version_from_compatibility_requirement(requirement)
-    if mlir.has_operation(found, "chlo."):
-        return bytes(_jax.mlir.serialize_portable_artifact(found, version, True))
-    found.operation.verify()
+    if mlir.has_operation(module, "chlo."):
+        return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
+    module.operation.verify()
     passes = f"func.func(stablehlo-complex-math-expander),stablehlo-compatibility-expander{{target={version}}}"
     _register_passes()
     expand = passmanager.PassManager.parse(f"builtin.module({passes})")
     expand.enable_verifier(False)
-    expand.run(found.operation)
-    return bytes(hlo.serialize_portable_artifact(found, version, True))
+    expand.run(module.operation)
+    return bytes(hlo.serialize_portable_artifact(module, version, True))
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def _donations(
 ) -> list[dict[str, ir.Attribute]]:
     """Return the attributes of the inputs: a donated one says which result, of its own aval, takes its buffer."""
     free = list(range(len(out_avals)))
-    found: list[dict[str, ir.Attribute]] = []
+    result: list[dict[str, ir.Attribute]] = []
     for aval, given_away in zip(avals, donated, strict=True):
         attributes: dict[str, ir.Attribute] = {}
         if given_away:
@@ -165,8 +165,8 @@ def _donations(
                 attributes["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), fits[0])
             else:
                 attributes["jax.buffer_donor"] = ir.BoolAttr.get(True)
-        found.append(attributes)
-    return found
+        result.append(attributes)
+    return result
 
 
 def _read_sizes(

@@ -162,17 +162,17 @@ class Lowering:
         for equation in program.equations:
             primitive = equation.primitive
             with self._at(equation):
-                found = primitive.lower(Rule(self, equation), *map(value, equation.inputs), **equation.params)
+                lowered = primitive.lower(Rule(self, equation), *map(value, equation.inputs), **equation.params)
             if primitive.several:
-                known.update(zip(equation.outputs, found, strict=True))
+                known.update(zip(equation.outputs, lowered, strict=True))
             else:
-                known[equation.outputs[0]] = found
+                known[equation.outputs[0]] = lowered
         return list(map(value, program.outputs))
 
     def shared(self) -> tuple[list[str], list[IRValue]]:
         """Return names and values of what is the same in the whole module: sizes, and the platform's index as ""."""
-        found = {**self.sizes, **({} if self.platform_index is None else {"": self.platform_index})}
-        return list(found), list(found.values())
+        result = {**self.sizes, **({} if self.platform_index is None else {"": self.platform_index})}
+        return list(result), list(result.values())
 
     @contextlib.contextmanager
     def sharing(self, names: Sequence[str], values: Sequence[IRValue]) -> Iterator[None]:
@@ -291,8 +291,8 @@ class Rule:
         """Append to a region of an operation the block that takes arrays of these avals."""
         kinds = [tensor_type(aval) for aval in avals]
         places = [ir.Location.current] * len(kinds)
-        found: ir.Block = operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
-        return found
+        result: ir.Block = operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
+        return result
 
     def subprogram(self, operation: ir.OpView, number: int, program: Program, captured: Sequence[IRValue] = ()) -> None:
         """Fill a region of an operation with a program: the block takes its last inputs, the first are `captured`."""
@@ -338,10 +338,10 @@ class _Size:
         return -self + other
 
     def __pow__(self, exponent: int) -> _Size:
-        found = self
+        result = self
         for _ in range(exponent - 1):
-            found = found * self
-        return found
+            result = result * self
+        return result
 
 
 def _divided(left: _Size | int, right: _Size | int) -> tuple[_Size, _Size]:

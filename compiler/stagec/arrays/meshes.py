@@ -101,24 +101,24 @@ def part(shape: Shape, mesh: Axes, partition: Partition) -> Shape:
 
 def of_program(program: Program) -> Axes:
     """Return the mesh that equations of a program name; empty where none does. Raises ValueError for two."""
-    found: set[Axes] = set()
+    result: set[Axes] = set()
 
     def look(one: Program) -> None:
         for equation in one.equations:
             if not equation.params:  # most have none
                 continue
             if mesh := equation.params.get("mesh"):
-                found.add(mesh)
+                result.add(mesh)
             for inner in subprograms(equation):
                 look(inner)
 
     look(program)
-    return the_one(found)
+    return the_one(result)
 
 
-def the_one(found: set[Axes]) -> Axes:
+def the_one(used: set[Axes]) -> Axes:
     """Return the only mesh that is not empty. Raises ValueError for two."""
-    some: list[Any] = sorted(found - {()})
+    some: list[Any] = sorted(used - {()})
     if len(some) > 1:
         raise ValueError(f"a function is for one mesh, not {' and '.join(map(str, map(dict, some)))}")
     return some[0] if some else ()

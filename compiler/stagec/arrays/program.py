@@ -44,8 +44,8 @@ class Primitive:
 
     def results(self, avals: Sequence[ShapedArray], params: Mapping[str, Any]) -> list[ShapedArray]:
         """Return what is known of the results, by the rule `infer`."""
-        found = self.infer(*avals, **params)
-        return list(found) if self.several else [found]
+        result = self.infer(*avals, **params)
+        return list(result) if self.several else [result]
 
 
 class Variable:
@@ -126,8 +126,8 @@ def pruned(program: Program) -> Program:
 def constant_bytes(program: Program) -> int:
     """Return how many bytes the constants of a program, and of the programs in it, have."""
     parts = (equation for equation in program.equations if equation.params)  # most have none
-    inner = sum(constant_bytes(one) for equation in parts for one in subprograms(equation))
-    return inner + sum(array.nbytes for array in program.constants.values())
+    below = sum(constant_bytes(inner) for equation in parts for inner in subprograms(equation))
+    return below + sum(array.nbytes for array in program.constants.values())
 
 
 def subprograms(equation: Equation) -> Iterator[Program]:
@@ -136,7 +136,7 @@ def subprograms(equation: Equation) -> Iterator[Program]:
         if isinstance(value, Program):
             yield value
         elif isinstance(value, tuple):
-            yield from (one for one in value if isinstance(one, Program))
+            yield from (part for part in value if isinstance(part, Program))
 
 
 def _letters() -> Iterator[str]:
@@ -161,18 +161,20 @@ def _lines(program: Program) -> Iterator[str]:
         inner = list(subprograms(equation))
         shown = {name: value for name, value in equation.params.items() if not has_programs(value)}
         params = " ".join(f"{name}={_param(value)}" for name, value in sorted(shown.items()))
-        operands = " ".join(str(one) if isinstance(one, Literal) else names[one] for one in equation.inputs)
+        operands = " ".join(
+            str(operand) if isinstance(operand, Literal) else names[operand] for operand in equation.inputs
+        )
         name = f"{equation.primitive.name}{f'[{params}]' if params else ''}"
         yield f"    {bound(equation.outputs)} = {name} {operands}".rstrip()
-        for one in inner:
-            yield from (f"        {line}" for line in _lines(one))
-    results = ", ".join(str(one) if isinstance(one, Literal) else names[one] for one in program.outputs)
+        for part in inner:
+            yield from (f"        {line}" for line in _lines(part))
+    results = ", ".join(str(operand) if isinstance(operand, Literal) else names[operand] for operand in program.outputs)
     yield f"  in ({results}{',' * (len(program.outputs) == 1)}) }}"
 
 
 def has_programs(value: Any) -> bool:
     """Whether a parameter of an equation is a program, or has some."""
-    return isinstance(value, Program) or (isinstance(value, tuple) and any(isinstance(one, Program) for one in value))
+    return isinstance(value, Program) or (isinstance(value, tuple) and any(isinstance(part, Program) for part in value))
 
 
 def _param(value: Any) -> str:

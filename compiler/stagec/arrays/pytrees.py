@@ -122,12 +122,12 @@ def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[
 
     is_leaf: of the prefix. Raises ValueError where it is not a prefix.
     """
-    found, own = registry().flatten(prefix, is_leaf)
+    given, own = registry().flatten(prefix, is_leaf)
     try:
         below = own.flatten_up_to(structure.unflatten(range(structure.num_leaves)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"a tree that says something of arrays has other parts than they have: {error}") from None
-    pairs = zip(found, below, strict=True)
+    pairs = zip(given, below, strict=True)
     return [one for one, part in pairs for _ in registry().flatten(part)[0]]
 
 
@@ -163,14 +163,14 @@ def _describe_own(fields: tuple[Sequence[str], Sequence[str]] | None, auxdata: A
 
 def names(structure: Any, parameters: Sequence[str]) -> list[str]:
     """Return the name of each leaf of `(args, kwargs)`, as a caller writes it: `params['w']`."""
-    found = []
+    result = []
     for path in to_tree(structure).paths():
         where, _, rest = path[1:].partition("]")
         first, _, below = rest[1:].partition("]")
         if where == "1":
-            found.append(first.strip("'") + below)
+            result.append(first.strip("'") + below)
         else:
             number = int(first)
             named = number < len(parameters) and not parameters[number].startswith("*")
-            found.append((parameters[number] if named else f"args[{number}]") + below)
-    return found
+            result.append((parameters[number] if named else f"args[{number}]") + below)
+    return result

@@ -143,10 +143,10 @@ class Trace:
             return Literal(array)
         held = getattr(value, "_buffer", value)  # what is the same for as long as the elements are
         which = id(held), value.dtype is KEY  # keys and their words are one buffer
-        found = self._constants.get(which)
-        if found is None:
-            found = self._constants[which] = held, array, Variable(ShapedArray(tuple(value.shape), value.dtype))
-        return found[2]
+        result = self._constants.get(which)
+        if result is None:
+            result = self._constants[which] = held, array, Variable(ShapedArray(tuple(value.shape), value.dtype))
+        return result[2]
 
     def record(
         self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any], avals: Sequence[ShapedArray]
@@ -179,9 +179,9 @@ class Trace:
         return {variable: array for _, array, variable in self._constants.values()}
 
     def _capture(self, value: Tracer, variable: Variable) -> Variable:
-        found = self._captured.get(variable)
-        if found is not None:
-            return found[1]
+        result = self._captured.get(variable)
+        if result is not None:
+            return result[1]
         home = value._trace
         if not home.is_open:
             what = f"a value of the traced function {home.name} ({value.aval}) is used after that function was traced"
@@ -231,7 +231,7 @@ def trace(
     try:
         given = [Variable(aval) for aval in avals]
         inputs = list(map(run.argument, given))
-        outputs = [run.operand(one) for one in function(*inputs)]
+        outputs = [run.operand(output) for output in function(*inputs)]
     except (TypeError, ValueError, LookupError, ArithmeticError, NameError, AttributeError) as error:
         located(error)
         raise

@@ -109,8 +109,8 @@ class Value:
     @property
     def view(self) -> View | None:
         """What NumPy's array is a view of, while that is there; None where nobody else would see an assignment."""
-        found: View | None = getattr(self, "_view", None)
-        return None if found is None or all(array() is None for array in found.arrays) else found
+        result: View | None = getattr(self, "_view", None)
+        return None if result is None or all(array() is None for array in result.arrays) else result
 
     @property
     def ndim(self) -> int:
@@ -152,10 +152,10 @@ def gives_views(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        if not isinstance(found, tuple):
-            return as_view(found, args[0], write)
-        return tuple(as_view(x, of, write) for x, of in zip(found, itertools.cycle(args), strict=False))
+        result = function(*args, **kwargs)
+        if not isinstance(result, tuple):
+            return as_view(result, args[0], write)
+        return tuple(as_view(x, of, write) for x, of in zip(result, itertools.cycle(args), strict=False))
 
     return cast("Function", call)
 
@@ -182,8 +182,8 @@ class Literal:
     @property
     def dtype(self) -> DType:
         """Of the scalar."""
-        found: DType = self.value.dtype
-        return found
+        result: DType = self.value.dtype
+        return result
 
     def __str__(self) -> str:
         return f"{self.value.item()}:{self.aval}"
@@ -218,16 +218,16 @@ def broadcast_shapes(*shapes: Sequence[Any]) -> Shape:
     if len(set(map(tuple, shapes))) == 1:
         return tuple(shapes[0])
     rank = max(map(len, shapes), default=0)
-    found: list[Any] = [1] * rank
+    result: list[Any] = [1] * rank
     for shape in shapes:
         for axis, size in enumerate(shape, rank - len(shape)):
             if size == 1:
                 continue
-            if found[axis] == 1:
-                found[axis] = size
-            elif found[axis] != size:
+            if result[axis] == 1:
+                result[axis] = size
+            elif result[axis] != size:
                 raise ValueError(f"shapes {', '.join(map(shown, shapes))} do not broadcast")
-    return tuple(found)
+    return tuple(result)
 
 
 def shown(shape: Iterable[Any]) -> str:
@@ -252,7 +252,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     given = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    axes = tuple(axis_of(one, ndim) for one in given)
+    axes = tuple(axis_of(number, ndim) for number in given)
     if len(set(axes)) != len(axes):
         raise ValueError(f"axis {axis} names one dimension twice")
     return axes

@@ -167,8 +167,8 @@ def _largest(x: Any, axis: Axis, where: Any, keepdims: bool = True) -> Any:
 def _mask(where: Any, x: Any) -> Any:
     if where is None:
         return None
-    found = convert(array_of(where, "where"), dtypes.bool_)
-    return broadcast(found, broadcast_shapes(found.shape, x.shape))
+    result = convert(array_of(where, "where"), dtypes.bool_)
+    return broadcast(result, broadcast_shapes(result.shape, x.shape))
 
 
 def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
@@ -185,12 +185,12 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     def function(x: Any, mask: Any = None) -> Any:
         high = _largest(x, axes, mask)
         whole = p.exp(p.subtract(_chosen(x, mask, -np.inf), high))
-        found = p.divide(whole, summed(_chosen(whole, mask, 0), axis=axes, keepdims=True))
-        return _chosen(found, mask, 0)
+        result = p.divide(whole, summed(_chosen(whole, mask, 0), axis=axes, keepdims=True))
+        return _chosen(result, mask, 0)
 
     def derive(g: Any, x: Any, mask: Any = None) -> Any:
-        found = p.multiply(g, (y := softmax(x, axes, mask)))
-        own = p.subtract(found, p.multiply(y, summed(_chosen(found, mask, 0), axis=axes, keepdims=True)))
+        result = p.multiply(g, (y := softmax(x, axes, mask)))
+        own = p.subtract(result, p.multiply(y, summed(_chosen(result, mask, 0), axis=axes, keepdims=True)))
         return [own] if mask is None else [own, None]
 
     return _with_derivative("softmax", function, derive, x, *([] if mask is None else [mask]))
@@ -237,12 +237,12 @@ def logsumexp(
     sign = p.sign(total)
     if return_sign or KINDS[x.dtype] != COMPLEX:
         total = p.absolute(total)
-    found = p.add(p.log(total), convert(high, total.dtype))
-    if factor is not None and not return_sign and KINDS[found.dtype] == FLOATING:
-        found = p.select(p.less(sign, 0), np.nan, found)
+    result = p.add(p.log(total), convert(high, total.dtype))
+    if factor is not None and not return_sign and KINDS[result.dtype] == FLOATING:
+        result = p.select(p.less(sign, 0), np.nan, result)
     if not keepdims:
-        found, sign = (_without(one, axes) for one in (found, sign))
-    return (found, sign) if return_sign else found
+        result, sign = (_without(one, axes) for one in (result, sign))
+    return (result, sign) if return_sign else result
 
 
 def _without(x: Any, axes: tuple[int, ...]) -> Any:

@@ -88,8 +88,8 @@ def randint(key: Any, shape: Sequence[Any], minval: Any, maxval: Any, dtype: Any
 
 
 def _integers(x: Any) -> Any:
-    found = array_of(x, "randint")
-    return convert(found, found.dtype if KINDS[found.dtype] in INTEGRAL else dtypes.default(SIGNED))
+    result = array_of(x, "randint")
+    return convert(result, result.dtype if KINDS[result.dtype] in INTEGRAL else dtypes.default(SIGNED))
 
 
 def _clipped(x: Any, low: int, high: int) -> Any:
@@ -117,8 +117,8 @@ def _randint(words: Any, low: Any, high: Any, *, shape: Shape, dtype: DType) -> 
     span = p.select(p.bitwise_and(beyond, p.greater(high, low)), p.add(span, 1), span)
     factor = p.remainder(Literal(np.asarray(2 ** (bits // 2), unsigned)), span)
     factor = p.remainder(p.multiply(factor, factor), span)
-    found = p.add(p.multiply(p.remainder(first, span), factor), p.remainder(second, span))
-    return p.add(low, convert(p.remainder(found, span), dtype))
+    result = p.add(p.multiply(p.remainder(first, span), factor), p.remainder(second, span))
+    return p.add(low, convert(p.remainder(result, span), dtype))
 
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
@@ -184,12 +184,12 @@ def choice(
     if p is None and not replace:
         shuffled = permutation(key, count if number else whole, where)
         limit = [*shuffled.shape[:where], draws, *shuffled.shape[where + 1 :]]
-        found = slice_(shuffled, [0] * len(limit), limit)
+        result = slice_(shuffled, [0] * len(limit), limit)
     else:
         drawn = randint(key, sizes, 0, count) if p is None else _by_chance(key, sizes, count, replace, p, mode)
         drawn = convert(drawn, dtypes.default(SIGNED))
-        found = drawn if number else take(whole, reshape(drawn, (draws,)), axis=where)
-    return reshape(found, sizes if number else (*whole.shape[:where], *sizes, *whole.shape[where + 1 :]))
+        result = drawn if number else take(whole, reshape(drawn, (draws,)), axis=where)
+    return reshape(result, sizes if number else (*whole.shape[:where], *sizes, *whole.shape[where + 1 :]))
 
 
 def _by_chance(key: Any, shape: Shape, count: Any, replace: bool, chances: Any, mode: str | None) -> Any:

@@ -46,10 +46,10 @@ def _signed(number: float, x: Any) -> Any:
 
 
 def _both(*conditions: Any) -> Any:
-    found = conditions[0]
-    for one in conditions[1:]:
-        found = p.bitwise_and(found, one)
-    return found
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result = p.bitwise_and(result, condition)
+    return result
 
 
 def _either(first: Any, second: Any) -> Any:
@@ -145,8 +145,8 @@ def computed(name: str, operation: Callable[[Any], Any], x: Any) -> Any:
     """Return a function of complex numbers, `operation` as XLA computes it, with the standard's results at limits."""
     a, b = p.real(x), p.imag(x)
     if name in _TURNED:
-        found = computed(*_TURNED[name], p.complex_(p.negative(b), a))
-        return found if name == "cos" else p.complex_(p.imag(found), p.negative(p.real(found)))
+        result = computed(*_TURNED[name], p.complex_(p.negative(b), a))
+        return result if name == "cos" else p.complex_(p.imag(result), p.negative(p.real(result)))
     real, imag = _parts(name, operation, a, b)
     for condition, parts in _CASES.get(name, ()):
         there, (first, second) = condition(a, b), parts(a, b)
@@ -164,11 +164,11 @@ def _parts(name: str, operation: Callable[[Any], Any], a: Any, b: Any) -> tuple[
         imag = p.select(lost, p.multiply(b, _signed(1.0, a)) if name == "cosh" else b, imag)
         return p.multiply(even, p.cos(b)), imag
     if name not in _MIRRORED:
-        found = operation(p.complex_(a, b))
-        return p.real(found), p.imag(found)
+        result = operation(p.complex_(a, b))
+        return p.real(result), p.imag(result)
     # XLA forgets the sign of a zero, by which a number lies on one or the other side of a cut.
     left, below = _negative(a), _negative(b)
     odd = name in _ODD
-    found = operation(p.complex_(p.select(left, p.negative(a), a) if odd else a, p.select(below, p.negative(b), b)))
-    real, imag = p.real(found), p.imag(found)
+    result = operation(p.complex_(p.select(left, p.negative(a), a) if odd else a, p.select(below, p.negative(b), b)))
+    real, imag = p.real(result), p.imag(result)
     return p.select(left, p.negative(real), real) if odd else real, p.select(below, p.negative(imag), imag)

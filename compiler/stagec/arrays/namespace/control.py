@@ -24,8 +24,8 @@ class _Flat:
         self.out: Any = None
 
     def __call__(self, *values: Any) -> list[Any]:
-        found, self.out = pytrees.flatten(self._function(*self._structure.unflatten(values)))
-        return [array_of(one) for one in found]
+        result, self.out = pytrees.flatten(self._function(*self._structure.unflatten(values)))
+        return [array_of(leaf) for leaf in result]
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -40,11 +40,11 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     if number.shape != () or dtypes.KINDS[number.dtype] not in dtypes.INTEGRAL:
         raise TypeError(f"switch: an index is one integer, not {number.dtype} of shape {shown(number.shape)}")
     flat = [_Flat(branch, structure) for branch in branches]
-    found = control.case(convert(number, dtypes.int32), flat, [array_of(leaf) for leaf in leaves])
+    result = control.case(convert(number, dtypes.int32), flat, [array_of(leaf) for leaf in leaves])
     for i, one in enumerate(flat[1:], 1):
         if one.out != flat[0].out:
             raise control.BranchError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {one.out}")
-    return flat[0].out.unflatten(found)
+    return flat[0].out.unflatten(result)
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
@@ -70,12 +70,12 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     (tree,) = structure.children()
 
     def step(*values: Any) -> list[Any]:
-        found = body(*values)
+        result = body(*values)
         _same_tree("body_fun", tree, body.out)
-        return found
+        return result
 
-    found = control.while_(test, step, _strong(leaves, step))
-    return tree.unflatten(found)
+    result = control.while_(test, step, _strong(leaves, step))
+    return tree.unflatten(result)
 
 
 def _same_tree(name: str, taken: Any, given: Any) -> None:
@@ -114,18 +114,18 @@ def fori_loop(
             return (i + 1, body_fun(i, value)), None
 
         start = array_of(lower)
-        (_, found), _ = scan(turn, (convert(start, start.dtype), init_val), None, length=max(0, upper - lower))
-        return found
+        (_, result), _ = scan(turn, (convert(start, start.dtype), init_val), None, length=max(0, upper - lower))
+        return result
     first, last = array_of(lower, "fori_loop"), array_of(upper, "fori_loop")
     for one in (first, last):
         if one.shape != () or dtypes.KINDS[one.dtype] not in dtypes.INTEGRAL:
             raise TypeError(f"fori_loop: a bound is one integer, not {one.dtype} of shape {shown(one.shape)}")
     dtype = dtypes.promote(first.dtype, last.dtype)
     state = convert(first, dtype), convert(last, dtype), init_val
-    found = while_loop(
+    result = while_loop(
         lambda state: state[0] < state[1], lambda state: (state[0] + 1, state[1], body_fun(state[0], state[2])), state
     )
-    return found[2]
+    return result[2]
 
 
 def scan(
@@ -162,14 +162,14 @@ def scan(
         _same_tree("f", structure, tree)
         ys, out_structure = pytrees.flatten(result[1])
         out[:] = [out_structure]
-        return [array_of(one) for one in following], [array_of(one) for one in ys]
+        return [array_of(leaf) for leaf in following], [array_of(y) for y in ys]
 
     def step(*values: Any) -> list[Any]:
         return turn(values[: len(carry)], values[len(carry) :])[0]
 
     one = [ShapedArray(part.shape[1:], part.dtype) for part in arrays]
-    found, ys = control.scan(turn, _strong(carry, step, one), arrays, dims.size_of(count), reverse)
-    return structure.unflatten(found), out[0].unflatten(ys)
+    carried, ys = control.scan(turn, _strong(carry, step, one), arrays, dims.size_of(count), reverse)
+    return structure.unflatten(carried), out[0].unflatten(ys)
 
 
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001 - JAX's name

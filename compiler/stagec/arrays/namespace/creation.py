@@ -54,10 +54,10 @@ def _has_values(obj: Any) -> bool:
 
 
 def _common(parts: Sequence[Any]) -> DType:
-    found: DType = parts[0].dtype
+    result: DType = parts[0].dtype
     for part in parts[1:]:
-        found = dtypes.promote(found, part.dtype)
-    return found
+        result = dtypes.promote(result, part.dtype)
+    return result
 
 
 _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
@@ -158,12 +158,12 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     if stop is None:
         start, stop = 0, start
     numbers = (start, stop, step)
-    symbolic = any(isinstance(one, dims.Dim) for one in numbers)
-    if any(isinstance(one, tracing.Tracer) for one in numbers):
+    symbolic = any(isinstance(number, dims.Dim) for number in numbers)
+    if any(isinstance(number, tracing.Tracer) for number in numbers):
         raise tracing.refuse(next(x for x in numbers if isinstance(x, tracing.Tracer)), "arange()", _WRITE_SIZES)
     if not symbolic:
-        numbers = tuple(one if is_scalar(one) else np.asarray(one).item() for one in numbers)
-    kind = float if any(isinstance(one, float) for one in numbers) else int
+        numbers = tuple(number if is_scalar(number) else np.asarray(number).item() for number in numbers)
+    kind = float if any(isinstance(number, float) for number in numbers) else int
     wanted = dtypes.of_python(kind) if dtype is None else dtypes.asked(dtype)
     start, stop, step = numbers
     if step == 0:
@@ -177,9 +177,9 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     else:
         gap, room = (step, stop - start) if step > 0 else (-step, start - stop)
         count = dims.larger(0, room + gap - 1) // gap
-    found = iota(wanted, (count,), 0)
-    found = found if step == 1 else p.multiply(found, step)
-    return found if not isinstance(start, dims.Dim) and start == 0 else p.add(found, like(start, wanted))
+    result = iota(wanted, (count,), 0)
+    result = result if step == 1 else p.multiply(result, step)
+    return result if not isinstance(start, dims.Dim) and start == 0 else p.add(result, like(start, wanted))
 
 
 _WRITE_SIZES = "give numbers, or sizes of arrays (x.shape[0])"
@@ -268,8 +268,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     check_device(device)
     if isinstance(x, Value | DeviceArray):
         return asarray(x, copy=copy)
-    found = np.from_dlpack(x)
-    wanted = dtypes.canonical(found.dtype)
+    result = np.from_dlpack(x)
+    wanted = dtypes.canonical(result.dtype)
     if copy is False:
         raise ValueError("from_dlpack: the array is copied; leave copy out")
-    return binding.constant(found.astype(wanted))
+    return binding.constant(result.astype(wanted))

@@ -74,8 +74,8 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
 
 
 def _dtype(x: Any) -> DType:
-    found = x.dtype if isinstance(x, Value | np.ndarray | np.generic) else np.dtype(dtypes.NAMED.get(x, x))
-    return dtypes.canonical(found)
+    result = x.dtype if isinstance(x, Value | np.ndarray | np.generic) else np.dtype(dtypes.NAMED.get(x, x))
+    return dtypes.canonical(result)
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ def finfo(type: Any, /) -> FInfo:  # noqa: A002 - the standard's name
     dtype = _dtype(type)
     dtypes.require("finfo", dtype, dtypes.INEXACT)
     part = dtypes.real_part(dtype)
-    found = ml_dtypes.finfo(part)  # type: ignore[no-untyped-call]
-    numbers = (float(found.eps), float(found.max), float(found.min), float(found.smallest_normal))
-    return FInfo(int(found.bits), *numbers, part)
+    result = ml_dtypes.finfo(part)  # type: ignore[no-untyped-call]
+    numbers = (float(result.eps), float(result.max), float(result.min), float(result.smallest_normal))
+    return FInfo(int(result.bits), *numbers, part)
 
 
 def iinfo(type: Any, /) -> IInfo:  # noqa: A002 - the standard's name
     """Return the limits of an integer dtype."""
     dtype = _dtype(type)
     dtypes.require("iinfo", dtype, INTEGRAL)
-    found = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
-    return IInfo(int(found.bits), int(found.max), int(found.min), dtype)
+    result = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return IInfo(int(result.bits), int(result.max), int(result.min), dtype)
 
 
 _KINDS_BY_NAME: dict[str, frozenset[str]] = {
@@ -133,12 +133,12 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     """Return whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)
-    found = np.dtype(dtype)
+    result = np.dtype(dtype)
     if isinstance(kind, str):
         if kind not in _KINDS_BY_NAME:
             raise ValueError(f"{kind!r} is not a kind of dtypes; write one of {', '.join(_KINDS_BY_NAME)}")
-        return KINDS[found] in _KINDS_BY_NAME[kind]
-    return bool(found == np.dtype(kind))
+        return KINDS[result] in _KINDS_BY_NAME[kind]
+    return bool(result == np.dtype(kind))
 
 
 # Devices. There is one outside of a trace; inside, it is that for which the function is compiled.
@@ -181,10 +181,10 @@ class NamespaceInfo:
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, DType]:
         """Return the standard's dtypes, of a kind or several, by name."""
         check_device(device)
-        found = {name: dtypes.NAMED[name] for name in STANDARD}
+        result = {name: dtypes.NAMED[name] for name in STANDARD}
         return {
             name: dtype
-            for name, dtype in found.items()
+            for name, dtype in result.items()
             if dtypes.canonical(dtype) == dtype and (kind is None or isdtype(dtype, kind))
         }
 

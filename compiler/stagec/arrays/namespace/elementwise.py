@@ -53,8 +53,8 @@ tanh = _floating("tanh", p.tanh, "the hyperbolic tangent")
 def _log_of_base(base: float) -> Callable[[Any], Any]:
     def operation(x: Any) -> Any:
         if KINDS[x.dtype] == COMPLEX:
-            found, scale = computed("log", p.log, x), 1.0 / math.log(base)
-            return p.complex_(p.multiply(p.real(found), scale), p.multiply(p.imag(found), scale))
+            result, scale = computed("log", p.log, x), 1.0 / math.log(base)
+            return p.complex_(p.multiply(p.real(result), scale), p.multiply(p.imag(result), scale))
         return p.divide(p.log(x), math.log(base))
 
     return operation
@@ -91,8 +91,8 @@ def _equality(operation: Callable[[Any, Any], Any], both: Callable[[Any, Sequenc
     def compare(x1: Any, x2: Any) -> Any:
         if x1.dtype is not dtypes.KEY:
             return operation(x1, x2)
-        found = operation(unwrap(x1), unwrap(x2))
-        return both(found, [len(found.shape) - 1])
+        result = operation(unwrap(x1), unwrap(x2))
+        return both(result, [len(result.shape) - 1])
 
     return compare
 
@@ -188,10 +188,10 @@ def remainder(x1: Any, x2: Any, /) -> Any:
     rest = p.remainder(first, second)
     if KINDS[first.dtype] == UNSIGNED:
         return rest
-    found = p.select(_other_sign(rest, second), p.add(rest, second), rest)
+    result = p.select(_other_sign(rest, second), p.add(rest, second), rest)
     if KINDS[first.dtype] in INTEGRAL:
-        return found
-    return p.zero_with_sign(found, second)
+        return result
+    return p.zero_with_sign(result, second)
 
 
 def pow(x1: Any, x2: Any, /) -> Any:  # noqa: A001 - the standard's name
@@ -218,9 +218,9 @@ def hypot(x1: Any, x2: Any, /) -> Any:
     first, second = p.absolute(first), p.absolute(second)
     large, small = p.maximum(first, second), p.minimum(first, second)
     ratio = p.divide(small, p.select(p.equal(large, 0.0), 1.0, large))
-    found = p.multiply(large, p.sqrt(p.add(p.square(ratio), 1.0)))
+    result = p.multiply(large, p.sqrt(p.add(p.square(ratio), 1.0)))
     infinite = p.bitwise_or(p.equal(first, math.inf), p.equal(second, math.inf))
-    return p.select(infinite, math.inf, p.select(p.equal(large, 0.0), large, found))
+    return p.select(infinite, math.inf, p.select(p.equal(large, 0.0), large, result))
 
 
 def _logical(name: str, operation: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -278,8 +278,8 @@ def sign(x: Any, /) -> Any:
     if KINDS[x.dtype] == COMPLEX:
         length = p.absolute(x)
         nonzero = p.select(p.equal(length, 0.0), 1.0, length)
-        found = p.complex_(p.divide(p.real(x), nonzero), p.divide(p.imag(x), nonzero))
-        return p.select(p.equal(x, 0.0), 0.0, found)
+        result = p.complex_(p.divide(p.real(x), nonzero), p.divide(p.imag(x), nonzero))
+        return p.select(p.equal(x, 0.0), 0.0, result)
     return p.select(p.equal(x, 0.0), 0.0, p.sign(x)) if KINDS[x.dtype] == FLOATING else p.sign(x)
 
 
@@ -357,14 +357,14 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - th
     """Return each element, limited to the range from min to max; None: no limit."""
     x = array_of(x, "clip")
     shapes = [x.shape, *(bound.shape for bound in (min, max) if isinstance(bound, Value | np.ndarray))]
-    found = broadcast(x, broadcast_shapes(*shapes))
+    result = broadcast(x, broadcast_shapes(*shapes))
     if min is not None:
         low = _bound(min, x.dtype)
-        found = found if low is None else p.maximum(found, low)
+        result = result if low is None else p.maximum(result, low)
     if max is not None:
         high = _bound(max, x.dtype)
-        found = found if high is None else p.minimum(found, high)
-    return found
+        result = result if high is None else p.minimum(result, high)
+    return result
 
 
 def _bound(bound: Any, dtype: dtypes.DType) -> Any:

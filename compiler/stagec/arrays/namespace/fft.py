@@ -120,13 +120,13 @@ def _transformed(name: str, kind: str, x: Any, sizes: Sequence[int] | None, axis
     order = [*others, *axes]
     first, last = list(lengths), lengths[-1]
     taken = [*first[:-1], last // 2 + 1] if kind == "IRFFT" else first
-    found = _sized(transpose(x, order), [*[None] * len(others), *taken])
-    found = _along_last(found, kind, lengths)
+    result = _sized(transpose(x, order), [*[None] * len(others), *taken])
+    result = _along_last(result, kind, lengths)
     count = math.prod(lengths)
     power = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}[_known(norm, name)]
     scale = count**power if kind in ("IFFT", "IRFFT") else count**-power
-    found = found if power == 0.0 else p.multiply(found, scale)
-    return transpose(found, np.argsort(order).tolist())
+    result = result if power == 0.0 else p.multiply(result, scale)
+    return transpose(result, np.argsort(order).tolist())
 
 
 def _operand(name: str, kind: str, x: Any) -> Any:
@@ -143,18 +143,18 @@ def _operand(name: str, kind: str, x: Any) -> Any:
 def _lengths(name: str, kind: str, x: Any, sizes: Sequence[int] | None, axes: Sequence[int]) -> tuple[int, ...]:
     """Return how many numbers are transformed, along each axis."""
     if sizes is None:
-        found = [x.shape[axis] for axis in axes]
+        result = [x.shape[axis] for axis in axes]
         if kind == "IRFFT":
-            found[-1] = 2 * (found[-1] - 1)
+            result[-1] = 2 * (result[-1] - 1)
     else:
-        found = [x.shape[axis] if size == -1 else size for size, axis in zip(sizes, axes, strict=True)]
-    for size, axis in zip(found, axes, strict=True):
+        result = [x.shape[axis] if size == -1 else size for size, axis in zip(sizes, axes, strict=True)]
+    for size, axis in zip(result, axes, strict=True):
         if type(size) is not int:
             what = f"axis {axis} has the symbolic size {size}, and what is transformed must be a number"
             raise ValueError(f"{name}: {what}; write it as n or s")
         if size < 1:
             raise ValueError(f"{name}: axis {axis} has {size} elements to transform; expected 1 or more")
-    return tuple(found)
+    return tuple(result)
 
 
 def _sized(x: Any, sizes: Sequence[int | None]) -> Any:

@@ -44,7 +44,7 @@ def expanded(x: Any, entries: tuple[Any, ...]) -> list[Any]:
 
     Raises IndexError, and TracerError for a mask that is traced.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     for entry in (plain(entry) if isinstance(entry, list) else entry for entry in entries):
         if isinstance(entry, bool | np.bool_) or (hasattr(entry, "dtype") and KINDS.get(entry.dtype) == BOOL):
             mask = binding.known(entry)
@@ -52,18 +52,18 @@ def expanded(x: Any, entries: tuple[Any, ...]) -> list[Any]:
                 raise tracing.refuse(entry, "a mask as an index", MASK)
             if mask.ndim == 0:
                 raise IndexError(f"a single bool cannot be an index in a trace; {MASK}")
-            found += np.nonzero(mask)
+            result += np.nonzero(mask)
         else:
-            found.append(entry)
-    taken = sum(entry is not None and entry is not Ellipsis for entry in found)
+            result.append(entry)
+    taken = sum(entry is not None and entry is not Ellipsis for entry in result)
     rank = len(x.shape)
-    dots = [i for i, entry in enumerate(found) if entry is Ellipsis]
+    dots = [i for i, entry in enumerate(result) if entry is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index has one ..., not several")
     if taken > rank:
         raise IndexError(f"{taken} indices are given for an array of {rank} dimensions, of shape {shown(x.shape)}")
-    at = dots[0] if dots else len(found)
-    return [*found[:at], *[slice(None)] * (rank - taken), *found[at + 1 :]]
+    at = dots[0] if dots else len(result)
+    return [*result[:at], *[slice(None)] * (rank - taken), *result[at + 1 :]]
 
 
 def split(x: Any, entries: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -147,8 +147,8 @@ def wrapped(index: Any, size: Any) -> Any:
         return _wrapped_symbolic(known, size)
     if known.size and not (-size <= known.min() and known.max() < size):
         raise IndexError(f"indices from {known.min()} to {known.max()} are out of range for a size of {size}")
-    found: Any = np.where(known < 0, known + size, known).astype(np.int32 if size < 2**31 else np.int64)
-    return found
+    result: Any = np.where(known < 0, known + size, known).astype(np.int32 if size < 2**31 else np.int64)
+    return result
 
 
 def _wrapped_symbolic(known: np.ndarray[Any, Any], size: Any) -> Any:

@@ -29,8 +29,8 @@ def getitem(x: Any, key: Any) -> Any:
     Raises IndexError for what is outside of the array, TracerError for a mask that is traced.
     """
     entries = key if isinstance(key, tuple) else (key,)
-    found = _item(x, key, entries)
-    return found if any(isinstance(entry, _COPYING) for entry in entries) else as_view(found, x, _WRITE)
+    result = _item(x, key, entries)
+    return result if any(isinstance(entry, _COPYING) for entry in entries) else as_view(result, x, _WRITE)
 
 
 _COPYING = Value, np.ndarray, list, bool, np.bool_
@@ -217,7 +217,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     batch = tuple(range(len(others)))
     numbers = GatherNumbers((), (len(others),), (len(others),), batch, batch)
     starts, sizes = reshape(columns, (*columns.shape, 1)), [1] * len(order)
-    found = gather(rows, starts, numbers, sizes)
+    result = gather(rows, starts, numbers, sizes)
     if isinstance(wide, Tracer):
-        found = p.select(are_inside(rows, starts, numbers, sizes), found, _missing(x.dtype))
-    return transpose(found, np.argsort(order).tolist())
+        result = p.select(are_inside(rows, starts, numbers, sizes), result, _missing(x.dtype))
+    return transpose(result, np.argsort(order).tolist())

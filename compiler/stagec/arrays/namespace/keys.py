@@ -106,14 +106,14 @@ def halves(words: Any) -> tuple[Any, Any]:
 @as_one
 def split_words(words: Any, *, shape: Shape) -> Any:
     """Return the words of new keys, u32[*shape, 2]."""
-    found = threefry2x32(halves(words), iota_2x32(shape))
-    return concatenate([reshape(one, (*shape, 1)) for one in found], len(shape))
+    result = threefry2x32(halves(words), iota_2x32(shape))
+    return concatenate([reshape(word, (*shape, 1)) for word in result], len(shape))
 
 
 @as_one
 def _fold(words: Any, data: Any) -> Any:
-    found = threefry2x32(halves(words), (literal(0, _U32), data))
-    return concatenate([reshape(one, (1,)) for one in found], 0)
+    result = threefry2x32(halves(words), (literal(0, _U32), data))
+    return concatenate([reshape(word, (1,)) for word in result], 0)
 
 
 @as_one
@@ -130,8 +130,8 @@ def split(key: Any, num: int | tuple[int, ...] = 2) -> Any:
     """Return new keys made from one: `num` of them, or an array of that shape. As `jax.random.split`."""
     words, raw = words_of("split", key)
     shape = shape_of("split", tuple(num) if isinstance(num, Sequence) else (num,))
-    found = split_words(words, shape=shape)
-    return found if raw else wrap(found)
+    result = split_words(words, shape=shape)
+    return result if raw else wrap(result)
 
 
 def fold_in(key: Any, data: Any) -> Any:
@@ -140,8 +140,8 @@ def fold_in(key: Any, data: Any) -> Any:
     number = literal(data, _U32) if type(data) is int else array_of(data, "fold_in")
     if number.shape != () or KINDS[number.dtype] not in INTEGRAL:
         raise TypeError(f"fold_in: expected one integer, not {number.dtype} of shape {shown(number.shape)}")
-    found = _fold(words, convert(number, _U32))
-    return found if raw else wrap(found)
+    result = _fold(words, convert(number, _U32))
+    return result if raw else wrap(result)
 
 
 def key_data(keys: Any) -> Any:

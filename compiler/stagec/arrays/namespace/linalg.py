@@ -80,8 +80,8 @@ def _inexact(x: Any, name: str) -> Any:
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     """Return L of x = L L^H, lower triangular, of Hermitian positive definite matrices; upper: its adjoint."""
-    found = factorizations.cholesky(matrices.symmetrized(_factorized(x, "cholesky", square=True)))
-    return matrices.adjoint(found) if upper else found
+    result = factorizations.cholesky(matrices.symmetrized(_factorized(x, "cholesky", square=True)))
+    return matrices.adjoint(result) if upper else result
 
 
 def qr(x: Any, /, *, mode: str = "reduced") -> QRResult:
@@ -140,8 +140,8 @@ def solve(x1: Any, x2: Any, /) -> Any:
     second = reshape(second, (*second.shape, 1)) if vector else second
     batch = broadcast_shapes(first.shape[:-2], second.shape[:-2])
     first, second = (broadcast(one, (*batch, *one.shape[-2:])) for one in (first, second))
-    found = systems.solve(first, second)
-    return reshape(found, found.shape[:-1]) if vector else found
+    result = systems.solve(first, second)
+    return reshape(result, result.shape[:-1]) if vector else result
 
 
 def inv(x: Any, /) -> Any:
@@ -163,9 +163,9 @@ def _tolerance(x: Any, rtol: Any, name: str) -> Any:
     dtype, batch = dtypes.real_part(x.dtype), x.shape[:-2]
     if rtol is None:
         return full(batch, max(x.shape[-2:]) * float(np.finfo(dtype).eps), dtype)
-    found = like(rtol, dtype, name)
+    result = like(rtol, dtype, name)
     try:
-        return broadcast(found, batch, None)
+        return broadcast(result, batch, None)
     except ValueError as error:
         raise ValueError(f"{name}: rtol: {error}") from None
 
@@ -201,16 +201,16 @@ def matrix_power(x: Any, n: int, /) -> Any:
     left = int(n.__index__())
     if left == 0:
         return matrices.identity(x)
-    factor, found = systems.inverse(x) if left < 0 else x, None
+    factor, result = systems.inverse(x) if left < 0 else x, None
     if left == 1:
         return as_view(x, given, "write to that array before you call matrix_power")
     left = max(left, -left)
     while left:
         if left & 1:
-            found = factor if found is None else matmul(found, factor)
+            result = factor if result is None else matmul(result, factor)
         left >>= 1
         factor = matmul(factor, factor) if left else factor
-    return found
+    return result
 
 
 # Norms.
@@ -222,20 +222,20 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     axes = axes_of(axis, len(x.shape))
     size = _squared(x) if ord == 2 else p.absolute(x)
     if ord == 2:
-        found = p.sqrt(statistical.sum(size, axis=axes))
+        result = p.sqrt(statistical.sum(size, axis=axes))
     elif ord == math.inf:
-        found = reduce_max(size, axes)
+        result = reduce_max(size, axes)
     elif ord == -math.inf:
-        found = reduce_min(size, axes)
+        result = reduce_min(size, axes)
     elif ord == 0:
-        found = statistical.sum(convert(p.not_equal(size, 0), size.dtype), axis=axes)
+        result = statistical.sum(convert(p.not_equal(size, 0), size.dtype), axis=axes)
     elif ord == 1:
-        found = statistical.sum(size, axis=axes)
+        result = statistical.sum(size, axis=axes)
     elif type(ord) in (int, float):
-        found = p.power(statistical.sum(p.power(size, float(ord)), axis=axes), 1.0 / ord)
+        result = p.power(statistical.sum(p.power(size, float(ord)), axis=axes), 1.0 / ord)
     else:
         raise ValueError(f"vector_norm: ord is {ord!r}; write a number, inf or -inf")
-    return statistical.kept(x, found, axes, keepdims)
+    return statistical.kept(x, result, axes, keepdims)
 
 
 def _squared(x: Any) -> Any:
@@ -254,14 +254,14 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any: 
         numbers = svdvals(x)
         last = [len(numbers.shape) - 1]
         empty = numbers.shape[-1] == 0
-        found = reduce_sum(numbers, last) if ord == "nuc" or empty else _extreme(numbers, last, ord)
+        result = reduce_sum(numbers, last) if ord == "nuc" or empty else _extreme(numbers, last, ord)
     elif ord in (1, -1):
-        found = _extreme(reduce_sum(p.absolute(x), [rows]), [rows], ord)
+        result = _extreme(reduce_sum(p.absolute(x), [rows]), [rows], ord)
     elif ord in (math.inf, -math.inf):
-        found = _extreme(reduce_sum(p.absolute(x), [columns]), [rows], ord)
+        result = _extreme(reduce_sum(p.absolute(x), [columns]), [rows], ord)
     else:
         raise ValueError(f'matrix_norm: ord is {ord!r}; write "fro", "nuc", 1, -1, 2, -2, inf or -inf')
-    return statistical.kept(x, found, axes, keepdims)
+    return statistical.kept(x, result, axes, keepdims)
 
 
 def _extreme(x: Any, axes: Sequence[int], ord: Any) -> Any:  # noqa: A002

@@ -41,14 +41,14 @@ def matmul(x1: Any, x2: Any, /) -> Any:
         shapes = f"{shown(first.shape)} and {shown(second.shape)}"
         raise ValueError(f"matmul: shapes {shapes} do not fit: the last size of one is that of the other's rows")
     if len(b.shape) == 2:  # of a matrix that all share, without copies of it
-        found = _dot(a, b, ([len(a.shape) - 1], [0]))
+        result = _dot(a, b, ([len(a.shape) - 1], [0]))
     else:
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = broadcast(a, (*batch, *a.shape[-2:])), broadcast(b, (*batch, *b.shape[-2:]))
         axes = range(len(batch))
-        found = _dot(a, b, ([len(batch) + 1], [len(batch)]), (axes, axes))
-    shape = [*found.shape[:-2], *([] if row else [found.shape[-2]]), *([] if column else [found.shape[-1]])]
-    return reshape(found, shape)
+        result = _dot(a, b, ([len(batch) + 1], [len(batch)]), (axes, axes))
+    shape = [*result.shape[:-2], *([] if row else [result.shape[-2]]), *([] if column else [result.shape[-1]])]
+    return reshape(result, shape)
 
 
 def _dot(

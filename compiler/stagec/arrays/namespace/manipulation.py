@@ -55,12 +55,12 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     if type(count) is not int:
         raise ValueError(f"unstack: the size of axis {axis} of shape {shown(x.shape)} must be a number")
     rest = tuple(size for i, size in enumerate(x.shape) if i != where)
-    found = []
+    result = []
     for number in range(count):
         start, limit = [0] * len(x.shape), list(x.shape)
         start[where], limit[where] = number, number + 1
-        found.append(reshaped(slice_(x, start, limit), rest))
-    return tuple(found)
+        result.append(reshaped(slice_(x, start, limit), rest))
+    return tuple(result)
 
 
 @gives_views
@@ -126,10 +126,10 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
         if not isinstance(total, dims.Dim) and not isinstance(known, dims.Dim) and total % known:
             raise ValueError(f"reshape: an array of shape {shown(x.shape)} has no shape {shown(sizes)}")
         sizes[unknown[0]] = total // known
-    found = reshaped(x, tuple(map(dims.size_of, sizes)))
+    result = reshaped(x, tuple(map(dims.size_of, sizes)))
     if copy:
-        return found.copy_of() if found is x and hasattr(x, "copy_of") else found
-    return as_view(found, given, "write reshape(x, shape, copy=True) for a copy")
+        return result.copy_of() if result is x and hasattr(x, "copy_of") else result
+    return as_view(result, given, "write reshape(x, shape, copy=True) for a copy")
 
 
 @gives_views
@@ -195,7 +195,7 @@ def tile(x: Any, repetitions: tuple[int, ...], /) -> Any:
     rank = max(len(x.shape), len(repetitions))
     sizes = (*[1] * (rank - len(x.shape)), *x.shape)
     times = (*[1] * (rank - len(repetitions)), *map(dims.size_of, repetitions))
-    shape = [one for pair in zip(times, sizes, strict=True) for one in pair]
+    shape = [size for pair in zip(times, sizes, strict=True) for size in pair]
     spread = broadcast(reshaped(x, sizes), shape, range(1, 2 * rank, 2))
     return reshaped(spread, tuple(a * b for a, b in zip(times, sizes, strict=True)))
 

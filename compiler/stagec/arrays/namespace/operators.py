@@ -66,8 +66,8 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
     """
     value = array_of(x, "clamp")
     bounds = [like(one, value.dtype, "clamp") for one in (min, max)]
-    if any(one.shape not in ((), value.shape) for one in bounds):
-        shapes = " and ".join(shown(one.shape) for one in bounds)
+    if any(bound.shape not in ((), value.shape) for bound in bounds):
+        shapes = " and ".join(shown(bound.shape) for bound in bounds)
         raise ValueError(f"clamp: expected bounds of shape {shown(value.shape)} or of no dimensions, not {shapes}")
     if tracing.current() is None:
         return _clamped(bounds[0], value, bounds[1])
@@ -76,10 +76,10 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
         (g,), (low, x, high) = cotangents, operands
         inside = p.bitwise_and(p.greater(x, low), p.less(x, high))
         parts = [p.greater(low, x), inside, p.less(high, x)]
-        found = [p.select(part, g, 0) for part in parts]
+        result = [p.select(part, g, 0) for part in parts]
         return [
             one if tuple(one.shape) == tuple(of.shape) else reduce_sum(one, range(len(one.shape)))
-            for one, of in zip(found, operands, strict=True)
+            for one, of in zip(result, operands, strict=True)
         ]
 
     return call_custom_vjp("clamp", lambda *given: [_clamped(*given)], derive, [bounds[0], value, bounds[1]])[0]
@@ -97,7 +97,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     if not isinstance(operand, tuple | list):
         x = array_of(operand, "sort")
         return sorting.sort([x], axis_of(dimension, len(x.shape)))[0]
-    arrays = [array_of(one, "sort") for one in operand]
+    arrays = [array_of(leaf, "sort") for leaf in operand]
     if not arrays or len({tuple(x.shape) for x in arrays}) != 1:
         raise ValueError(f"sort: expected arrays of one shape, not {', '.join(shown(x.shape) for x in arrays)}")
     if not 1 <= num_keys <= len(arrays):

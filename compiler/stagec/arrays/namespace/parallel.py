@@ -45,12 +45,12 @@ def axes_of_mesh(mesh: Any) -> Axes:
 
 def partition_of(spec: Any) -> Partition:
     """Return a partition spec, stagec's or JAX's, as data. Raises TypeError for another object."""
-    found = getattr(spec, "partitions", None)
-    if found is None and type(spec).__name__ == "PartitionSpec":
-        found = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
-    if found is None:
+    result = getattr(spec, "partitions", None)
+    if result is None and type(spec).__name__ == "PartitionSpec":
+        result = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
+    if result is None:
         raise TypeError(f"{spec!r} is not a PartitionSpec; write stagec.PartitionSpec('data', None)")
-    return tuple(found)
+    return tuple(result)
 
 
 def over(sharding: Any) -> tuple[Axes, Partition]:
@@ -79,10 +79,10 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     Raises ValueError where a spec does not fit, or has no mesh.
     """
     leaves, structure = pytrees.flatten(x)
-    found = []
+    result = []
     for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
-        found.append(leaf if one is None else sharding.constrained(array_of(leaf), *over(one)))
-    return structure.unflatten(found)
+        result.append(leaf if one is None else sharding.constrained(array_of(leaf), *over(one)))
+    return structure.unflatten(result)
 
 
 def shard_map(
@@ -134,9 +134,9 @@ def shard_map(
         known: list[Any] = []
 
         def flat(*parts: Any) -> list[Any]:
-            found, out_structure = pytrees.flatten(function(*structure.unflatten(parts)))
+            result, out_structure = pytrees.flatten(function(*structure.unflatten(parts)))
             known.append(out_structure)
-            return [array_of(one) for one in found]
+            return [array_of(leaf) for leaf in result]
 
         def specs(tree: Any, of: Any) -> list[Partition]:
             return [partition_of(one) for one in pytrees.spread(tree, of, is_sharding)]
@@ -146,8 +146,8 @@ def shard_map(
             what = "shard_map runs on the devices of a mesh: call it in a function of stagec.jit(frontend='arrays')"
             raise ValueError(what)
         values = [array_of(leaf) for leaf in leaves]
-        found = sharding.mapped(flat, values, axes, wanted, lambda: specs(out_specs, known[0]), manual)
-        return known[0].unflatten(found)
+        result = sharding.mapped(flat, values, axes, wanted, lambda: specs(out_specs, known[0]), manual)
+        return known[0].unflatten(result)
 
     return call
 
@@ -207,8 +207,8 @@ def psum_scatter(x: Any, axis_name: str | Iterable[str], *, scatter_dimension: i
 
     def one(leaf: Any) -> Any:
         at = axis_of(scatter_dimension, len(leaf.shape))
-        found = collectives.psum_scatter(leaf, *axes, at)
-        return found if tiled else structural.reshape(found, (*found.shape[:at], *found.shape[at + 1 :]))
+        result = collectives.psum_scatter(leaf, *axes, at)
+        return result if tiled else structural.reshape(result, (*result.shape[:at], *result.shape[at + 1 :]))
 
     return _over_leaves(one, x)
 
@@ -241,8 +241,8 @@ def all_to_all(
         at = concat + 1 if split < concat else concat
         wide = structural.reshape(leaf, (*leaf.shape[:at], 1, *leaf.shape[at:]))
         split += at <= split
-        found = collectives.all_to_all(wide, names, mesh, split, at)
-        return structural.reshape(found, (*found.shape[:split], *found.shape[split + 1 :]))
+        result = collectives.all_to_all(wide, names, mesh, split, at)
+        return structural.reshape(result, (*result.shape[:split], *result.shape[split + 1 :]))
 
     return _over_leaves(one, x)
 

@@ -47,8 +47,8 @@ def _start(x: Any, axis: int, start: Any, function: str) -> Any:
 
 
 def _of_one_dtype(starts: Sequence[Any]) -> list[Any]:
-    wide = dtypes.int64 if any(one.dtype == dtypes.int64 for one in starts) else dtypes.int32
-    return [convert(one, wide) for one in starts]
+    wide = dtypes.int64 if any(start.dtype == dtypes.int64 for start in starts) else dtypes.int32
+    return [convert(start, wide) for start in starts]
 
 
 def dynamic_slice(operand: Any, start_indices: Any, slice_sizes: Sequence[Any]) -> Any:
@@ -77,9 +77,9 @@ def dynamic_slice_in_dim(operand: Any, start_index: Any, slice_size: Any, axis: 
 
 def dynamic_index_in_dim(operand: Any, index: Any, axis: int = 0, keepdims: bool = True) -> Any:
     """Return the part of one axis at a computed index. As `jax.lax.dynamic_index_in_dim`."""
-    found = dynamic_slice_in_dim(operand, index, 1, axis)
-    where = axis_of(axis, len(found.shape))
-    return found if keepdims else reshape(found, (*found.shape[:where], *found.shape[where + 1 :]))
+    result = dynamic_slice_in_dim(operand, index, 1, axis)
+    where = axis_of(axis, len(result.shape))
+    return result if keepdims else reshape(result, (*result.shape[:where], *result.shape[where + 1 :]))
 
 
 def dynamic_update_slice(operand: Any, update: Any, start_indices: Any) -> Any:
@@ -179,13 +179,13 @@ def gather(
     index, sizes = _indices("gather", start_indices, numbers), tuple(map(dims.size_of, slice_sizes))
     if len(sizes) != len(x.shape):
         raise ValueError(f"gather: expected {len(x.shape)} slice_sizes, one for each axis, not {len(sizes)}")
-    found = indexing.gather(x, index, numbers, sizes)
+    result = indexing.gather(x, index, numbers, sizes)
     if _mode("gather", mode, "promise_in_bounds") != "fill":
-        return found
+        return result
     inside = indexing.are_inside(x, index, numbers, sizes)
-    batch = [axis for axis in range(len(found.shape)) if axis not in numbers.offset]
+    batch = [axis for axis in range(len(result.shape)) if axis not in numbers.offset]
     other = _fill(x.dtype) if fill_value is None else fill_value
-    return p.select(broadcast(inside, found.shape, batch), found, full((), other, x.dtype))
+    return p.select(broadcast(inside, result.shape, batch), result, full((), other, x.dtype))
 
 
 def _fill(dtype: dtypes.DType) -> Any:

@@ -36,7 +36,7 @@ def _floating(function: str, dtype: Any, kinds: frozenset[str] = frozenset({FLOA
 
 def require_fit(function: str, shape: Shape, *parameters: Any) -> None:
     """Raise ValueError where parameters do not broadcast to the shape that is asked for."""
-    shapes = [tuple(one.shape) for one in parameters]
+    shapes = [tuple(parameter.shape) for parameter in parameters]
     if broadcast_shapes(shape, *shapes) != tuple(shape):
         raise ValueError(f"{function}: parameters of shapes {', '.join(map(shown, shapes))} are not of {shown(shape)}")
 
@@ -60,9 +60,9 @@ def _uniform(words: Any, low: Any, high: Any, *, shape: Shape, dtype: DType) -> 
     info = _FINFO(dtype)
     bits = max(info.bits, 8) if info.nmant >= 8 else 8
     unsigned = dtypes.NAMED[f"uint{info.bits}"]
-    found = convert(keys.random_bits(words, shape=shape, bits=bits), unsigned)
+    drawn = convert(keys.random_bits(words, shape=shape, bits=bits), unsigned)
     one = np.array(1, dtype).view(unsigned)
-    fraction = p.bitwise_or(p.shift_right_logical(found, bits - info.nmant), one)
+    fraction = p.bitwise_or(p.shift_right_logical(drawn, bits - info.nmant), one)
     floats = p.subtract(p.bitcast(fraction, dtype), 1.0)
     return p.maximum(low, p.add(p.multiply(floats, p.subtract(high, low)), low))
 
@@ -109,9 +109,9 @@ def truncated_normal(key: Any, lower: Any, upper: Any, shape: Sequence[Any] | No
 def _truncated_normal(words: Any, low: Any, high: Any, *, shape: Shape, dtype: DType) -> Any:
     root = _scalar(_ROOT_2, dtype)
     a, b = p.erf(p.divide(low, root)), p.erf(p.divide(high, root))
-    found = p.multiply(root, p.erf_inv(_uniform(words, a, b, shape=shape, dtype=dtype)))
+    drawn = p.multiply(root, p.erf_inv(_uniform(words, a, b, shape=shape, dtype=dtype)))
     infinite = _scalar(np.inf, dtype)
-    inside = p.maximum(p.next_after(low, infinite), found)
+    inside = p.maximum(p.next_after(low, infinite), drawn)
     return p.minimum(p.next_after(high, p.negative(infinite)), inside)
 
 

@@ -29,8 +29,8 @@ def _arg(name: str, operation: Any) -> Any:
         x = array_of(x, name)
         index = dtypes.default(SIGNED)
         if axis is None:
-            found = operation(reshape(x, (x.size,)), 0, index)
-            return kept(x, found, range(len(x.shape)), keepdims)
+            result = operation(reshape(x, (x.size,)), 0, index)
+            return kept(x, result, range(len(x.shape)), keepdims)
         where = axis_of(axis, len(x.shape))
         return kept(x, operation(x, where, index), [where], keepdims)
 
@@ -101,16 +101,16 @@ def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Any:
     first, second = promoted(x1, x2, function="isin")
     others = reshape(second, (dims.product(second.shape),))
     equal = p.equal(reshape(first, (*first.shape, 1)), others)
-    found = r.reduce_or(equal, [len(first.shape)])
-    return p.bitwise_not(found) if invert else found
+    result = r.reduce_or(equal, [len(first.shape)])
+    return p.bitwise_not(result) if invert else result
 
 
 def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
     """Return the elements in order along an axis. NaNs are last; `descending`, first."""
     x = array_of(x, "sort")
     where_ = axis_of(axis, len(x.shape))
-    (found,) = sorting.sort([x], where_)
-    return reverse(found, [where_]) if descending else found
+    (result,) = sorting.sort([x], where_)
+    return reverse(result, [where_]) if descending else result
 
 
 def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
@@ -120,8 +120,8 @@ def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool
     places = iota(dtypes.default(SIGNED), x.shape, where_)
     if descending:  # what is last of equal ones comes first when all is turned over
         x, places = reverse(x, [where_]), reverse(places, [where_])
-    found = sorting.sort([x, places], where_)[1]
-    return reverse(found, [where_]) if descending else found
+    result = sorting.sort([x, places], where_)[1]
+    return reverse(result, [where_]) if descending else result
 
 
 class UniqueAll(NamedTuple):
@@ -155,19 +155,19 @@ def unique_all(x: Any, /) -> UniqueAll:
     )
     index = dtypes.default(SIGNED)
     parts = (indices, inverse.reshape(known.shape), counts)
-    return UniqueAll(execution.array(values), *(execution.array(one.astype(index)) for one in parts))
+    return UniqueAll(execution.array(values), *(execution.array(part.astype(index)) for part in parts))
 
 
 def unique_counts(x: Any, /) -> UniqueCounts:
     """Return the distinct elements, and how often each is there. Not in a trace."""
-    found = unique_all(x)
-    return UniqueCounts(found.values, found.counts)
+    result = unique_all(x)
+    return UniqueCounts(result.values, result.counts)
 
 
 def unique_inverse(x: Any, /) -> UniqueInverse:
     """Return the distinct elements, and of each element which of them it is. Not in a trace."""
-    found = unique_all(x)
-    return UniqueInverse(found.values, found.inverse_indices)
+    result = unique_all(x)
+    return UniqueInverse(result.values, result.inverse_indices)
 
 
 def unique_values(x: Any, /) -> Any:

@@ -23,11 +23,11 @@ from stagec.arrays.values import Literal, axes_of, axis_of, shown
 Axis = int | tuple[int, ...] | None
 
 
-def kept(x: Any, found: Any, axes: Sequence[int], keepdims: bool) -> Any:
+def kept(x: Any, reduced: Any, axes: Sequence[int], keepdims: bool) -> Any:
     """Return a reduction's result, with axes of size 1 where they were if `keepdims`."""
     if not keepdims:
-        return found
-    return reshape(found, tuple(1 if axis in axes else size for axis, size in enumerate(x.shape)))
+        return reduced
+    return reshape(reduced, tuple(1 if axis in axes else size for axis, size in enumerate(x.shape)))
 
 
 def _summed(dtype: DType, asked: Any) -> DType:
@@ -152,11 +152,11 @@ def _cumulative(name: str, operation: Callable[[Any, int], Any], start: int) -> 
             axis = 0
         where = axis_of(axis, len(x.shape))
         x = convert(x, _summed(x.dtype, dtype))
-        found = _wide(operation, x, where) if x.shape[where] != 0 else x
+        result = _wide(operation, x, where) if x.shape[where] != 0 else x
         if include_initial:
             shape = (*x.shape[:where], 1, *x.shape[where + 1 :])
-            found = concatenate([full(shape, start, x.dtype), found], where)
-        return found
+            result = concatenate([full(shape, start, x.dtype), result], where)
+        return result
 
     what = "sum" if start == 0 else "product"
     return named(

@@ -45,10 +45,10 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TypeError("has_aux: the function gives a pair, the result and what is beside it")
             result, extra = result
-        found, out_structure = pytrees.flatten(result)
+        results, out_structure = pytrees.flatten(result)
         extras, extra_structure = pytrees.flatten(extra)
-        known[:] = [out_structure, len(found), extra_structure]
-        return [array_of(one) for one in (*found, *extras)]
+        known[:] = [out_structure, len(results), extra_structure]
+        return [array_of(leaf) for leaf in (*results, *extras)]
 
     results, pull = d.pullback(flat, values, getattr(fun, "__name__", ""))
     out_structure, count, extra_structure = known
@@ -58,8 +58,10 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         if given_structure != out_structure:
             raise TypeError(f"the cotangent has structure {given_structure}, the result has {out_structure}")
         cotangents = [_cotangent(one, result) for one, result in zip(given, results[:count], strict=True)]
-        found = pull([*cotangents, *[None] * (len(results) - count)])
-        return structure.unflatten([_of_argument(one, value) for one, value in zip(found, values, strict=True)])
+        gradients = pull([*cotangents, *[None] * (len(results) - count)])
+        return structure.unflatten(
+            [_of_argument(gradient, value) for gradient, value in zip(gradients, values, strict=True)]
+        )
 
     out = out_structure.unflatten(map(_array, results[:count]))
     return (out, pullback, extra_structure.unflatten(map(_array, results[count:]))) if has_aux else (out, pullback)
@@ -81,10 +83,10 @@ def _cotangent(given: Any, result: Any) -> Any:
     return convert(value, result.dtype)
 
 
-def _of_argument(found: Any, value: Any) -> Any:
+def _of_argument(cotangent: Any, value: Any) -> Any:
     if not d.is_differentiable(value):
         return np.zeros(value.shape, d.FLOAT0)
-    return _array(d.zeros_like(value) if found is None else found)
+    return _array(d.zeros_like(value) if cotangent is None else cotangent)
 
 
 def value_and_grad(
@@ -125,8 +127,8 @@ def value_and_grad(
                 given[number] = one
             return fun(*given, **kwargs)
 
-        found = vjp(of_some, *(args[number] for number in numbers), has_aux=has_aux)
-        value, pull = found[:2]
+        result = vjp(of_some, *(args[number] for number in numbers), has_aux=has_aux)
+        value, pull = result[:2]
         leaves, _ = pytrees.flatten(value)
         if len(leaves) != 1 or leaves[0].shape != () or not d.is_differentiable(leaves[0]):
             what = ", ".join(f"{leaf.dtype} of shape {shown(leaf.shape)}" for leaf in leaves)
@@ -136,7 +138,7 @@ def value_and_grad(
         cotangent = pytrees.tree_map(lambda leaf: np.ones((), leaf.dtype), value)
         gradients = pull(cotangent)
         gradient = gradients[0] if isinstance(argnums, int) else gradients
-        return ((value, found[2]) if has_aux else value), gradient
+        return ((value, result[2]) if has_aux else value), gradient
 
     return evaluate
 
@@ -155,8 +157,8 @@ def grad(
 
     @functools.wraps(fun)
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        value, found = both(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
+        value, result = both(*args, **kwargs)
+        return (result, value[1]) if has_aux else result
 
     return gradient
 
@@ -209,9 +211,9 @@ def checkpoint(
 
         def flat(*values: Any) -> list[Any]:
             positional, named = structure.unflatten(values)
-            found, out_structure = pytrees.flatten(fun(*_inserted(positional, static), **named))
+            result, out_structure = pytrees.flatten(fun(*_inserted(positional, static), **named))
             known[:] = [out_structure]
-            return [array_of(one) for one in found]
+            return [array_of(leaf) for leaf in result]
 
         results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves], prevent_cse, policy)
         return known[0].unflatten(results)
@@ -273,17 +275,17 @@ class custom_vjp:  # noqa: N801 - JAX's name
         known: list[Any] = []
 
         def flat(*given: Any) -> list[Any]:
-            found, out_structure = pytrees.flatten(self._fun(*_inserted(structure.unflatten(given), fixed)))
+            result, out_structure = pytrees.flatten(self._fun(*_inserted(structure.unflatten(given), fixed)))
             known[:] = [out_structure]
-            return [array_of(one) for one in found]
+            return [array_of(leaf) for leaf in result]
 
         def derive(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             pair = fwd(*_inserted(structure.unflatten(map(_array, operands)), fixed))
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise TypeError(f"{getattr(fwd, '__name__', 'fwd')} gives a pair: the result, and what bwd needs")
             _, needed = pair
-            found = bwd(*fixed.values(), needed, known[0].unflatten(map(_array, cotangents)))
-            return _of_user(found, structure, operands, getattr(bwd, "__name__", "bwd"))
+            result = bwd(*fixed.values(), needed, known[0].unflatten(map(_array, cotangents)))
+            return _of_user(result, structure, operands, getattr(bwd, "__name__", "bwd"))
 
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
         results = call_custom_vjp(name, flat, derive, [array_of(leaf) for leaf in leaves])
@@ -301,14 +303,14 @@ def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     return bound.args
 
 
-def _of_user(found: Any, structure: Any, operands: Sequence[Any], name: str) -> list[Any]:
+def _of_user(cotangents: Any, structure: Any, operands: Sequence[Any], name: str) -> list[Any]:
     """Return the cotangents of leaves of what a user's `bwd` gives. Raises TypeError, ValueError."""
     trees = structure.children()
-    if not isinstance(found, tuple | list) or len(found) != len(trees):
-        count = len(found) if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+    if not isinstance(cotangents, tuple | list) or len(cotangents) != len(trees):
+        count = len(cotangents) if isinstance(cotangents, tuple | list) else f"a {type(cotangents).__name__}"
         raise TypeError(f"{name} gives a tuple with the cotangent of each of {len(trees)} arguments, not {count}")
     result: list[Any] = []
-    for number, (tree, part) in enumerate(zip(trees, found, strict=True)):
+    for number, (tree, part) in enumerate(zip(trees, cotangents, strict=True)):
         if part is None:
             result += [None] * tree.num_leaves
             continue

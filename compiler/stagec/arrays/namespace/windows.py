@@ -42,10 +42,10 @@ def pads_of(function: str, padding: Padding, shape: Shape, window: Shape, stride
     shape, window: sizes of the axes, dilated. Raises ValueError.
     """
     if not isinstance(padding, str):
-        found = tuple((low, high) for low, high in padding)
-        if len(found) != len(shape):
-            raise ValueError(f"{function}: padding is a pair for each of {len(shape)} axes, not {len(found)} pairs")
-        return found
+        result = tuple((low, high) for low, high in padding)
+        if len(result) != len(shape):
+            raise ValueError(f"{function}: padding is a pair for each of {len(shape)} axes, not {len(result)} pairs")
+        return result
     how = padding.upper()
     if how not in ("VALID", "SAME", "SAME_LOWER"):
         raise ValueError(f'{function}: padding is "SAME", "SAME_LOWER", "VALID" or pairs, not {padding!r}')
@@ -78,13 +78,13 @@ def _numbers(given: Any, rank: int) -> ConvolutionNumbers:
         )
     order = specs[1] if isinstance(specs[1], str) else ""
     try:
-        found = [_axes(spec, letters, order) for spec, letters in zip(specs, ("NC", "OI", "NC"), strict=True)]
+        result = [_axes(spec, letters, order) for spec, letters in zip(specs, ("NC", "OI", "NC"), strict=True)]
     except ValueError:
-        found = []
-    if any(sorted(axes) != list(range(rank)) for axes in found) or not found:
+        result = []
+    if any(sorted(axes) != list(range(rank)) for axes in result) or not result:
         what = f"conv_general_dilated: dimension_numbers {given} do not name each of {rank} axes once"
         raise ValueError(f'{what}; write layouts such as ("NHWC", "HWIO", "NHWC")')
-    return ConvolutionNumbers(*found)
+    return ConvolutionNumbers(*result)
 
 
 def precision_of(precision: Any) -> str:
@@ -150,17 +150,17 @@ def _program(computation: Callable[[Any, Any], Any], starts: Sequence[Any], stru
 
     def flat(*leaves: Any) -> list[Any]:
         both = structure.unflatten(leaves[: len(starts)]), structure.unflatten(leaves[len(starts) :])
-        found, given = pytrees.flatten(computation(*both))
+        result, given = pytrees.flatten(computation(*both))
         if given != structure:
             raise TypeError(f"reduce_window: the computation takes trees {structure} and gives {given}")
-        return [array_of(one) for one in found]
+        return [array_of(leaf) for leaf in result]
 
     try:
         program = tracing.trace(flat, [*scalars, *scalars], "a reduction", apart=True).program
     except tracing.LeakedTracer:
         what = "the computation uses an array that is traced outside of it"
         raise tracing.LeakedTracer(f"reduce_window: {what}; it has its two arguments alone") from None
-    if [one[:2] for one in program.out_avals] != [one[:2] for one in scalars]:
+    if [aval[:2] for aval in program.out_avals] != [scalar[:2] for scalar in scalars]:
         taken, given = (", ".join(map(str, avals)) for avals in (scalars, program.out_avals))
         raise TypeError(f"reduce_window: the computation takes two ({taken}) and gives one, not ({given})")
     return program
@@ -212,8 +212,8 @@ def reduce_window(
     pads = pads_of("reduce_window", padding, shape, wide, strides)
     program = _program(computation, starts, structure)
     how = (_named(program, starts[0]) if len(xs) == 1 else None) or program
-    found = windows.reduce_windows(xs, starts, how, windows.Window(sizes, strides, pads, base, apart))
-    return structure.unflatten(found)
+    result = windows.reduce_windows(xs, starts, how, windows.Window(sizes, strides, pads, base, apart))
+    return structure.unflatten(result)
 
 
 def _cumulative(name: str, how: str, what: str, floating: bool = False) -> Callable[..., Any]:
@@ -247,7 +247,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
         raise ValueError(f"associative_scan: axis {axis} has one size, which is a number; the shapes are {what}")
 
     def combine(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-        found = fn(structure.unflatten(first), structure.unflatten(second))
-        return [array_of(leaf) for leaf in pytrees.flatten(found)[0]]
+        result = fn(structure.unflatten(first), structure.unflatten(second))
+        return [array_of(leaf) for leaf in pytrees.flatten(result)[0]]
 
     return structure.unflatten(cumulative.associative_scan(combine, arrays, where, reverse))

@@ -51,8 +51,8 @@ class DerivativeOfUser:
 
 def _custom_vjp(given: Derivative, *, program: Program, derivative: DerivativeOfUser) -> list[Any]:
     cotangents = [given.given(i) for i in range(len(given.results))]
-    found = derivative.derive(given.operands[derivative.captured :], cotangents)
-    return [*[None] * derivative.captured, *found]
+    result = derivative.derive(given.operands[derivative.captured :], cotangents)
+    return [*[None] * derivative.captured, *result]
 
 
 CUSTOM_VJP = Primitive("custom_vjp", _results, _inline, _custom_vjp, several=True, of_keys=True)
@@ -70,8 +70,8 @@ def call_custom_vjp(
     """
     program, captured = _traced(function, values)
     of_user = DerivativeOfUser(name, derive, len(captured))
-    found: list[Any] = binding.bind(CUSTOM_VJP, *captured, *values, program=program, derivative=of_user)
-    return found
+    result: list[Any] = binding.bind(CUSTOM_VJP, *captured, *values, program=program, derivative=of_user)
+    return result
 
 
 def _traced(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> tuple[Program, Sequence[Any]]:
@@ -80,9 +80,9 @@ def _traced(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> tu
 
 
 def _barrier_vjp(derivative: Derivative) -> list[Any]:
-    wanted = [d.is_differentiable(one) for one in derivative.results]
-    found = iter(binding.bind(BARRIER, *(derivative.given(i) for i, want in enumerate(wanted) if want)))
-    return [next(found) if want else None for want in wanted]
+    wanted = [d.is_differentiable(result) for result in derivative.results]
+    result = iter(binding.bind(BARRIER, *(derivative.given(i) for i, want in enumerate(wanted) if want)))
+    return [next(result) if want else None for want in wanted]
 
 
 BARRIER: Primitive = Primitive(
@@ -129,12 +129,12 @@ def kept_by_policies(program: Program) -> list[Variable]:
     Those are also what others use of a checkpoint, which is not evaluated then.
     """
     used = {operand for equation in program.equations for operand in equation.inputs}
-    found: list[Variable] = []
+    result: list[Variable] = []
     for equation in program.equations:
         if equation.primitive is CHECKPOINT and (kept := equation.params["kept"]):
             first = len(equation.outputs) - kept
-            found += [one for i, one in enumerate(equation.outputs) if i >= first or one in used]
-    return found
+            result += [one for i, one in enumerate(equation.outputs) if i >= first or one in used]
+    return result
 
 
 def call_checkpointed(
@@ -152,16 +152,16 @@ def call_checkpointed(
     program, captured = _traced(function, values)
     kept = [] if policy is None else _kept(program, policy)
     program = Program(program.inputs, program.equations, [*program.outputs, *kept], program.constants)
-    found = binding.bind(CHECKPOINT, *captured, *values, program=program, apart=apart, kept=len(kept))
-    return list(found[: len(found) - len(kept)])
+    result = binding.bind(CHECKPOINT, *captured, *values, program=program, apart=apart, kept=len(kept))
+    return list(result[: len(result) - len(kept)])
 
 
 def _kept(program: Program, policy: Callable[..., Any]) -> list[Variable]:
-    found: list[Variable] = []
+    result: list[Variable] = []
     for equation in program.equations:
-        answer = policy(equation.primitive, *(one.aval for one in equation.inputs), **equation.params)
+        answer = policy(equation.primitive, *(variable.aval for variable in equation.inputs), **equation.params)
         if not isinstance(answer, bool | np.bool_):
             what = f"the policy says {answer!r} of {equation.primitive.name}"
             raise TypeError(f"checkpoint: {what}; write True where its results are kept, and False elsewhere")
-        found += equation.outputs if answer else []
-    return found
+        result += equation.outputs if answer else []
+    return result

@@ -191,14 +191,14 @@ def _axis_index_lower(rule: Rule, *, axes: Names, mesh: Axes) -> IRValue:
     """Return it of the device's number in the mesh, row by row, as JAX does."""
     u32, i32 = np.dtype(np.uint32), tensor_type(ShapedArray((), dtypes.int32))
     number = hlo.partition_id()
-    found: IRValue = None
+    result: IRValue = None
     names = [name for name, _ in mesh]
     for name in axes:
         after = constant(np.asarray(meshes.size(mesh, names[names.index(name) + 1 :]), u32))
         count = constant(np.asarray(dict(mesh)[name], u32))
         own = hlo.remainder(hlo.divide(number, after), count)
-        found = own if found is None else hlo.add(hlo.multiply(found, count), own)
-    return hlo.convert(i32, found)
+        result = own if result is None else hlo.add(hlo.multiply(result, count), own)
+    return hlo.convert(i32, result)
 
 
 AXIS_INDEX = Primitive("axis_index", lambda *, axes, mesh: ShapedArray((), dtypes.int32), _axis_index_lower)

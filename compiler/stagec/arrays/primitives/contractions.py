@@ -119,8 +119,8 @@ def _dot_vjp(d: Any, *, numbers: tuple[Axes, ...], precision: str) -> list[Any]:
     count, between = len(x_batch), len(x_batch) + len(x_free)
 
     def one(other: Any, of_result: Sequence[int], free: Sequence[int], batch: Axes, order: Sequence[int]) -> Any:
-        found = dot_general(d.cotangent, other, (of_result, free), (range(count), batch), precision)
-        return transpose(found, np.argsort(order).tolist())
+        result = dot_general(d.cotangent, other, (of_result, free), (range(count), batch), precision)
+        return transpose(result, np.argsort(order).tolist())
 
     # The axes of what comes out are: batch, the own free ones, and the contracted ones in the order of the other's.
     of_x = [*x_batch, *x_free, *(x_contracted[i] for i in np.argsort(y_contracted))]
@@ -251,7 +251,7 @@ def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, pre
     turned = kernel
     if groups > 1:
         turned = _joined(_split_axis(kernel, numbers.rhs[0], groups), numbers.rhs[0], numbers.rhs[1])
-    found = convolve(
+    of_lhs = convolve(
         g,
         reverse(turned, numbers.rhs[2:]),
         ConvolutionNumbers(numbers.out, _swapped(numbers.rhs), numbers.lhs),
@@ -259,7 +259,7 @@ def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, pre
         precision,
     )
     if window.batch_groups > 1:
-        found = _joined(_split_axis(found, numbers.lhs[1], groups), numbers.lhs[1], numbers.lhs[0])
+        of_lhs = _joined(_split_axis(of_lhs, numbers.lhs[1], groups), numbers.lhs[1], numbers.lhs[0])
     own = convolve(
         x,
         g,
@@ -274,7 +274,7 @@ def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, pre
         ),
         precision,
     )
-    return [found, own]
+    return [of_lhs, own]
 
 
 CONVOLUTION = Primitive("convolution", _convolution_infer, _convolution_lower, _convolution_vjp)

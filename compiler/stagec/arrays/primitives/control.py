@@ -39,11 +39,11 @@ def case(index: Any, branches: Sequence[Function], operands: Sequence[Any]) -> l
 
     index: of no dimensions, i32. The branches give arrays of the same avals.
     """
-    traced = [tracing.trace(branch, [aval(one) for one in operands]) for branch in branches]
+    traced = [tracing.trace(branch, [aval(operand) for operand in operands]) for branch in branches]
     programs, captured = _of_same_inputs(traced)
     inside = elementwise.minimum(elementwise.maximum(index, 0), len(branches) - 1)
-    found: list[Any] = bind(CASE, inside, *captured, *operands, branches=tuple(programs))
-    return found
+    result: list[Any] = bind(CASE, inside, *captured, *operands, branches=tuple(programs))
+    return result
 
 
 def _of_same_inputs(traced: Sequence[Traced]) -> tuple[list[Program], list[Tracer]]:
@@ -66,12 +66,12 @@ def _case_infer(index: ShapedArray, *avals: ShapedArray, branches: Sequence[Prog
             texts = [", ".join(map(str, one.out_avals)) for one in (branches[0], other)]
             both = f"branch 0 ({texts[0]}), branch {number} ({texts[1]})"
             raise BranchError(f"branches give arrays of other avals: {both}")
-    weak = [all(one.out_avals[i].weak_type for one in branches) for i in range(len(first))]
+    weak = [all(branch.out_avals[i].weak_type for branch in branches) for i in range(len(first))]
     return [ShapedArray(one.shape, one.dtype, both) for one, both in zip(first, weak, strict=True)]
 
 
 def _case_lower(rule: Rule, index: IRValue, *values: IRValue, branches: Sequence[Program]) -> list[IRValue]:
-    operation = hlo.CaseOp([tensor_type(one) for one in rule.outputs], index, len(branches))
+    operation = hlo.CaseOp(list(map(tensor_type, rule.outputs)), index, len(branches))
     for number, branch in enumerate(branches):
         rule.subprogram(operation, number, branch, values)
     return list(operation.results)
@@ -79,11 +79,11 @@ def _case_lower(rule: Rule, index: IRValue, *values: IRValue, branches: Sequence
 
 def _case_vjp(given: Derivative, *, branches: Sequence[Program]) -> list[Any]:
     index, *operands = given.operands
-    wanted = [d.is_differentiable(one) for one in operands]
+    wanted = [d.is_differentiable(operand) for operand in operands]
     derived = [d.backward_program(branch, wanted) for branch in branches]
     cotangents = [given.given(i) for i, one in enumerate(given.results) if d.is_differentiable(one)]
-    found = bind(CASE, index, *operands, *cotangents, branches=tuple(program for program, _ in derived))
-    parts = iter(found)
+    parts = bind(CASE, index, *operands, *cotangents, branches=tuple(program for program, _ in derived))
+    parts = iter(parts)
     return [None, *(next(parts) if want else None for want in wanted)]
 
 
@@ -101,8 +101,8 @@ def while_(condition: Function, body: Function, init: Sequence[Any]) -> list[Any
     avals = [aval(one) for one in init]
     test, step = tracing.trace(condition, avals, "cond_fun"), tracing.trace(body, avals, "body_fun")
     (tested, stepped), captured = _of_same_inputs([test, step])
-    found: list[Any] = bind(WHILE, *captured, *init, condition=tested, body=stepped, captured=len(captured))
-    return found
+    result: list[Any] = bind(WHILE, *captured, *init, condition=tested, body=stepped, captured=len(captured))
+    return result
 
 
 def _while_infer(*avals: ShapedArray, condition: Program, body: Program, captured: int) -> list[ShapedArray]:
@@ -121,7 +121,7 @@ def _same(what: str, taken: Sequence[ShapedArray], given: Sequence[ShapedArray])
 
 
 def _while_lower(rule: Rule, *values: IRValue, condition: Program, body: Program, captured: int) -> list[IRValue]:
-    kinds = [tensor_type(one) for one in rule.inputs]
+    kinds = list(map(tensor_type, rule.inputs))
     operation = hlo.WhileOp(kinds, list(values))
     rule.subprogram(operation, 0, condition)
     block = rule.block(operation, 1, rule.inputs)
@@ -164,7 +164,7 @@ def scan(
         return [*carry, *ys]
 
     traced = tracing.trace(flat, [*avals, *parts], "the body of a scan")
-    found = bind(
+    result = bind(
         SCAN,
         *traced.captured,
         *init,
@@ -175,7 +175,7 @@ def scan(
         length=length,
         backward=backward,
     )
-    return found[: len(init)], found[len(init) :]
+    return result[: len(init)], result[len(init) :]
 
 
 def _scan_infer(
@@ -193,7 +193,7 @@ def _scan_lower(
     fixed = [*rule.inputs[:captured], *rule.inputs[captured + carried :]]
     carry, ys = rule.inputs[captured : captured + carried], rule.outputs[carried:]
     avals = [_I32, *fixed, *carry, *ys]
-    empty = [rule.full(0, one) for one in ys]
+    empty = [rule.full(0, y) for y in ys]
     if type(length) is int and length == 0:  # no part of an array without elements can be written down
         return [*values[captured : captured + carried], *empty]
     start = [constant(np.asarray(0, np.int32)), *values[:captured], *values[captured + carried :]]
@@ -263,24 +263,24 @@ def _scan_vjp(
         for i, cotangent in zip(ys, parts[first + len(xs) :], strict=True):
             cotangents[i] = cotangent
         known = d.evaluate(body, [*fixed, *carry, *x], dict(zip(saved, again, strict=True)))
-        found = d.backward(body, known, cotangents, [True] * len(body.inputs))
+        result = d.backward(body, known, cotangents, [True] * len(body.inputs))
         full = [
             d.zeros_like(variable.aval) if one is None and d.is_differentiable(variable.aval) else one
-            for one, variable in zip(found, body.inputs, strict=True)
+            for one, variable in zip(result, body.inputs, strict=True)
         ]
         sums = [elementwise.add(before, full[i]) for before, i in zip(state[len(of_carry) :], of_fixed, strict=True)]
         return [*(full[captured + i] for i in of_carry), *sums], [full[captured + carried + i] for i in of_xs]
 
     start = [given.given(i) for i in of_carry] + [d.zeros_like(fixed[i]) for i in of_fixed]
     state, of_parts = scan(turn, start, [*carries, *xs, *map(given.given, ys)], length, not backward)
-    found: list[Any] = [None] * len(given.operands)
+    result: list[Any] = [None] * len(given.operands)
     for i, one in zip(of_carry, state[: len(of_carry)], strict=True):
-        found[captured + i] = one
+        result[captured + i] = one
     for i, one in zip(of_fixed, state[len(of_carry) :], strict=True):
-        found[i] = one
+        result[i] = one
     for i, one in zip(of_xs, of_parts, strict=True):
-        found[captured + carried + i] = one
-    return found
+        result[captured + carried + i] = one
+    return result
 
 
 SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True, of_keys=True)

@@ -98,8 +98,8 @@ def associative_scan(
     """
     if backward:
         arrays = [reverse(x, [axis]) for x in arrays]
-    found = _scanned(combine, list(arrays), axis)
-    return [reverse(x, [axis]) for x in found] if backward else found
+    result = _scanned(combine, list(arrays), axis)
+    return [reverse(x, [axis]) for x in result] if backward else result
 
 
 def _scanned(combine: Callable[..., Sequence[Any]], arrays: list[Any], axis: int) -> list[Any]:

@@ -51,8 +51,8 @@ class Derivative(NamedTuple):
 
     def given(self, number: int) -> Any:
         """Return a cotangent, zeros where it is zero."""
-        found = self.cotangents[number]
-        return zeros_like(self.results[number]) if found is None else found
+        result = self.cotangents[number]
+        return zeros_like(self.results[number]) if result is None else result
 
 
 def zeros_like(x: Any) -> Any:
@@ -76,11 +76,11 @@ def evaluate(
     for variable, array in program.constants.items():
         known[variable] = binding.constant(array, variable.aval.dtype)
     for equation in program.equations:
-        if kept and any(one in kept for one in equation.outputs):
+        if kept and any(variable in kept for variable in equation.outputs):
             continue
         operands = [read(known, operand) for operand in equation.inputs]
-        found = binding.bind(equation.primitive, *operands, **equation.params)
-        results = found if equation.primitive.several else [found]
+        bound = binding.bind(equation.primitive, *operands, **equation.params)
+        results = bound if equation.primitive.several else [bound]
         known.update(zip(equation.outputs, results, strict=True))
     return known
 
@@ -107,26 +107,26 @@ def backward(
     active = {one for one, want in zip(program.inputs, wanted, strict=True) if want and is_differentiable(one.aval)}
     for equation in program.equations:
         if equation.primitive.vjp is not None and not active.isdisjoint(equation.inputs):
-            active.update(one for one in equation.outputs if is_differentiable(one.aval))
-    found: dict[Variable, Any] = {}
+            active.update(output for output in equation.outputs if is_differentiable(output.aval))
+    result: dict[Variable, Any] = {}
 
     def add(operand: Any, cotangent: Any) -> None:
         if cotangent is not None and isinstance(operand, Variable) and operand in active:
-            before = found.get(operand)
-            found[operand] = cotangent if before is None else elementwise.add(before, cotangent)
+            before = result.get(operand)
+            result[operand] = cotangent if before is None else elementwise.add(before, cotangent)
 
     for operand, cotangent in zip(program.outputs, cotangents, strict=True):
         add(operand, cotangent)
     for equation in reversed(program.equations):
-        given = [found.pop(variable, None) for variable in equation.outputs]
-        if all(one is None for one in given):
+        given = [result.pop(variable, None) for variable in equation.outputs]
+        if all(cotangent is None for cotangent in given):
             continue
         operands = [read(known, operand) for operand in equation.inputs]
         results = [known.get(variable) for variable in equation.outputs]
         parts = _parts(equation, Derivative(given, operands, results))
         for operand, part in zip(equation.inputs, parts, strict=True):
             add(operand, part)
-    return [found.get(variable) for variable in program.inputs]
+    return [result.get(variable) for variable in program.inputs]
 
 
 def _parts(equation: Equation, given: Derivative) -> Sequence[Any]:
@@ -179,8 +179,8 @@ def backward_program(program: Program, wanted: Sequence[bool]) -> tuple[Program,
         cotangents: list[Any] = [None] * len(program.outputs)
         for i, cotangent in zip(given, values[len(program.inputs) :], strict=True):
             cotangents[i] = cotangent
-        found = backward(program, known, cotangents, wanted)
-        return [zeros_like(program.in_avals[i]) if found[i] is None else found[i] for i in numbers]
+        result = backward(program, known, cotangents, wanted)
+        return [zeros_like(program.in_avals[i]) if result[i] is None else result[i] for i in numbers]
 
     avals = [*program.in_avals, *(_strong(program.out_avals[i]) for i in given)]
     return pruned(tracing.trace(function, avals, "backward", apart=True).program), numbers
@@ -203,20 +203,20 @@ def linearly(forward: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
             used: list[int] = []
 
             def along(*tangents: Any) -> list[Any]:
-                found = forward(known, *tangents, **params)
-                used[:] = [i for i in given if found[i] is not None]
-                return [found[i] for i in used]
+                result = forward(known, *tangents, **params)
+                used[:] = [i for i in given if result[i] is not None]
+                return [result[i] for i in used]
 
-            _, pull = pullback(along, [zeros_like(one) for one in known.operands], "forward")
-            found = pull([cotangents[i] for i in used])
-            pairs = zip(found, known.operands, strict=True)
+            _, pull = pullback(along, [zeros_like(operand) for operand in known.operands], "forward")
+            result = pull([cotangents[i] for i in used])
+            pairs = zip(result, known.operands, strict=True)
             return [zeros_like(one) if part is None else part for part, one in pairs]
 
         values = [*d.operands, *d.results, *(d.cotangents[i] for i in given)]
         # Apart, so that what is computed along zeros alone is dropped.
         program = pruned(tracing.trace(back, list(map(binding.aval, values)), "transpose", apart=True).program)
         pairs = zip(run(program, values), d.operands, strict=True)
-        return [found if is_differentiable(one) else None for found, one in pairs]
+        return [result if is_differentiable(one) else None for result, one in pairs]
 
     return vjp
 
@@ -236,10 +236,10 @@ def vjp_program(program: Program) -> Program:
         known = evaluate(program, values[:count])
         pairs = zip(values[count:], program.out_avals, strict=True)
         cotangents = [given if is_differentiable(one) else None for given, one in pairs]
-        found = backward(program, known, cotangents, [True] * count)
+        result = backward(program, known, cotangents, [True] * count)
         return [
             zeros_like(_cotangent(one)) if part is None else part
-            for part, one in zip(found, program.in_avals, strict=True)
+            for part, one in zip(result, program.in_avals, strict=True)
         ]
 
     avals = [*map(_strong, program.in_avals), *map(_cotangent, program.out_avals)]

@@ -58,16 +58,16 @@ def _operation(
         for aval in avals[1:]:
             if aval.shape != shape:
                 shape = broadcast_shapes(shape, aval.shape)
-        found = ShapedArray(shape, result(dtype), weak_type)
+        out = ShapedArray(shape, result(dtype), weak_type)
         for aval in avals:
-            if aval == found:
+            if aval == out:
                 return aval  # the same object: a program has few
-        return found
+        return out
 
     def derive(d: Any) -> list[Any]:
         assert vjp is not None
-        found = vjp(d.cotangent, *d.operands, d.results[0])
-        parts = found if isinstance(found, tuple) else (found,)
+        given = vjp(d.cotangent, *d.operands, d.results[0])
+        parts = given if isinstance(given, tuple) else (given,)
         return [
             None if part is None else unbroadcast(part, operand.shape)
             for part, operand in zip(parts, d.operands, strict=True)
@@ -93,10 +93,12 @@ _ARRAYS = Value, Literal
 
 def _of_one_dtype(operands: tuple[Any, ...]) -> Sequence[Any]:
     """Return operands with Python's numbers as scalars of the others' dtype."""
-    if all(isinstance(one, _ARRAYS) for one in operands):
+    if all(isinstance(operand, _ARRAYS) for operand in operands):
         return operands
-    dtype = next(one.dtype for one in operands if hasattr(one, "dtype"))
-    return [one if hasattr(one, "dtype") else Literal(np.asarray(one).astype(dtype)) for one in operands]
+    dtype = next(operand.dtype for operand in operands if hasattr(operand, "dtype"))
+    return [
+        operand if hasattr(operand, "dtype") else Literal(np.asarray(operand).astype(dtype)) for operand in operands
+    ]
 
 
 def _with_rule(lower: Callable[..., IRValue]) -> Callable[..., IRValue]:
@@ -256,21 +258,21 @@ def _power_lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
     def number(value: int) -> IRValue:
         return rule.full(value, ShapedArray(rule.out.shape, dtype))
 
-    found, base, rest, left = None, x, y, dtypes.BITS[dtype]
-    while found is None or left > 0:
+    result, base, rest, left = None, x, y, dtypes.BITS[dtype]
+    while result is None or left > 0:
         last = left <= _BITS_OF_A_POWER
         factor = hlo.power(base, rest if last else hlo.and_(rest, number(2**_BITS_OF_A_POWER - 1)))
-        found = factor if found is None else hlo.multiply(found, factor)
+        result = factor if result is None else hlo.multiply(result, factor)
         left -= _BITS_OF_A_POWER
         if not last:
             base = hlo.power(base, number(2 ** (_BITS_OF_A_POWER - 1)))
             base = hlo.multiply(base, base)
             rest = hlo.shift_right_logical(rest, number(_BITS_OF_A_POWER))
     if KINDS[dtype] == UNSIGNED:
-        return found
+        return result
     others = lowering.compare(hlo.abs(x), number(1), "NE", dtype)
     whole = hlo.and_(others, lowering.compare(y, number(0), "LT", dtype))
-    return hlo.select(whole, number(0), found)
+    return hlo.select(whole, number(0), result)
 
 
 def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
@@ -334,14 +336,14 @@ def _integer_power_infer(x: ShapedArray, *, exponent: int) -> ShapedArray:
 
 def _integer_power_lower(rule: Rule, x: IRValue, *, exponent: int) -> IRValue:
     one = rule.full(1, rule.out)
-    left, factor, found = max(exponent, -exponent), x, one
+    left, factor, result = max(exponent, -exponent), x, one
     while left:
         if left & 1:
-            found = factor if found is one else hlo.multiply(found, factor)
+            result = factor if result is one else hlo.multiply(result, factor)
         left >>= 1
         if left:
             factor = hlo.multiply(factor, factor)
-    return found if exponent >= 0 else hlo.divide(one, found)
+    return result if exponent >= 0 else hlo.divide(one, result)
 
 
 def _integer_power_vjp(d: Any, *, exponent: int) -> list[Any]:

@@ -50,8 +50,8 @@ def _cholesky_infer(x: ShapedArray) -> ShapedArray:
 
 def _cholesky_lower(rule: Rule, x: IRValue) -> IRValue:
     results = [rule.out, info_of(rule.out)]
-    found, info = solver(rule, "potrf", [x], results, {"uplo": "L"}, {"lower": True})
-    return nan_where_failed(rule, info, found, rule.out)
+    result, info = solver(rule, "potrf", [x], results, {"uplo": "L"}, {"lower": True})
+    return nan_where_failed(rule, info, result, rule.out)
 
 
 def _cholesky_forward(d: Derivative, dx: Any) -> list[Any]:
@@ -142,10 +142,10 @@ def _triangular_vjp(
     of_b = triangular_solve(
         a, d.cotangent, left=left, lower=lower, transpose=not transpose, conjugate=conjugate, unit=unit
     )
-    found = negative(dot(of_b, transposed(x)) if left else dot(transposed(x), of_b))
-    found = transposed(found) if transpose else found
-    found = matrices.conjugate(found) if conjugate else found
-    return [lower_part(found, -int(unit)) if lower else upper_part(found, int(unit)), of_b]
+    result = negative(dot(of_b, transposed(x)) if left else dot(transposed(x), of_b))
+    result = transposed(result) if transpose else result
+    result = matrices.conjugate(result) if conjugate else result
+    return [lower_part(result, -int(unit)) if lower else upper_part(result, int(unit)), of_b]
 
 
 TRIANGULAR_SOLVE = Primitive(
@@ -161,8 +161,8 @@ def lu(x: Any) -> tuple[Any, Any, Any]:
 
     The diagonal of L is one, and not there. pivots: for each row, in order, that with which it was exchanged.
     """
-    found: tuple[Any, Any, Any] = tuple(bind(LU, x))
-    return found
+    result: tuple[Any, Any, Any] = tuple(bind(LU, x))
+    return result
 
 
 def _lu_infer(x: ShapedArray) -> list[ShapedArray]:
@@ -174,9 +174,9 @@ def _lu_infer(x: ShapedArray) -> list[ShapedArray]:
 
 def _lu_lower(rule: Rule, x: IRValue) -> list[IRValue]:
     out, pivots, permutation = rule.outputs
-    found, places, info = solver(rule, "getrf", [x], [out, pivots, info_of(out)])
+    result, places, info = solver(rule, "getrf", [x], [out, pivots, info_of(out)])
     places = hlo.subtract(places, rule.full(1, pivots))  # LAPACK counts from 1
-    found = nan_where_failed(rule, info, found, out, positive_fails=False)
+    result = nan_where_failed(rule, info, result, out, positive_fails=False)
     (platform,) = rule.platforms
     if platform in LIBRARIES:
         name = f"{LIBRARIES[platform]}_lu_pivots_to_permutation"
@@ -184,7 +184,7 @@ def _lu_lower(rule: Rule, x: IRValue) -> list[IRValue]:
     else:
         size = permutation.shape[-1]
         order = inline(rule, lambda given: [_permutation(given, size)], [places], [pivots])
-    return [found, places, order[0]]
+    return [result, places, order[0]]
 
 
 def _permutation(pivots: Any, size: Any) -> Any:

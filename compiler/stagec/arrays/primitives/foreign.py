@@ -83,7 +83,7 @@ def ffi_call(
     avals: of the operands. aliased: which operand is the first result's memory. core: how many axes are not batch axes.
     column_major: whether matrices lie column by column, as LAPACK's do.
     """
-    rank = max(len(one.shape) for one in avals)
+    rank = max(len(aval.shape) for aval in avals)
     by_columns = (rank - 2, rank - 1, *range(rank - 3, -1, -1))
 
     def layout(one: ShapedArray) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ def ffi_call(
         "backend_config": ir.StringAttr.get(""),
         "mhlo.backend_config": ir.DictAttr.get({key: _attribute(value) for key, value in attributes.items()}),
     }
-    if all(dims.is_static(one.shape) for one in (*avals, *results)):
+    if all(dims.is_static(aval.shape) for aval in (*avals, *results)):
         batch = ir.StringAttr.get(str(rank - core))
         given["mhlo.frontend_attributes"] = ir.DictAttr.get({"num_batch_dims": batch})
         if rule.lowering.mesh:  # JAX writes it always
@@ -103,7 +103,7 @@ def ffi_call(
         where = [0] if len(results) > 1 else []
         alias = hlo.OutputOperandAlias.get(output_tuple_indices=where, operand_index=aliased, operand_tuple_indices=[])
         given["output_operand_aliases"] = ir.ArrayAttr.get([alias])
-    layouts = [layout(one) for one in avals], [layout(one) for one in results]
+    layouts = [layout(aval) for aval in avals], [layout(result) for result in results]
     return _call(rule, name, operands, results, given, 1, layouts)
 
 
@@ -122,8 +122,8 @@ def _sharding_rule(avals: Sequence[ShapedArray], results: Sequence[ShapedArray],
             sizes.append(size)
         return sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get([axis]) for axis in axes])
 
-    operands, found = (list(map(mapping, some)) for some in (avals, results))
-    return sdy.OpShardingRuleAttr.get(sizes, operands, found, is_custom=True)
+    operands, result = (list(map(mapping, some)) for some in (avals, results))
+    return sdy.OpShardingRuleAttr.get(sizes, operands, result, is_custom=True)
 
 
 def xla_call(
@@ -150,23 +150,23 @@ def _call(
         "called_computations": ir.ArrayAttr.get([]),
     }
     sizes: list[IRValue] = []
-    if not all(dims.is_static(one.shape) for one in results):
-        sizes = [rule.lowering.shape(one.shape) for one in results]
+    if not all(dims.is_static(result.shape) for result in results):
+        sizes = [rule.lowering.shape(result.shape) for result in results]
         places: Any = np.arange(len(operands), len(operands) + len(sizes), dtype=np.int64)
         attributes["indices_of_shape_operands"] = ir.DenseIntElementsAttr.get(places)
     if layouts is not None:
         attributes["operand_layouts"] = _layouts([*layouts[0], *[(0,)] * len(sizes)])
         attributes["result_layouts"] = _layouts(layouts[1])
     call: Any = hlo.CustomCallOp
-    kinds = [tensor_type(one) for one in results]
+    kinds = [tensor_type(result) for result in results]
     operation = call.build_generic(results=kinds, operands=[*operands, *sizes], attributes=attributes)
     return list(operation.results)
 
 
 def _layouts(layouts: Sequence[tuple[int, ...]]) -> ir.Attribute:
     index = ir.IndexType.get()
-    found: list[Any] = [np.asarray(one, np.int64) for one in layouts]
-    return ir.ArrayAttr.get([ir.DenseIntElementsAttr.get(one, type=index) for one in found])
+    result: list[Any] = [np.asarray(layout, np.int64) for layout in layouts]
+    return ir.ArrayAttr.get([ir.DenseIntElementsAttr.get(layout, type=index) for layout in result])
 
 
 def _attribute(value: str | bool | int) -> ir.Attribute:

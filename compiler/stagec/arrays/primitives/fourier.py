@@ -67,19 +67,19 @@ def _vjp(d: Derivative, *, kind: str, lengths: tuple[int, ...]) -> list[Any]:
         halved = divide(conj(g), as_dtype(_twice(g, lengths[-1]), g.dtype))
         return [multiply(fft(halved, "IRFFT", lengths), count)]
     if kind == "IRFFT":
-        found = fft(g, "RFFT", lengths)
-        twice = as_dtype(_twice(found, lengths[-1]), found.dtype)
-        return [conj(multiply(multiply(found, twice), 1 / count))]
+        result = fft(g, "RFFT", lengths)
+        twice = as_dtype(_twice(result, lengths[-1]), result.dtype)
+        return [conj(multiply(multiply(result, twice), 1 / count))]
     return [fft(g, kind, lengths)]
 
 
 def _twice(x: Any, length: int) -> Any:
     """Return how often each number of the last axis stands for one of the whole, of `length`: it has a mirror image."""
-    found = np.full((x.shape[-1],), 2, dtypes.real_part(x.dtype))
-    found[0] = 1
+    result = np.full((x.shape[-1],), 2, dtypes.real_part(x.dtype))
+    result[0] = 1
     if length % 2 == 0:
-        found[-1] = 1
-    return found.reshape((1,) * (len(x.shape) - 1) + found.shape)
+        result[-1] = 1
+    return result.reshape((1,) * (len(x.shape) - 1) + result.shape)
 
 
 FFT = Primitive("fft", _infer, by_platform(_lower, cuda=_lower_device, rocm=_lower_device), _vjp)

@@ -65,8 +65,8 @@ def _threefry_lower(rule: Rule, *values: IRValue) -> list[IRValue]:
         following = hlo.add(count, constant(np.asarray(1, np.uint32)))
         rotations = [_element(rule, rest[5], number) for number in range(4)]
         number = rule.broadcast(following, scalar, shape, ())
-        found = _turn(rest[:2], rest[2:5], rotations, rule.full(32, rule.out), number)
-        hlo.return_([following, *found, *rest[3:5], rest[2], rest[6], rest[5]])
+        turned = _turn(rest[:2], rest[2:5], rotations, rule.full(32, rule.out), number)
+        hlo.return_([following, *turned, *rest[3:5], rest[2], rest[6], rest[5]])
     return list(operation.results)[1:3]
 
 
@@ -107,14 +107,14 @@ def _iota_lower(rule: Rule, *, shape: Shape) -> list[IRValue]:
 
 def _counted(rule: Rule, shape: Shape, dtype: dtypes.DType) -> IRValue:
     aval, scalar = ShapedArray(shape, dtype), ShapedArray((), dtype)
-    found, stride, kind = rule.full(0, aval), 1, tensor_type(scalar)
+    result, stride, kind = rule.full(0, aval), 1, tensor_type(scalar)
     for axis in reversed(range(len(shape))):
         is_known = type(stride) is int
         by = constant(np.asarray(stride, dtype)) if is_known else hlo.convert(kind, rule.lowering.size(stride))
         part = hlo.multiply(rule.iota(aval, axis), rule.broadcast(by, scalar, shape, ()))
-        found = hlo.add(found, part)
+        result = hlo.add(result, part)
         stride = stride * shape[axis]
-    return found
+    return result
 
 
 IOTA_2X32 = Primitive("iota_2x32", lambda *, shape: [ShapedArray(shape, _U32)] * 2, _iota_lower, several=True)

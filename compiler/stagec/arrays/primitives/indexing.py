@@ -202,12 +202,12 @@ def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool, insi
 
     def taken(y: Any) -> Any:
         """Zeros where a slice is not inside: nothing of an update was used there."""
-        found = gather(y, indices, numbers, sizes)
+        result = gather(y, indices, numbers, sizes)
         if inside:
-            return found
+            return result
         batch = _batch_axes(len(updates.shape), numbers)
         mask = broadcast(are_inside(x, indices, numbers, sizes), updates.shape, batch)
-        return elementwise.select(mask, found, zeros)
+        return elementwise.select(mask, result, zeros)
 
     if how == "add":
         return [g, None, taken(g)]
@@ -216,8 +216,8 @@ def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool, insi
         return [scatter(g, indices, updates, numbers, how, unique, inside=inside), None, of_updates]
     if how in ("max", "min"):
         # Each of those that are the extremum has an equal part.
-        found = d.results[0]
-        own, others = _ones(x, found), _ones(updates, gather(found, indices, numbers, sizes))
+        result = d.results[0]
+        own, others = _ones(x, result), _ones(updates, gather(result, indices, numbers, sizes))
         part = elementwise.divide(g, scatter(own, indices, others, numbers, "add", inside=inside))
         return [elementwise.multiply(own, part), None, elementwise.multiply(others, taken(part))]
     of_updates = taken(g)

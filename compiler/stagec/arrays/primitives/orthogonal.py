@@ -26,8 +26,8 @@ from stagec.arrays.values import Literal, ShapedArray
 
 def qr(x: Any, complete: bool = False) -> tuple[Any, Any]:
     """Return the orthogonal and the upper triangular factors; complete: Q is square, and R of as many rows as x."""
-    found: tuple[Any, Any] = tuple(bind(QR, x, complete=complete))
-    return found
+    result: tuple[Any, Any] = tuple(bind(QR, x, complete=complete))
+    return result
 
 
 def _qr_infer(x: ShapedArray, *, complete: bool) -> list[ShapedArray]:
@@ -42,17 +42,17 @@ def _qr(x: Any, *, complete: bool) -> list[Any]:
     if m == 0 or n == 0:
         k = m if complete else 0
         return [matrices.eye((*batch, m, k), x.dtype), broadcast(Literal(np.zeros((), x.dtype)), (*batch, k, n), ())]
-    found, scales = bind(GEQRF, x)
+    result, scales = bind(GEQRF, x)
     if m == n:
-        reflectors = found
+        reflectors = result
     elif m < n:
-        reflectors = part(found, columns=m)
+        reflectors = part(result, columns=m)
     elif complete:
-        low = [0] * len(found.shape)
-        reflectors = pad(found, Literal(np.zeros((), x.dtype)), low, [*low[:-1], m - n])
+        low = [0] * len(result.shape)
+        reflectors = pad(result, Literal(np.zeros((), x.dtype)), low, [*low[:-1], m - n])
     else:
-        reflectors, found = found, part(found, rows=n)
-    return [bind(HOUSEHOLDER_PRODUCT, reflectors, scales), upper_part(found)]
+        reflectors, result = result, part(result, rows=n)
+    return [bind(HOUSEHOLDER_PRODUCT, reflectors, scales), upper_part(result)]
 
 
 def _geqrf_infer(x: ShapedArray) -> list[ShapedArray]:

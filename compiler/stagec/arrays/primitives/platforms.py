@@ -30,14 +30,14 @@ def by_platform(default: Lower | str, **rules: Lower) -> Lower:
     def lower(rule: Rule, *values: IRValue, **params: Any) -> Any:
         chosen: dict[str, Lower] = {}
         for platform in rule.platforms:
-            found = rules.get(platform, default)
-            if isinstance(found, str):
-                raise ValueError(f"{rule.place}: {rule.name} cannot be lowered for {platform}: {found}")
-            chosen[platform] = found
+            chosen_rule = rules.get(platform, default)
+            if isinstance(chosen_rule, str):
+                raise ValueError(f"{rule.place}: {rule.name} cannot be lowered for {platform}: {chosen_rule}")
+            chosen[platform] = chosen_rule
         if len(chosen) == 1:
             return next(iter(chosen.values()))(rule, *values, **params)
         index: Any = rule.lowering.platform_index
-        operation = hlo.CaseOp([tensor_type(one) for one in rule.outputs], index, len(chosen))
+        operation = hlo.CaseOp(list(map(tensor_type, rule.outputs)), index, len(chosen))
         single = True
         for number, (platform, one) in enumerate(chosen.items()):
             with ir.InsertionPoint(rule.block(operation, number, [])):
@@ -51,10 +51,10 @@ def by_platform(default: Lower | str, **rules: Lower) -> Lower:
 
 def _on(rule: Rule, platform: str) -> Rule:
     """Return a rule as it is on one platform."""
-    found = copy.copy(rule)
-    found.lowering = copy.copy(rule.lowering)
-    found.lowering.platforms, found.lowering.platform_index = (platform,), None
-    return found
+    result = copy.copy(rule)
+    result.lowering = copy.copy(rule.lowering)
+    result.lowering.platforms, result.lowering.platform_index = (platform,), None
+    return result
 
 
 def composed(function: Callable[..., Any]) -> Lower:
@@ -74,9 +74,9 @@ def inline(
 
     def flat(*operands: Any) -> Sequence[Any]:
         nonlocal single
-        found = function(*operands)
-        single = not isinstance(found, list | tuple)
-        return [found] if single else found
+        result = function(*operands)
+        single = not isinstance(result, list | tuple)
+        return [result] if single else result
 
     program = pruned(tracing.trace(flat, avals, rule.name, apart=True).program)
     _forget_places(program)

@@ -85,8 +85,8 @@ def polar(x: Any) -> tuple[Any, Any]:
         return [add(number, 1), turn(number, u, _turn_by_qr)]
 
     def body(number: Any, u: Any, moved: Any) -> list[Any]:
-        found = turn(number, u, _turn_by_cholesky)
-        return [add(number, 1), found, _moved(found, u, eps)]
+        result = turn(number, u, _turn_by_cholesky)
+        return [add(number, 1), result, _moved(result, u, eps)]
 
     def condition(number: Any, u: Any, moved: Any) -> list[Any]:
         return [bitwise_or(less(number, len(known)), bitwise_and(moved, less(number, _TURNS)))]
@@ -117,26 +117,26 @@ def _turn_by_qr(u: Any, a: Any, b: Any, c: Any) -> Any:
     m, n = u.shape[-2:]
     one = matrices.eye((*u.shape[:-2], n, n), u.dtype)
     q, _ = qr(concatenate([_scaled(u, sqrt(c)), one], len(u.shape) - 2))
-    found = dot(part(q, rows=m), adjoint(part(q, from_row=m)))
+    result = dot(part(q, rows=m), adjoint(part(q, from_row=m)))
     rest = divide(b, c)
-    return add(_scaled(u, rest), _scaled(found, divide(subtract(a, rest), sqrt(c))))
+    return add(_scaled(u, rest), _scaled(result, divide(subtract(a, rest), sqrt(c))))
 
 
 def _turn_by_cholesky(u: Any, a: Any, b: Any, c: Any) -> Any:
     inner = _scaled(dot(adjoint(u), u), c)
     factor = cholesky(add(inner, matrices.identity(inner)))
-    found = triangular_solve(factor, adjoint(u), left=True, lower=True)
-    found = adjoint(triangular_solve(factor, found, left=True, lower=True, transpose=True, conjugate=True))
+    result = triangular_solve(factor, adjoint(u), left=True, lower=True)
+    result = adjoint(triangular_solve(factor, result, left=True, lower=True, transpose=True, conjugate=True))
     rest = divide(b, c)
-    return add(_scaled(u, rest), _scaled(found, subtract(a, rest)))
+    return add(_scaled(u, rest), _scaled(result, subtract(a, rest)))
 
 
 def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[Any, Any]]) -> list[Any]:
     """Return the results of `spectra.svd` by way of the polar decomposition. eigh: that of Hermitian matrices."""
     m, n = x.shape[-2:]
     if m < n:
-        found = svd_by_polar(adjoint(x), full, vectors, eigh)
-        return [found[0], adjoint(found[2]), adjoint(found[1])] if vectors else found
+        result = svd_by_polar(adjoint(x), full, vectors, eigh)
+        return [result[0], adjoint(result[2]), adjoint(result[1])] if vectors else result
     finite = reduce_and(is_finite(absolute(x)), [len(x.shape) - 2, len(x.shape) - 1])
     q, rest = None, None
     if m > n and (full or m > 1.15 * n):  # where QR first is less work
@@ -152,7 +152,7 @@ def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[
         u = u if q is None else dot(q, u)
         u = u if rest is None else concatenate([u, rest], axis + 1)
         results += [u, adjoint(v)]
-    return [select(broadcast(finite, one.shape, range(axis)), one, np.nan) for one in results]
+    return [select(broadcast(finite, result.shape, range(axis)), result, np.nan) for result in results]
 
 
 def _corrected(u: Any, numbers: Any) -> Any:

@@ -62,9 +62,9 @@ def _reduction(
 def _of_extremum(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:
     """Each element that is the extremum has an equal part."""
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    found = convert(equal(x, broadcast(y, x.shape, kept)), g.dtype)
-    share = divide(g, reduce_sum(found, axes))
-    return multiply(found, broadcast(share, x.shape, kept))
+    result = convert(equal(x, broadcast(y, x.shape, kept)), g.dtype)
+    share = divide(g, reduce_sum(result, axes))
+    return multiply(result, broadcast(share, x.shape, kept))
 
 
 def _of_product(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:

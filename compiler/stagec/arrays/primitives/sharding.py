@@ -81,7 +81,7 @@ def mapped(
             return function(*parts)
 
     traced = tracing.trace(within, avals, "the function of shard_map")
-    found: list[Any] = bind(
+    result: list[Any] = bind(
         SHARD_MAP,
         *traced.captured,
         *values,
@@ -91,7 +91,7 @@ def mapped(
         out_partitions=tuple(out_partitions()),
         manual=manual,
     )
-    return found
+    return result
 
 
 def _map_infer(
@@ -102,13 +102,13 @@ def _map_infer(
     out_partitions: tuple[Partition, ...],
     manual: tuple[str, ...],
 ) -> list[ShapedArray]:
-    found = []
+    result = []
     for one, partition in zip(body.out_avals, out_partitions, strict=True):
         meshes.check(mesh, partition, one.ndim)
         counts = [meshes.size(mesh, names) for names in partition] + [1] * (one.ndim - len(partition))
         shape = tuple(size * count for size, count in zip(one.shape, counts, strict=True))
-        found.append(ShapedArray(shape, one.dtype))
-    return found
+        result.append(ShapedArray(shape, one.dtype))
+    return result
 
 
 def _map_lower(
@@ -133,7 +133,7 @@ def _map_lower(
     names, shared = rule.lowering.shared()
     numbers = [ShapedArray((), dtypes.int32)] * len(shared)
     operation = sdy.ManualComputationOp(
-        [tensor_type(one) for one in rule.outputs],
+        list(map(tensor_type, rule.outputs)),
         [*shared, *values],
         per_value([*[()] * len(shared), *in_partitions], [*numbers, *rule.inputs]),
         per_value(out_partitions, rule.outputs),
@@ -155,7 +155,7 @@ def _map_vjp(
     out_partitions: tuple[Partition, ...],
     manual: tuple[str, ...],
 ) -> list[Any]:
-    wanted = [d.is_differentiable(one) for one in given.operands]
+    wanted = [d.is_differentiable(operand) for operand in given.operands]
     of_results = [i for i, one in enumerate(given.results) if d.is_differentiable(one)]
     own = [partition for partition, want in zip(in_partitions, wanted, strict=True) if want]
 
@@ -169,9 +169,9 @@ def _map_vjp(
             # All devices along an axis have the whole of it: each takes its share.
             count = meshes.size(mesh, absent(out_partitions[i]))
             full[i] = elementwise.divide(cotangent, count) if count > 1 else cotangent
-        found = d.backward(body, d.evaluate(body, operands), full, [True] * len(body.inputs))
+        result = d.backward(body, d.evaluate(body, operands), full, [True] * len(body.inputs))
         results = []
-        for one, variable, partition, want in zip(found, body.inputs, in_partitions, wanted, strict=True):
+        for one, variable, partition, want in zip(result, body.inputs, in_partitions, wanted, strict=True):
             if want:
                 whole = d.zeros_like(variable.aval) if one is None else one
                 names = absent(partition)
@@ -180,8 +180,8 @@ def _map_vjp(
 
     cotangents = [given.given(i) for i in of_results]
     partitions = [*in_partitions, *(out_partitions[i] for i in of_results)]
-    found = iter(mapped(backward, [*given.operands, *cotangents], mesh, partitions, lambda: own, manual))
-    return [next(found) if want else None for want in wanted]
+    result = iter(mapped(backward, [*given.operands, *cotangents], mesh, partitions, lambda: own, manual))
+    return [next(result) if want else None for want in wanted]
 
 
 SHARD_MAP: Primitive = Primitive("shard_map", _map_infer, _map_lower, _map_vjp, several=True)

@@ -121,20 +121,20 @@ def _concatenate_infer(*avals: ShapedArray, axis: int) -> ShapedArray:
                 f"concat: the arrays have shapes {shapes}; their sizes must be the same except on axis {axis}"
             )
     total: Any = 0
-    for one in avals:
-        total = total + one.shape[axis]
+    for aval in avals:
+        total = total + aval.shape[axis]
     shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
-    return ShapedArray(shape, first.dtype, all(one.weak_type for one in avals))
+    return ShapedArray(shape, first.dtype, all(aval.weak_type for aval in avals))
 
 
 def _concatenate_vjp(d: Any, *, axis: int) -> list[Any]:
-    found, start = [], [0] * len(d.cotangent.shape)
+    result, start = [], [0] * len(d.cotangent.shape)
     limit = list(d.cotangent.shape)
     for x in d.operands:
         limit[axis] = start[axis] + x.shape[axis]
-        found.append(slice_(d.cotangent, tuple(start), tuple(limit)))
+        result.append(slice_(d.cotangent, tuple(start), tuple(limit)))
         start[axis] = limit[axis]
-    return found
+    return result
 
 
 CONCATENATE = Primitive(

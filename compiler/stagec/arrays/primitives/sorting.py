@@ -26,8 +26,8 @@ def sort(operands: Sequence[Any], axis: int, keys: int = 1) -> list[Any]:
 
     NaNs come last, and are equal, as -0 and 0 are. Complex numbers are ordered by their real parts first.
     """
-    found: list[Any] = bind(SORT, *operands, axis=axis, keys=keys)
-    return found
+    result: list[Any] = bind(SORT, *operands, axis=axis, keys=keys)
+    return result
 
 
 def _canonical(x: IRValue, dtype: dtypes.DType) -> IRValue:
@@ -52,7 +52,7 @@ def _before(x: IRValue, y: IRValue, direction: str, dtype: dtypes.DType) -> IRVa
 
 
 def _sort_lower(rule: Rule, *values: IRValue, axis: int, keys: int) -> list[IRValue]:
-    kinds = [tensor_type(aval) for aval in rule.outputs]
+    kinds = list(map(tensor_type, rule.outputs))
     operation = hlo.SortOp(kinds, list(values), dimension=integer(axis), is_stable=ir.BoolAttr.get(True))
     scalars = [ShapedArray((), aval.dtype) for aval in rule.inputs for _ in range(2)]
     block = rule.block(operation, 0, scalars)
@@ -61,14 +61,14 @@ def _sort_lower(rule: Rule, *values: IRValue, axis: int, keys: int) -> list[IRVa
         pairs: list[tuple[IRValue, IRValue, dtypes.DType]] = []
         for number in range(keys):
             dtype = rule.inputs[number].dtype
-            first, second = (_comparable(one, dtype) for one in arguments[2 * number : 2 * number + 2])
+            first, second = (_comparable(argument, dtype) for argument in arguments[2 * number : 2 * number + 2])
             pairs += [(a, b, kind) for (a, kind), (b, _) in zip(first, second, strict=True)]
         first_key, second_key, dtype = pairs[-1]
-        found = _before(first_key, second_key, "LT", dtype)
+        is_before = _before(first_key, second_key, "LT", dtype)
         for first_key, second_key, dtype in pairs[-2::-1]:
             same = _before(first_key, second_key, "EQ", dtype)
-            found = hlo.select(same, found, _before(first_key, second_key, "LT", dtype))
-        hlo.return_([found])
+            is_before = hlo.select(same, is_before, _before(first_key, second_key, "LT", dtype))
+        hlo.return_([is_before])
     return list(operation.results)
 
 
@@ -116,12 +116,12 @@ def _top_k_lower(rule: Rule, x: IRValue, *, k: Any, axis: int) -> list[IRValue]:
     if axis != rank - 1:
         x = hlo.transpose(x, integers(order))
     if type(k) is int:
-        found = list(chlo.top_k(x, integer(k)))
+        result = list(chlo.top_k(x, integer(k)))
     else:
-        moved = [ShapedArray(tuple(one.shape[i] for i in order), one.dtype) for one in rule.outputs]
+        moved = [ShapedArray(tuple(aval.shape[i] for i in order), aval.dtype) for aval in rule.outputs]
         name = ir.StringAttr.get("stablehlo.dynamic_top_k")
-        found = list(hlo.CustomCallOp(list(map(tensor_type, moved)), [x, rule.lowering.size(k)], name).results)
-    return found if axis == rank - 1 else [hlo.transpose(one, integers(order)) for one in found]
+        result = list(hlo.CustomCallOp(list(map(tensor_type, moved)), [x, rule.lowering.size(k)], name).results)
+    return result if axis == rank - 1 else [hlo.transpose(one, integers(order)) for one in result]
 
 
 def _top_k_vjp(d: Any, *, k: Any, axis: int) -> list[Any]:
@@ -131,7 +131,7 @@ def _top_k_vjp(d: Any, *, k: Any, axis: int) -> list[Any]:
         return [None]
     x, indices = d.operands[0], d.results[1]
     places = [iota(dtypes.int32, g.shape, i) if i != axis else indices for i in range(len(g.shape))]
-    components = concatenate([reshape(one, (*g.shape, 1)) for one in places], len(g.shape))
+    components = concatenate([reshape(place, (*g.shape, 1)) for place in places], len(g.shape))
     axes = tuple(range(len(g.shape)))
     numbers = GatherNumbers((), axes, axes)
     return [scatter(full(x.shape, 0, g.dtype), components, g, numbers, "add", unique=True, inside=True)]

@@ -45,8 +45,8 @@ def _eigh_infer(x: ShapedArray) -> list[ShapedArray]:
 
 def _eigh_lower(rule: Rule, x: IRValue) -> list[IRValue]:
     results = [*rule.outputs, info_of(rule.inputs[0])]
-    *found, info = solver(rule, "syevd", [x], results, {"mode": "V", "uplo": "L"}, {"lower": True, "algorithm": 0})
-    return [nan_where_failed(rule, info, *pair) for pair in zip(found, rule.outputs, strict=True)]
+    *result, info = solver(rule, "syevd", [x], results, {"mode": "V", "uplo": "L"}, {"lower": True, "algorithm": 0})
+    return [nan_where_failed(rule, info, *pair) for pair in zip(result, rule.outputs, strict=True)]
 
 
 def _eigh_tpu(rule: Rule, x: IRValue) -> list[IRValue]:
@@ -86,8 +86,8 @@ EIGH = Primitive(
 
 def eig(x: Any, vectors: bool = True) -> list[Any]:
     """Return eigenvalues, which are complex, and then eigenvectors as columns where `vectors` says so."""
-    found: list[Any] = bind(EIG, x, vectors=vectors)
-    return found
+    result: list[Any] = bind(EIG, x, vectors=vectors)
+    return result
 
 
 def _eig_infer(x: ShapedArray, *, vectors: bool) -> list[ShapedArray]:
@@ -103,8 +103,8 @@ def _eig_lapack(rule: Rule, x: IRValue, *, vectors: bool) -> list[IRValue]:
     name = f"lapack_{foreign.LETTERS[aval.dtype]}geev_ffi"
     attributes = {"compute_left": "N", "compute_right": "V" if vectors else "N"}
     results = [*parts, matrix, matrix, info_of(aval)]
-    *found, _, right, info = ffi_call(rule, name, [x], rule.inputs, results, attributes, None)
-    both = [hlo.complex(*found) if len(found) == 2 else found[0], right]
+    *eigenvalues, _, right, info = ffi_call(rule, name, [x], rule.inputs, results, attributes, None)
+    both = [hlo.complex(*eigenvalues) if len(eigenvalues) == 2 else eigenvalues[0], right]
     return [nan_where_failed(rule, info, *pair) for pair in zip(both, rule.outputs, strict=False)]
 
 
@@ -142,8 +142,8 @@ def svd(x: Any, full: bool = False, vectors: bool = True) -> list[Any]:
         numbers = broadcast(Literal(np.zeros((), dtypes.real_part(x.dtype))), (*batch, 0), ())
         both = [matrices.eye((*batch, m, k[0]), x.dtype), matrices.eye((*batch, k[1], n), x.dtype)]
         return [numbers, *both] if vectors else [numbers]
-    found: list[Any] = bind(SVD, x, full=full, vectors=vectors)
-    return found
+    result: list[Any] = bind(SVD, x, full=full, vectors=vectors)
+    return result
 
 
 def _svd_infer(x: ShapedArray, *, full: bool, vectors: bool) -> list[ShapedArray]:
@@ -160,8 +160,8 @@ def _svd_lapack(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IR
     name = f"lapack_{foreign.LETTERS[aval.dtype]}gesdd_ffi"
     mode = ("A" if full else "S") if vectors else "N"
     results = [aval, *_svd_infer(aval, full=full, vectors=True), info_of(aval)]
-    _, *found, info = ffi_call(rule, name, [x], rule.inputs, results, {"mode": mode})
-    return [nan_where_failed(rule, info, *pair) for pair in zip(found, rule.outputs, strict=False)]
+    _, *result, info = ffi_call(rule, name, [x], rule.inputs, results, {"mode": mode})
+    return [nan_where_failed(rule, info, *pair) for pair in zip(result, rule.outputs, strict=False)]
 
 
 def _svd_device(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IRValue]:
@@ -177,7 +177,7 @@ def _svd_device(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IR
         attributes = {"full_matrices": full, "compute_uv": vectors, "transposed": wide}
         name = f"{LIBRARIES[platform]}solver_gesvd_ffi"
         _, s, u, vh, info = ffi_call(rule, name, [x], rule.inputs, results, attributes, column_major=not wide)
-        found = [s, vh, u] if wide else [s, u, vh]
+        result = [s, vh, u] if wide else [s, u, vh]
     else:
         thin = not full and m > 32 and n > 32
         k = smaller(m, n)
@@ -191,8 +191,8 @@ def _svd_device(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IR
         def cut(u: Any, v: Any) -> list[Any]:
             return [matrices.part(u, columns=shapes[0][1]), matrices.part(adjoint(v), rows=shapes[1][0])]
 
-        found = [s, *inline(rule, cut, [u, v], own)] if vectors else [s]
-    return [nan_where_failed(rule, info, *pair) for pair in zip(found, rule.outputs, strict=False)]
+        result = [s, *inline(rule, cut, [u, v], own)] if vectors else [s]
+    return [nan_where_failed(rule, info, *pair) for pair in zip(result, rule.outputs, strict=False)]
 
 
 def _svd_by_polar(x: Any, *, full: bool, vectors: bool) -> list[Any]:

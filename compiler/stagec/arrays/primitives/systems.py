@@ -107,8 +107,8 @@ def _slogdet_forward(d: Derivative, dx: Any) -> list[Any]:
 
 def slogdet(x: Any) -> list[Any]:
     """Return the sign, or direction, and the logarithm of the length of determinants."""
-    found: list[Any] = bind(SLOGDET, x)
-    return found
+    result: list[Any] = bind(SLOGDET, x)
+    return result
 
 
 SLOGDET = Primitive("slogdet", _of_square("slogdet"), composed(_slogdet), linearly(_slogdet_forward), several=True)
@@ -125,10 +125,10 @@ def det(x: Any) -> Any:
         return reshape(matrices.part(x, 1, 1, row, column), x.shape[:axis])
 
     def product(way: int, start: int) -> Any:
-        found = at(0, start % n)
+        result = at(0, start % n)
         for row in range(1, n):
-            found = multiply(found, at(row, (start + way * row) % n))
-        return found
+            result = multiply(result, at(row, (start + way * row) % n))
+        return result
 
     if n == 2:
         return subtract(product(1, 0), product(1, 1))
@@ -138,14 +138,14 @@ def det(x: Any) -> Any:
 
 def _det(x: Any) -> Any:
     factors, pivots, _ = lu(x)
-    found = reduce_prod(diagonal(factors), [len(x.shape) - 2])
-    return multiply(found, as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype))
+    result = reduce_prod(diagonal(factors), [len(x.shape) - 2])
+    return multiply(result, as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype))
 
 
 def _det_vjp(d: Derivative) -> list[Any]:
     (x,) = d.operands
-    found = transposed(_adjugate(x))
-    return [multiply(broadcast(d.cotangent, x.shape, range(len(x.shape) - 2)), found)]
+    result = transposed(_adjugate(x))
+    return [multiply(broadcast(d.cotangent, x.shape, range(len(x.shape) - 2)), result)]
 
 
 def _adjugate(x: Any) -> Any:
@@ -169,11 +169,11 @@ def _adjugate(x: Any) -> Any:
     tried = absolute(triangular_solve(factors, ones, left=True, lower=False))
     bad = reduce_or(bitwise_not(is_finite(tried)), [axis, axis + 1])
     bad = broadcast(bad, x.shape, range(axis))
-    found = matrices.permuted(select(bad, 0, matrices.identity(x)), permutation)
-    found = triangular_solve(factors, found, left=True, lower=True, unit=True)
-    scaled = multiply(found, broadcast(whole, x.shape, range(axis)))
-    found = triangular_solve(factors, select(equal(rows, n - 1), found, scaled), left=True, lower=False)
-    return select(bad, 0, found)
+    result = matrices.permuted(select(bad, 0, matrices.identity(x)), permutation)
+    result = triangular_solve(factors, result, left=True, lower=True, unit=True)
+    scaled = multiply(result, broadcast(whole, x.shape, range(axis)))
+    result = triangular_solve(factors, select(equal(rows, n - 1), result, scaled), left=True, lower=False)
+    return select(bad, 0, result)
 
 
 DET = Primitive("det", _of_square("det"), composed(_det), _det_vjp)

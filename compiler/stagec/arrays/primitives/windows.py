@@ -65,16 +65,16 @@ def reduce_windows(xs: Sequence[Any], starts: Sequence[Any], how: str | Program,
     starts: for each what an empty window gives. how: a program that takes a scalar for each array, and then one more
     for each, and gives one for each; of one array also a name, as `reduce_window` has it.
     """
-    found: list[Any] = bind(REDUCE_WINDOW, *xs, *starts, how=how, window=window)
-    return found
+    result: list[Any] = bind(REDUCE_WINDOW, *xs, *starts, how=how, window=window)
+    return result
 
 
 def _sizes(shape: Shape, window: Window) -> Shape:
-    found = []
+    result = []
     for size, own, stride, padding, base, apart in zip(shape, *window, strict=True):
         room = dilated(size, base) + padding[0] + padding[1] - dilated(own, apart)
-        found.append(dims.larger(room // stride + 1, 0))
-    return tuple(found)
+        result.append(dims.larger(room // stride + 1, 0))
+    return tuple(result)
 
 
 def _window_infer(*avals: ShapedArray, how: str | Program, window: Window) -> list[ShapedArray]:
@@ -99,7 +99,10 @@ def _combined(rule: Rule, how: str | Program, scalars: Sequence[IRValue]) -> lis
 
 def lower_window(rule: Rule, *values: IRValue, how: str | Program, window: Window) -> list[IRValue]:
     """Lower a reduction of each window. values: of the arrays, and then those to start with."""
-    kinds, scalars = [tensor_type(one) for one in rule.outputs], [ShapedArray((), one.dtype) for one in rule.outputs]
+    kinds, scalars = (
+        list(map(tensor_type, rule.outputs)),
+        [ShapedArray((), aval.dtype) for aval in rule.outputs],
+    )
     if not all(dims.is_static(part) for part in (window.sizes, *window.padding)):
         return _dynamic_window(rule, values, how, window)
     operation = hlo.ReduceWindowOp(
@@ -125,7 +128,7 @@ def _dynamic_window(rule: Rule, values: Sequence[IRValue], how: str | Program, w
         module = module.operation.parent
     body = module.operation.regions[0].blocks[0]
     name = f"reducer_{sum(1 for _ in body.operations)}"
-    scalars = [tensor_type(ShapedArray((), one.dtype)) for one in rule.outputs]
+    scalars = [tensor_type(ShapedArray((), aval.dtype)) for aval in rule.outputs]
     kind: Any = func.FuncOp  # jaxlib's stubs are those of its base
     with ir.InsertionPoint.at_block_begin(body):
         reducer = kind(name, ([*scalars, *scalars], scalars), visibility="private")
@@ -135,7 +138,7 @@ def _dynamic_window(rule: Rule, values: Sequence[IRValue], how: str | Program, w
     padding = hlo.concatenate([hlo.reshape(pair, rule.lowering.shape(one)) for one in window.padding], integer(0))
     parts = (window.sizes, window.strides, window.base_dilation, window.window_dilation)
     operation = hlo.CustomCallOp(
-        [tensor_type(one) for one in rule.outputs],
+        list(map(tensor_type, rule.outputs)),
         [*values, *map(rule.lowering.shape, parts), padding],
         ir.StringAttr.get("stablehlo.dynamic_reduce_window"),
         called_computations=ir.ArrayAttr.get([ir.FlatSymbolRefAttr.get(name)]),
