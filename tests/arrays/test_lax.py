@@ -288,17 +288,17 @@ WITHOUT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "closure": (
         lambda x: stagec.lax.map(lambda x: stagec.lax.reduce_window(x, 0.0, lambda a, b: a + b * x[0], (2,)), x),
         ValueError,
-        "reduce_window: the computation uses an array that is traced outside of it; it has its two arguments alone",
+        "reduce_window: the computation uses an array that is traced outside of it; it may use only its two arguments",
     ),
     "product": (
         stagec.grad(lambda x: xp.sum(stagec.lax.reduce_window(x, 1.0, stagec.lax.mul, (2, 1)))),
         TypeError,
-        r"reduce_window has a derivative of sums, maxima and minima alone, .*; combine slices .* x\[:-1\] \* x\[1:\]",
+        r"reduce_window has a derivative only for sums, maxima and minima .*; combine slices .* x\[:-1\] \* x\[1:\]",
     ),
     "dilated": (
         stagec.grad(lambda x: stagec.lax.reduce_window(x, -np.inf, xp.maximum, (2, 6), window_dilation=(3, 1))[0, 0]),
         TypeError,
-        "reduce_window of a dilated window has a derivative of sums alone; combine slices",
+        "reduce_window of a dilated window has a derivative only for sums; combine slices",
     ),
     "loop": (
         stagec.grad(lambda x: xp.sum(stagec.lax.while_loop(lambda x: x[0, 0] < 1, xp.exp, x))),

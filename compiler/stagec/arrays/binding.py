@@ -1,4 +1,4 @@
-"""Binding: an operation on values is recorded in the current trace, or run at once where there is none."""
+"""Binding: an operation on values is recorded in the current trace, or run at once outside of a trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wrap(words: Any) -> Any:
 
 
 def unwrap(keys: Any) -> Any:
-    """Return the words of PRNG keys, in a last dimension; another array as it is."""
+    """Return the words of PRNG keys, in a last dimension; another array unchanged."""
     if keys.dtype is not dtypes.KEY:
         return keys
     return keys.words() if isinstance(keys, execution.Array) and tracing.current() is None else bind(UNWRAP, keys)

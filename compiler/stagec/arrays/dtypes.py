@@ -224,12 +224,12 @@ def with_scalar(dtype: DType, kind: str) -> DType:
 
 
 def complex_of(dtype: DType) -> DType:
-    """Return the dtype of complex numbers with parts of a dtype; complex64 of parts that have none of their own."""
+    """Return the dtype of complex numbers with parts of a dtype; complex64 for narrow parts."""
     return complex128 if dtype in (float64, complex128) else complex64
 
 
 def real_part(dtype: DType) -> DType:
-    """Return the dtype of the parts of a complex number; another dtype as it is."""
+    """Return the dtype of the parts of a complex number; another dtype unchanged."""
     return {complex64: float32, complex128: float64}.get(dtype, dtype)
 
 

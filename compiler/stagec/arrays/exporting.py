@@ -35,7 +35,8 @@ CALLING_CONVENTION = 10
 class Split(NamedTuple):
     """How a function's arrays are split over devices.
 
-    mesh: the devices; empty: one. inputs, outputs: for each array how it is split, None where XLA says it; () for all.
+    mesh: the devices; empty: one. inputs, outputs: for each array how it is split, None where XLA decides;
+    () where it decides for all.
     """
 
     mesh: Axes = ()
@@ -107,7 +108,7 @@ def module(
             arrays = arguments[len(index) :]
             _read_sizes(rules, avals, arrays, names)
             values = dict(zip(taken, arrays, strict=True))
-            nothing: Any = None  # of an input that nobody uses
+            nothing: Any = None  # for an unused input
             func.return_(rules.program(program, [values.get(i, nothing) for i in range(len(program.inputs))]))
     return result
 
@@ -129,7 +130,7 @@ def portable(module: ir.Module) -> bytes:
 
     XLA has a function for that, which `jax.export` calls. It runs nine passes first, and verifies the module after each
     (SerializeUsingVersionedStablehlo in xla/pjrt/mlir_to_hlo.cc). All but two are for operations of CHLO, MHLO and the
-    shape dialect. We write none of the last two; where there is none of CHLO, the two passes and StableHLO's own
+    shape dialect. We write no operations of the last two; without those of CHLO, the two passes and StableHLO's own
     serialization give the same bytes in half of the time.
     """
     requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
@@ -191,7 +192,7 @@ def _read_sizes(
     if unknown:
         raise ValueError(
             f"the sizes {', '.join(sorted(unknown))} cannot be found from the shapes of the arguments: "
-            "one argument must have each size alone, or times a number, as a dimension"
+            "one argument must have each size as a dimension, by itself or times a number"
         )
     own = {(origin.name, origin.place) for origin in origins}
     for size, array, axis, place in equations:

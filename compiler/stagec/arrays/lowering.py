@@ -28,7 +28,7 @@ from stagec.core.sizes.partitions import Partition
 from stagec.core.sizes.size import Size
 
 IRValue: TypeAlias = Any
-"""MLIR's value of an array. jaxlib's stubs say more of it than rules of shapes of any rank can."""
+"""MLIR's value of an array. jaxlib's stubs have narrower types than rules for any shape can promise."""
 
 _FLOATS: Mapping[str, Callable[[], ir.Type]] = {
     "bfloat16": ir.BF16Type.get,
@@ -80,7 +80,7 @@ def build(
 ) -> IRValue:
     """Return the result of an operation, of type `out`; None: of that which MLIR infers.
 
-    What jaxlib's function for the operation does, in less than half of its time: for those of which programs have most.
+    As jaxlib's function for the operation, in less than half of its time: for the most frequent operations.
     """
     name = operation.OPERATION_NAME  # type: ignore[attr-defined] # jaxlib's stubs leave it out
     results = None if out is None else [out]
@@ -176,7 +176,7 @@ class Lowering:
 
     @contextlib.contextmanager
     def sharing(self, names: Sequence[str], values: Sequence[IRValue]) -> Iterator[None]:
-        """Have other values for what `shared` named, in a region that cannot use those."""
+        """Use other values for what `shared` named, in a region that cannot use those."""
         before = self.sizes, self.platform_index
         inside = dict(zip(names, values, strict=True))
         self.platform_index = inside.pop("", None)
@@ -247,7 +247,7 @@ class Rule:
 
     @property
     def place(self) -> str:
-        """FILE:LINE in the user's sources, for messages; "" where nobody knows."""
+        """FILE:LINE in the user's sources, for messages; "" where it is not known."""
         return place_of(self._equation.traceback)
 
     def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:

@@ -1,4 +1,4 @@
-"""The mesh that a function is traced over: its axes and their sizes, and those that a `shard_map` has taken apart.
+"""The mesh that a function is traced over: its axes and their sizes, and those along which a `shard_map` splits.
 
 A mesh is data here, as an equation has it. `stages.shardings` has what users write.
 """
@@ -46,12 +46,12 @@ def current() -> Axes:
 
 
 def around() -> Hashable:
-    """Return the mesh of the code that is running, and which of its axes are taken apart."""
+    """Return the mesh of the code that is running, and along which of its axes a `shard_map` splits arrays."""
     return _CURRENT.get()
 
 
 def manual(names: Sequence[str]) -> Axes:
-    """Return the mesh, of which these axes are taken apart where the code is running. Raises NameError."""
+    """Return the mesh. Raises NameError where the running code is not in a `shard_map` along these axes."""
     mesh, known = _CURRENT.get()
     for name in names:
         if name not in known:
@@ -61,7 +61,7 @@ def manual(names: Sequence[str]) -> Axes:
 
 
 def apart(mesh: Axes) -> tuple[str, ...]:
-    """Return the axes of a mesh that are taken apart where the code is running."""
+    """Return the axes of a mesh along which a `shard_map` around the running code splits."""
     around = _CURRENT.get()
     return around.manual if around.mesh == mesh else ()
 
@@ -91,7 +91,7 @@ def part(shape: Shape, mesh: Axes, partition: Partition) -> Shape:
         count = size(mesh, names)
         if count > 1:
             if sizes[axis] % count != 0:
-                what = f"dimension {axis} of shape {shown(shape)} has no {count} equal parts"
+                what = f"dimension {axis} of shape {shown(shape)} does not have {count} equal parts"
                 known = type(sizes[axis]) is int
                 write = "" if known else f"; write the constraint {sizes[axis]} % {count} == 0, if they always are"
                 raise ValueError(f"{what}, which the mesh has along {' and '.join(names)}{write}")

@@ -19,14 +19,14 @@ _OURS = str(Path(__file__).absolute().parent.parent)
 
 @functools.cache
 def is_ours(filename: str) -> bool:
-    """Whether a file is stagec's: a frame in it says nothing to the user."""
+    """Whether a file is stagec's: a frame in it does not help the user."""
     return filename.startswith((_OURS, "<frozen"))
 
 
 def located(error: Exception) -> None:
-    """Say in the message of an error that stagec raises, of the user's mistake, where in the user's sources that is.
+    """Put FILE:LINE of the user's sources before the message of an error that stagec raises for a mistake there.
 
-    What the user raises stays as it is, and so does a message that has a place.
+    An error that the user raises does not change, nor does a message that has a place.
     """
     if len(error.args) != 1 or not isinstance(error.args[0], str) or _PLACE.search(error.args[0]):
         return
@@ -61,6 +61,6 @@ def frames_of_user(traceback: Any) -> list[Any]:
 
 
 def place_of(traceback: Any) -> str:
-    """Return FILE:LINE in the user's sources of a call stack; "" where nobody knows, and for None."""
+    """Return FILE:LINE in the user's sources of a call stack; "" where it is not known, and for None."""
     frames = frames_of_user(traceback) if traceback is not None else []
     return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""

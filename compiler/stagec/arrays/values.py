@@ -24,7 +24,7 @@ class ShapedArray(NamedTuple):
     """An abstract array, as `jax.core.ShapedArray`.
 
     shape: sizes, or `dims.Dim` where one is symbolic. dtype: of its elements.
-    weak_type: whether it comes of Python scalars alone, so that its dtype gives way to another array's.
+    weak_type: whether it comes from Python scalars only, so that its dtype gives way to another array's.
     """
 
     shape: Shape
@@ -103,12 +103,12 @@ class Value:
         return False
 
     def same(self) -> Any:
-        """Return another object of the same elements: an assignment to elements of one leaves the other as it is."""
+        """Return another object of the same elements: an assignment to elements of one does not change the other."""
         return self
 
     @property
     def view(self) -> View | None:
-        """What NumPy's array is a view of, while that is there; None where nobody else would see an assignment."""
+        """What NumPy's array would be a view of, while that exists; None where an assignment changes no other array."""
         result: View | None = getattr(self, "_view", None)
         return None if result is None or all(array() is None for array in result.arrays) else result
 
@@ -124,9 +124,9 @@ class Value:
 
 
 class View(NamedTuple):
-    """Whose elements an array shows in NumPy.
+    """What an array would be a view of in NumPy.
 
-    arrays: references to the array that it was taken of, and to those that this one was taken of. write: what to write
+    arrays: references to the array that it is a view of, and to those that this one is a view of. write: what to write
     in place of an assignment to its elements.
     """
 
@@ -135,9 +135,9 @@ class View(NamedTuple):
 
 
 def as_view(x: Any, of: Any, write: str) -> Any:
-    """Return an array that NumPy would have as a view, to whose elements nobody assigns while `of` is there.
+    """Return an array that is a view in NumPy: an assignment to its elements is refused while `of` exists.
 
-    x: no other object's. of: the array that it is taken of. write: what to write in place of an assignment.
+    x: a new object. of: the array that it is a view of. write: what to write in place of an assignment.
     """
     if isinstance(x, Value) and isinstance(of, Value):
         before: View | None = getattr(of, "_view", None)
@@ -147,7 +147,7 @@ def as_view(x: Any, of: Any, write: str) -> Any:
 
 
 def gives_views(function: Function) -> Function:
-    """Let what a function of arrays gives be views (`as_view`): an array of its first argument, or each of a tuple."""
+    """Make results of a function of arrays views (`as_view`): of its first argument, or of one each for a tuple."""
     write = f"write to that array before you call {function.__name__}"
 
     @functools.wraps(function)
@@ -214,7 +214,7 @@ def _literal(value: Scalar, dtype: DType, weak_type: bool) -> Literal:
 
 
 def broadcast_shapes(*shapes: Sequence[Any]) -> Shape:
-    """Return the shape that arrays of these shapes broadcast to, by NumPy's rules. Raises ValueError where none is."""
+    """Return the shape that arrays of these shapes broadcast to, as in NumPy. Raises ValueError where they do not."""
     if len(set(map(tuple, shapes))) == 1:
         return tuple(shapes[0])
     rank = max(map(len, shapes), default=0)
@@ -237,7 +237,7 @@ def shown(shape: Iterable[Any]) -> str:
 
 
 def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
-    """Return an axis counted from the front. Raises IndexError where an array of `ndim` dimensions has no such one."""
+    """Return an axis counted from the front. Raises IndexError where an array of `ndim` dimensions does not have it."""
     try:
         number = axis.__index__()
     except AttributeError:

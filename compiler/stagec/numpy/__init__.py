@@ -12,8 +12,8 @@
 `linalg` and `fft` are the standard's extensions.
 
 Inside of a function that stagec traces, operations are recorded; outside of one they run at once. Shapes that depend on
-elements (`nonzero`, `unique_*`, masks as indices) work outside alone. Dtypes are NumPy's, with those of ml_dtypes
-(`bfloat16`, `float8_e4m3fn`, `int4`); there are none of 64 bits unless `enable_x64` is on, as in JAX.
+elements (`nonzero`, `unique_*`, masks as indices) work only outside. Dtypes are NumPy's, with those of ml_dtypes
+(`bfloat16`, `float8_e4m3fn`, `int4`). As in JAX, those of 64 bits need `enable_x64`.
 """
 
 from __future__ import annotations

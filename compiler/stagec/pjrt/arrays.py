@@ -1,4 +1,4 @@
-"""Arrays on devices: what a loaded function takes and gives where values are to stay there."""
+"""Arrays on devices: what a loaded function takes and returns where values stay on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AbstractArray:
-    """What is known of an array without its values; jaxlib reads it as it reads JAX's avals.
+    """The shape, dtype and place of an array, without its values; jaxlib reads it as it reads JAX's avals.
 
     shape, dtype: of the whole array. sharding: how it lies on devices. layout: in which order its elements lie in the
     memory of each, as XLA writes it ("{0,1}", `pjrt.layouts`); None: in the usual one.
@@ -221,7 +221,7 @@ def restored(values: NDArray[Any]) -> DeviceArray:
 
 
 def to_numpy(arrays: Sequence[DeviceArray]) -> list[NDArray[Any]]:
-    """Return the values of arrays, none of which was donated, as `DeviceArray.numpy` does; all are awaited at once."""
+    """Return the values of arrays that were not donated, as `DeviceArray.numpy` does; it waits for all at once."""
     return reading([array.aval for array in arrays])([array._buffer for array in arrays])
 
 
@@ -249,7 +249,7 @@ def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> 
 def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
     """Return the values of an array that lies on several devices, and is ready.
 
-    What is unreduced is added up as XLA:CPU's own all-reduce does it: in order, narrow floats such as bfloat16 as f32.
+    Unreduced parts are added as XLA:CPU's all-reduce adds them: in order, narrow floats such as bfloat16 as f32.
     """
     parts, holders = aval.sharding.parts(aval.shape), aval.sharding.holders(aval.shape)
     narrow = aval.dtype.isbuiltin != 1 and "float" in aval.dtype.name
@@ -344,7 +344,7 @@ def in_layout(buffer: _jax.ArrayImpl, before: AbstractArray, after: AbstractArra
 def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
     """Return pieces of which no two are the same memory.
 
-    Of an array that is split, `batched_device_put` copies none of those: RuntimeError, bad_function_call (0.10.1).
+    Of an array that is split, `batched_device_put` does not copy those: RuntimeError, bad_function_call (0.10.1).
     """
     places = [piece.ctypes.data for piece in pieces]
     pairs = zip(pieces, places, strict=True)

@@ -62,7 +62,7 @@ def categorical(
         return r.argmax(p.add(noise, logits), len(prefix) + where, index)
     count = dims.product(prefix)
     if count > logits.shape[where]:
-        raise ValueError(f"categorical: {count} are drawn of {logits.shape[where]}, none of them twice")
+        raise ValueError(f"categorical: {count} cannot be drawn from {logits.shape[where]} without replacement")
     noisy = p.add(logits, gumbel(key, logits.shape, logits.dtype, mode))
     _, indices = sorting.top_k(moveaxis(noisy, where, -1), count)
     rank = len(indices.shape)
@@ -180,7 +180,7 @@ def choice(
     if count <= 0:
         raise ValueError("choice: there is nothing to draw from")
     if not replace and draws > count:
-        raise ValueError(f"choice: {draws} are drawn of {count}, none of them twice")
+        raise ValueError(f"choice: {draws} cannot be drawn from {count} without replacement")
     if p is None and not replace:
         shuffled = permutation(key, count if number else whole, where)
         limit = [*shuffled.shape[:where], draws, *shuffled.shape[where + 1 :]]

@@ -159,7 +159,7 @@ class NamespaceInfo:
     """What the namespace has (https://data-apis.org/array-api/2024.12/API_specification/inspection.html)."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Return what code may rely on: masks and shapes that depend on data work outside of a trace alone."""
+        """Return what code may rely on: masks and shapes that depend on data work only outside of a trace."""
         known = tracing.current() is None
         return {"boolean indexing": known, "data-dependent shapes": known, "max dimensions": None}
 

@@ -81,8 +81,8 @@ def _numbers(
 add = _numbers("add", p.add, "the sum of two arrays")
 subtract = _numbers("subtract", p.subtract, "the difference of two arrays")
 multiply = _numbers("multiply", p.multiply, "the product of two arrays")
-maximum = _numbers("maximum", p.maximum, "the larger of each two elements, and NaN where one is")
-minimum = _numbers("minimum", p.minimum, "the smaller of each two elements, and NaN where one is")
+maximum = _numbers("maximum", p.maximum, "the larger of each two elements, and NaN where one of them is NaN")
+minimum = _numbers("minimum", p.minimum, "the smaller of each two elements, and NaN where one of them is NaN")
 
 
 def _equality(operation: Callable[[Any, Any], Any], both: Callable[[Any, Sequence[int]], Any]) -> Any:
@@ -104,8 +104,8 @@ less_equal = _numbers("less_equal", p.less_equal, "whether the first's elements 
 greater = _numbers("greater", p.greater, "whether the first's elements are greater")
 greater_equal = _numbers("greater_equal", p.greater_equal, "whether the first's elements are greater or equal")
 bitwise_and = _numbers("bitwise_and", p.bitwise_and, "the bits that both have")
-bitwise_or = _numbers("bitwise_or", p.bitwise_or, "the bits that one of both has")
-bitwise_xor = _numbers("bitwise_xor", p.bitwise_xor, "the bits that one of both has, and not the other")
+bitwise_or = _numbers("bitwise_or", p.bitwise_or, "the bits that one of them or both have")
+bitwise_xor = _numbers("bitwise_xor", p.bitwise_xor, "the bits that exactly one of them has")
 bitwise_left_shift = _numbers("bitwise_left_shift", p.shift_left, "bits moved to the left, zeros in their place")
 
 
@@ -235,8 +235,8 @@ def _bools(x: Any, name: str) -> Any:
 
 
 logical_and = _logical("logical_and", p.bitwise_and, "both elements are")
-logical_or = _logical("logical_or", p.bitwise_or, "one of both elements is")
-logical_xor = _logical("logical_xor", p.bitwise_xor, "one of both elements is, and not the other,")
+logical_or = _logical("logical_or", p.bitwise_or, "one of the elements or both are")
+logical_xor = _logical("logical_xor", p.bitwise_xor, "exactly one of the elements is")
 
 
 def logical_not(x: Any, /) -> Any:
@@ -261,7 +261,7 @@ def negative(x: Any, /) -> Any:
 
 
 def positive(x: Any, /) -> Any:
-    """Return each element as it is."""
+    """Return each element unchanged."""
     x = array_of(x, "positive")
     dtypes.require("positive", x.dtype, dtypes.NUMERIC)
     return x

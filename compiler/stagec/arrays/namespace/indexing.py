@@ -152,7 +152,7 @@ def _with_new_axes(parts: Shape, entries: Sequence[Any], together: bool, before:
 
 
 def is_new(entry: Any) -> bool:
-    """Whether an entry stands for a new axis, and for none of the array."""
+    """Whether an entry stands for a new axis, not for one of the array."""
     return isinstance(entry, str)
 
 

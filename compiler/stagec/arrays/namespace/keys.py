@@ -48,9 +48,9 @@ def shape_of(function: str, shape: Any) -> Shape:
 
 
 def check_impl(impl: Any, dtype: Any = None) -> None:
-    """Raise ValueError for another generator than the one that there is."""
+    """Raise ValueError for another generator than threefry2x32."""
     if impl is not None and dtype is not None:
-        raise ValueError("impl and dtype say the same: give one of them")
+        raise ValueError("impl and dtype have the same meaning: give one of them")
     chosen = impl if impl is not None else dtype
     if chosen not in (None, IMPLEMENTATION, dtypes.KEY.name) and chosen is not dtypes.KEY:
         raise ValueError(f"stagec has no generator {chosen!r}; write {IMPLEMENTATION!r}")

@@ -103,12 +103,12 @@ def eigvalsh(x: Any, /) -> Any:
 
 
 def eig(x: Any, /) -> EigResult:
-    """Return eigenvalues and eigenvectors, which are complex, of matrices of any kind. For CPUs alone."""
+    """Return eigenvalues and eigenvectors, which are complex, of any square matrices. Only on CPUs."""
     return EigResult(*spectra.eig(_factorized(x, "eig", square=True)))
 
 
 def eigvals(x: Any, /) -> Any:
-    """Return the eigenvalues, which are complex, of matrices of any kind. For CPUs alone."""
+    """Return the eigenvalues, which are complex, of any square matrices. Only on CPUs."""
     return spectra.eig(_factorized(x, "eigvals", square=True), vectors=False)[0]
 
 

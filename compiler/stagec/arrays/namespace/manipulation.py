@@ -167,7 +167,7 @@ def _rolled(x: Any, by: int, axis: int) -> Any:
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
     """Return an array with each element, or part along an axis, several times; None: elements, in one vector.
 
-    repeats: how often; an array of integers says it for each, and its elements must be known.
+    repeats: how often; or an array of integers, one for each element, which must be known.
     """
     x = array_of(x, "repeat")
     if axis is None:

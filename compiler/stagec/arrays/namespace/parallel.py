@@ -153,7 +153,7 @@ def shard_map(
 
 
 def _names(axis_name: str | Iterable[str]) -> tuple[tuple[str, ...], Axes]:
-    """Return the axes that an argument names, and the mesh. Raises NameError for one that is not taken apart here."""
+    """Return the axes that an argument names, and the mesh. Raises NameError outside of a `shard_map` along them."""
     names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     return names, meshes.manual(names)
 

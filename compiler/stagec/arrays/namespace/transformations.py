@@ -299,7 +299,7 @@ def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     bound.apply_defaults()
     if bound.kwargs:
         names = ", ".join(bound.kwargs)
-        raise TypeError(f"{getattr(fun, '__name__', fun)}: a custom_vjp has no arguments by keyword alone: {names}")
+        raise TypeError(f"{getattr(fun, '__name__', fun)}: a custom_vjp does not take keyword-only arguments: {names}")
     return bound.args
 
 

@@ -37,8 +37,10 @@ Padding = str | Sequence[tuple[Any, Any]]
 
 
 def pads_of(function: str, padding: Padding, shape: Shape, window: Shape, strides: Sequence[int]) -> Any:
-    """Return padding as pairs: "VALID" is none, "SAME" as much as keeps sizes, the more behind ("SAME_LOWER" before).
+    """Return padding as pairs.
 
+    padding: pairs; or "VALID", none; or "SAME", as much as keeps sizes, an odd element at the end; or "SAME_LOWER", at
+    the start.
     shape, window: sizes of the axes, dilated. Raises ValueError.
     """
     if not isinstance(padding, str):
@@ -159,7 +161,7 @@ def _program(computation: Callable[[Any, Any], Any], starts: Sequence[Any], stru
         program = tracing.trace(flat, [*scalars, *scalars], "a reduction", apart=True).program
     except tracing.LeakedTracer:
         what = "the computation uses an array that is traced outside of it"
-        raise tracing.LeakedTracer(f"reduce_window: {what}; it has its two arguments alone") from None
+        raise tracing.LeakedTracer(f"reduce_window: {what}; it may use only its two arguments") from None
     if [aval[:2] for aval in program.out_avals] != [scalar[:2] for scalar in scalars]:
         taken, given = (", ".join(map(str, avals)) for avals in (scalars, program.out_avals))
         raise TypeError(f"reduce_window: the computation takes two ({taken}) and gives one, not ({given})")
@@ -192,7 +194,7 @@ def reduce_window(
 
     operand: a tree of arrays. init_value: a tree of that structure: what an empty window gives, which changes nothing
     in the computation. computation: of two elements, such as `add`, `max`, `min` or `mul`; or of two trees of elements.
-    Sums, maxima and minima of one array have a derivative, as in JAX; but of extrema of a dilated window there is none.
+    Sums, maxima and minima of one array have a derivative, as in JAX, but not extrema of a dilated window.
     """
     leaves, structure = pytrees.flatten(operand)
     values, given = pytrees.flatten(init_value)

@@ -86,7 +86,7 @@ def _scaled(aval: ShapedArray, dimension: int, by: int) -> ShapedArray:
 
 def _split(what: str, aval: ShapedArray, dimension: int, count: int) -> ShapedArray:
     if aval.shape[dimension] % count != 0:
-        raise ValueError(f"{what}: dimension {dimension} of {aval} has no {count} equal parts")
+        raise ValueError(f"{what}: dimension {dimension} of {aval} does not have {count} equal parts")
     return ShapedArray(
         (*aval.shape[:dimension], aval.shape[dimension] // count, *aval.shape[dimension + 1 :]), aval.dtype
     )
@@ -159,7 +159,7 @@ PPERMUTE: Primitive = Primitive(
 
 
 def all_to_all(x: Any, axes: Names, mesh: Axes, split: int, concat: int) -> Any:
-    """Return the parts that others have for this device: x is split along `split`, and put together along `concat`."""
+    """Return the parts that others have for this device: x is split along `split`, and joined along `concat`."""
     return bind(ALL_TO_ALL, x, axes=axes, mesh=mesh, split=split, concat=concat)
 
 

@@ -30,7 +30,7 @@ def constrained(x: Any, mesh: Axes, partition: Partition) -> Any:
     """
     for name in meshes.apart(mesh):
         if any(name in axes for axes in partition):
-            what = f"shard_map has taken arrays apart along {name!r} here, so a constraint cannot name it"
+            what = f"shard_map splits arrays along {name!r} here, so a constraint cannot name it"
             raise ValueError(f"{what}; name axes that are not in its axis_names")
     return bind(SHARDING_CONSTRAINT, x, mesh=mesh, partition=partition)
 
@@ -62,10 +62,10 @@ def mapped(
     out_partitions: Callable[[], Sequence[Partition]],
     manual: tuple[str, ...],
 ) -> list[Any]:
-    """Return what a function of the parts of arrays gives, put together again.
+    """Return the results of a function of the parts of arrays, joined again.
 
-    in_partitions: how each array is taken apart. out_partitions: called when the function was; how results are put
-    together: along axes that they do not name, all devices have the same. manual: the axes of which the parts are.
+    in_partitions: how each array is split. out_partitions: called after the function; how the parts of results are
+    joined: along axes that they do not name, all devices have the same. manual: the axes along which arrays are split.
     """
     avals = []
     for value, partition in zip(values, in_partitions, strict=True):

@@ -153,7 +153,7 @@ _BY_SLICES = (
 
 def _window_vjp(given: Any, *, how: str | Program, window: Window) -> list[Any]:
     if isinstance(how, Program) or how == "multiply":  # JAX has none in reverse mode either
-        what = "reduce_window has a derivative of sums, maxima and minima alone, which start with 0, -inf and inf"
+        what = "reduce_window has a derivative only for sums, maxima and minima that start with 0, -inf and inf"
         raise d.NoDerivative(f"{what}; {_BY_SLICES}")
     x, start = given.operands
     g = given.cotangent
@@ -166,7 +166,7 @@ def _window_vjp(given: Any, *, how: str | Program, window: Window) -> list[Any]:
         back = Window(window.sizes, window.base_dilation, ((0, 0),) * len(ones), ones, window.window_dilation)
         return [reduce_window(apart, zero, "add", back), None]
     if set(window.window_dilation) - {1}:
-        raise d.NoDerivative(f"reduce_window of a dilated window has a derivative of sums alone; {_BY_SLICES}")
+        raise d.NoDerivative(f"reduce_window of a dilated window has a derivative only for sums; {_BY_SLICES}")
     if not all(map(dims.is_static, (window.sizes, *window.padding))):
         raise d.NoDerivative(
             f"the derivative of the {how} of windows needs a window and padding that are numbers: {window}"
