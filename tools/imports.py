@@ -96,11 +96,11 @@ PACKAGES: Mapping[str, Package] = {
     "bundle": _package("the format of bundles, both sides; provenance and signatures", "core", "cryptography"),
     "costs": _package("what an optimized program costs, counted in its HLO", "core"),
     "hardware": _package("devices and topologies, from manifests/targets", "core"),
-    "core": _package("the vocabulary: trees, sizes and avals, builds, data of others, what a person is told"),
+    "core": _package("the vocabulary: trees, sizes and avals, builds, data of others, messages to people"),
 }
 
 
-# The rooms inside of a package, and which of its rooms each imports. Nobody else's table names them.
+# The rooms inside a package, and which of its rooms each imports. Nobody else's table names them.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core.builds": ("core.telling", "core.trees"),
     "core.telling": ("core.sizes", "core.trees"),
@@ -252,7 +252,7 @@ def main() -> None:
     round_and_round = circles(between)
     levels = "" if round_and_round else f" on {max(floors(between).values()) + 1} layers"
     print(f"{len(between)} packages{levels}, {sum(map(len, between.values()))} imports between them")
-    print(f"{len(ROOMS)} rooms inside of packages, {sum(map(len, ROOMS.values()))} imports between them")
+    print(f"{len(ROOMS)} rooms inside packages, {sum(map(len, ROOMS.values()))} imports between them")
     print(f"{len(edges)} modules, {sum(map(len, edges.values()))} imports between them")
     print(f"circles of packages: {round_and_round or 'none'}")
     print(f"circles of modules when they run: {circles(graph(modules(), running=True)) or 'none'}")

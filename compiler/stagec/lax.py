@@ -1,7 +1,7 @@
 """Control flow, windows, places, orders: functions of arrays under the names and with the semantics of `jax.lax`.
 
 `cond`, `switch`, `while_loop`, `fori_loop`, `scan`, `map` and `associative_scan` take functions and pytrees of arrays
-(https://docs.jax.dev/en/latest/jax.lax.html). All work in a trace and outside of one.
+(https://docs.jax.dev/en/latest/jax.lax.html). All work in a trace and outside one.
 """
 
 from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators

@@ -1,4 +1,4 @@
-"""`stagec.numpy` with each of its functions inside of `stagec.jit`: what array-api-tests are given the second time.
+"""`stagec.numpy` with each of its functions inside `stagec.jit`: what array-api-tests are given the second time.
 
 ARRAY_API_TESTS_MODULE="exec('from tests.arrays.jitted import xp')" pytest array_api_tests
 """

@@ -1,6 +1,6 @@
 """Functions of other libraries that take arrays of any namespace, run untouched through stagec.numpy.
 
-As a program: prints, for each, whether it gives numpy's values outside of a trace and in one, as JSON.
+As a program: prints, for each, whether it gives numpy's values outside a trace and in one, as JSON.
 """
 
 import json
@@ -150,10 +150,10 @@ CANNOT = {
     "sklearn.StandardScaler": "it asks which features are constant, in Python's if",
     "sklearn.mean_squared_error": "it returns Python's float",
 }
-"""What cannot be traced, and why. Outside of a trace they give numpy's values, all but those of WRITES."""
+"""What cannot be traced, and why. Outside a trace they give numpy's values, all but those of WRITES."""
 
 WRITES = {"sklearn.GaussianMixture, full": "it adds to the diagonal of each covariance through a view"}
-"""What raises outside of a trace, as it writes to elements of one array through another."""
+"""What raises outside a trace, as it writes to elements of one array through another."""
 
 
 def main() -> None:

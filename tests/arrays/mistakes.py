@@ -11,7 +11,7 @@ import stagec
 
 
 def check(case: tuple[Callable[..., Any], type[Exception], str], argument: Any) -> None:
-    """Call a function, outside of a trace and in one, and compare what it raises: in a trace with the user's line.
+    """Call a function, outside a trace and in one, and compare what it raises: in a trace with the user's line.
 
     case: the function, in one line; the error; a pattern of its message.
     """

@@ -77,7 +77,7 @@ def dense(of: Library, params: Any, x: Any) -> Any:
 
 
 def nested(of: Library, params: Any, x: Any) -> Any:
-    """Functions of jit inside of another one: their shardings are constraints, also of cotangents."""
+    """Functions of jit inside another one: their shardings are constraints, also of cotangents."""
     package = sys.modules[of.lax.__name__.partition(".")[0]]  # as a program, this one has no stagec
     p, options = of.P, {"frontend": "arrays"} if package.__name__ == "stagec" else {}
 

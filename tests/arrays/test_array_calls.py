@@ -220,7 +220,5 @@ def test_a_result_that_is_not_an_array_names_the_function() -> None:
 def test_a_value_that_leaked_out_names_the_line() -> None:
     kept: list[Any] = []
     jit(lambda x: (kept.append(x), x)[1]).trace(X)
-    with pytest.raises(
-        stagec.arrays.tracing.LeakedTracer, match=rf"is used outside of it, at {re.escape(__file__)}:\d+;"
-    ):
+    with pytest.raises(stagec.arrays.tracing.LeakedTracer, match=rf"is used outside it, at {re.escape(__file__)}:\d+;"):
         kept[0] + 1

@@ -1,4 +1,4 @@
-"""Integers that wrap around, and what has no quotient: beside NumPy and JAX, outside of a trace and inside of one.
+"""Integers that wrap around, and what has no quotient: beside NumPy and JAX, outside a trace and inside one.
 
 Modules: `arrays/namespace/elementwise.py`, `arrays/primitives/elementwise.py`.
 """

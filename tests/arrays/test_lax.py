@@ -288,7 +288,7 @@ WITHOUT: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "closure": (
         lambda x: stagec.lax.map(lambda x: stagec.lax.reduce_window(x, 0.0, lambda a, b: a + b * x[0], (2,)), x),
         ValueError,
-        "reduce_window: the computation uses an array that is traced outside of it; it may use only its two arguments",
+        "reduce_window: the computation uses an array that is traced outside it; it may use only its two arguments",
     ),
     "product": (
         stagec.grad(lambda x: xp.sum(stagec.lax.reduce_window(x, 1.0, stagec.lax.mul, (2, 1)))),

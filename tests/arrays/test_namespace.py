@@ -1,4 +1,4 @@
-"""`stagec.numpy`: the same results outside of a trace, inside of one, and in NumPy.
+"""`stagec.numpy`: the same results outside a trace, inside one, and in NumPy.
 
 Modules: `arrays/dtypes.py`, `arrays/tracing.py`, `arrays/namespace/array_object.py`, `arrays/namespace/creation.py`,
 `arrays/namespace/datatypes.py`, `arrays/namespace/elementwise.py`, `arrays/namespace/indexing.py`,

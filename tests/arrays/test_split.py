@@ -70,7 +70,7 @@ def failing(function: Callable[[Any], Any], **options: Any) -> Any:
         (lambda x: x, {"in_shardings": (sharding(), None)}, "has other parts than they have"),
         (lambda x: x, {"out_shardings": P("data")}, r"P\(data\) has no mesh: write NamedSharding"),
         (lambda x: x, {"out_shardings": 3}, "3 is not a PartitionSpec"),
-        (lambda x: stagec.lax.psum(x, "data"), {}, "'data' is not an axis .* it is called outside of shard_map"),
+        (lambda x: stagec.lax.psum(x, "data"), {}, "'data' is not an axis .* it is called outside shard_map"),
         (stagec.shard_map(xp.exp, in_specs=P(), out_specs=P()), {}, "shard_map has no mesh"),
         (
             stagec.shard_map(lambda a: stagec.lax.psum(a, "x"), mesh=MESH, in_specs=P(), out_specs=P()),

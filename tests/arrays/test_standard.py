@@ -1,4 +1,4 @@
-"""The standard's own tests (https://github.com/data-apis/array-api-tests), outside of a trace and inside of `jit`.
+"""The standard's own tests (https://github.com/data-apis/array-api-tests), outside a trace and inside `jit`.
 
 They are not in this repository; MISSING says how to get them. NOT_PASSING is all that fails there, in both ways.
 

@@ -69,7 +69,7 @@ def by_numpy(x: Any, key: Any, value: Any, how: str) -> Any:
 @settings(max_examples=150)
 @given(updates())
 def test_drawn_updates_are_those_of_numpy(drawn: tuple[Any, Any, Any, str]) -> None:
-    """Traced, and outside of a trace; an element that is set twice has the last value, as XLA does on a CPU."""
+    """Traced, and outside a trace; an element that is set twice has the last value, as XLA does on a CPU."""
     x, key, value, how = drawn
     wanted = x[key], by_numpy(x, key, value, how)
     function = stagec.jit(lambda x, value: (x[key], getattr(x.at[key], how)(value)), frontend="arrays")

@@ -4,7 +4,7 @@ Three layers, from the bottom to the top:
 
 1. Values and their rules: `dtypes` (kinds, promotion), `dims` (symbolic sizes), `values` (what is known of an array),
    `program` (a function as a list of equations), `tracing` (running a function to get its program), `lowering` (a
-   program to StableHLO), `execution` (arrays outside of a trace), `binding` (an operation goes to one or the other).
+   program to StableHLO), `execution` (arrays outside a trace), `binding` (an operation goes to one or the other).
 2. `primitives`: the table of operations, each with its rule of shapes, its lowering and its derivative.
 3. `namespace`: the Python array API standard (https://data-apis.org/array-api/2025.12/) and parts of JAX's API, written
    with primitives.

@@ -1,4 +1,4 @@
-"""Binding: an operation on values is recorded in the current trace, or run at once outside of a trace."""
+"""Binding: an operation on values is recorded in the current trace, or run at once outside a trace."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def limits(dtype: DType) -> tuple[Any, Any]:
 
 
 def asked(dtype: Any) -> DType:
-    """Return the dtype that a caller asks for, which may be a name or a class of NumPy's.
+    """Return the dtype that a caller asks for, which may be a name or a NumPy class.
 
     Raises TypeError for what is not a dtype of arrays. Warns, as JAX does, where one of 64 bits becomes one of 32.
     """

@@ -1,7 +1,7 @@
-"""Arrays outside of a trace, and how operations run on them at once.
+"""Arrays outside a trace, and how operations run on them at once.
 
 An operation is a program of one equation. It is compiled for what is known of its operands, and kept. Data that only
-moves (an array made of NumPy's, an element that is read) needs no program: a CPU's buffers are memory of this process.
+moves (an array from NumPy, an element that is read) needs no program: a CPU's buffers are memory of this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stagec.pjrt.executable import Executable
 
 
 class Array(arrays.DeviceArray, Value):
-    """An array with elements, on a device: functions of `stagec.numpy` return it outside of a trace.
+    """An array with elements, on a device: functions of `stagec.numpy` return it outside a trace.
 
     NumPy reads it (`numpy.asarray`), and libraries share its memory by DLPack.
     It has the methods of the standard's array object
@@ -132,7 +132,7 @@ def executed(executable: Executable, operands: Sequence[Array]) -> list[Any]:
 
 
 def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function of arrays run as one program outside of a trace, as what `jax.jit` decorates: XLA fuses it.
+    """Let a function of arrays run as one program outside a trace, as what `jax.jit` decorates: XLA fuses it.
 
     It takes arrays by position, also NumPy's and `Literal`s, and hashable parameters by name; it gives an array, or a
     tuple of them. In a trace it is part of that. What is compiled is kept, for avals and parameters.
@@ -179,7 +179,7 @@ _LOCK = threading.Lock()
 
 def _known(value: Any) -> Array:
     if isinstance(value, Tracer):
-        what = f"a value of the traced function {value._trace.name} ({value.aval}) is used outside of it, at {here()}"
+        what = f"a value of the traced function {value._trace.name} ({value.aval}) is used outside it, at {here()}"
         raise LeakedTracer(f"{what}; return it from the function")
     if isinstance(value, Literal):
         return _scalar(value.value.dtype, value.value.tobytes())
@@ -202,7 +202,7 @@ def _compiled(primitive: Primitive, operands: Sequence[Array], params: Mapping[s
 
 @functools.cache
 def _context() -> ir.Context:
-    """Return a context for modules without constants, which it would keep for ever."""
+    """Return a context for modules without constants, which it would keep."""
     return dialects.make_context()
 
 

@@ -32,7 +32,7 @@ _CURRENT: ContextVar[_Around] = ContextVar("stagec_mesh", default=_NOWHERE)
 
 @contextlib.contextmanager
 def use(mesh: Axes, manual: Sequence[str] = ()) -> Iterator[None]:
-    """Use a mesh inside of a `with` statement. manual: its axes along which the code sees one device's part."""
+    """Use a mesh inside a `with` statement. manual: its axes along which the code sees one device's part."""
     before = _CURRENT.set(_Around(mesh, tuple(manual)))
     try:
         yield
@@ -55,7 +55,7 @@ def manual(names: Sequence[str]) -> Axes:
     mesh, known = _CURRENT.get()
     for name in names:
         if name not in known:
-            hint = nearest(name, known) if known else "it is called outside of shard_map"
+            hint = nearest(name, known) if known else "it is called outside shard_map"
             raise NameError(f"{name!r} is not an axis along which shard_map splits arrays here: {hint}")
     return mesh
 

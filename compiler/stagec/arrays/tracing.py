@@ -1,7 +1,7 @@
 """Tracing: running a function with `Tracer`s in place of arrays, which record what it does as a `Program`.
 
 A `Trace` is one such run. The current one is in a context variable, so that threads and coroutines each have their own,
-and an error leaves none behind. Traces nest: inside of a function that is traced, `trace` records a part of it apart
+and an error leaves none behind. Traces nest: inside a function that is traced, `trace` records a part of it apart
 (a loop's body). That part may use values of the traces around it, which become its first inputs (`Traced.captured`).
 """
 
@@ -32,7 +32,7 @@ def operand_of(value: Any) -> Any:
 
 
 class LeakedTracer(ValueError):
-    """A value of a trace is used where that trace is over, or in another one that is not inside of it."""
+    """A value of a trace is used where that trace is over, or in another one that is not inside it."""
 
 
 class Tracer(Value):

@@ -11,7 +11,7 @@
 
 `linalg` and `fft` are the standard's extensions.
 
-Inside of a function that stagec traces, operations are recorded; outside of one they run at once. Shapes that depend on
+Inside a function that stagec traces, operations are recorded; outside one they run at once. Shapes that depend on
 elements (`nonzero`, `unique_*`, masks as indices) work only outside. Dtypes are NumPy's, with those of ml_dtypes
 (`bfloat16`, `float8_e4m3fn`, `int4`). As in JAX, those of 64 bits need `enable_x64`.
 """

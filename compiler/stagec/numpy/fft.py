@@ -1,6 +1,6 @@
 """Fourier transforms of the array API standard, on stagec's arrays (https://data-apis.org/array-api/2024.12/extensions/fourier_transform_functions.html).
 
-Functions work in a trace and outside of one, and have derivatives.
+Functions work in a trace and outside one, and have derivatives.
 """
 
 from stagec.arrays.namespace.fft import (

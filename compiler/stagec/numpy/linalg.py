@@ -1,6 +1,6 @@
 """Linear algebra of the array API standard, on stagec's arrays (https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functions.html).
 
-Functions work in a trace and outside of one, on batches of matrices, and have derivatives. On CPUs they call LAPACK, on
+Functions work in a trace and outside one, on batches of matrices, and have derivatives. On CPUs they call LAPACK, on
 accelerators what JAX calls there. `eig` and `eigvals` are those of 2025.12, for CPUs.
 """
 

@@ -54,7 +54,7 @@ def _relu(x: Any) -> Any:
 
 
 def relu6(x: Any) -> Any:
-    """Return x, limited to the range from 0 to 6, outside of which its derivative is 0. As `jax.nn.relu6`."""
+    """Return x, limited to the range from 0 to 6, outside which its derivative is 0. As `jax.nn.relu6`."""
     return _relu6(inexact(x, "relu6"))
 
 
@@ -301,7 +301,7 @@ def _mean(x: Any, axes: tuple[int, ...], mask: Any) -> Any:
 def one_hot(x: Any, num_classes: Any, *, dtype: Any = None, axis: int = -1) -> Any:
     """Return 1 at the place that an integer says along a new axis, and 0 elsewhere. As `jax.nn.one_hot`.
 
-    num_classes: the size of the axis. An integer outside of it gives 0 everywhere. dtype: None is the default
+    num_classes: the size of the axis. An integer outside it gives 0 everywhere. dtype: None is the default
     floating-point one.
     """
     x = array_of(x, "one_hot")

@@ -78,7 +78,7 @@ def _number(kind: Callable[[Any], Any], name: str, write: str) -> Callable[[Any]
 
 def _index(element: Any) -> int:
     if KINDS[element.dtype] not in INTEGRAL:
-        raise TypeError(f"an index or a number of Python's is an integer, not {element.dtype}")
+        raise TypeError(f"an index or a Python number is an integer, not {element.dtype}")
     return int(element)
 
 
@@ -94,7 +94,7 @@ _NUMBERS = {
     "__int__": _number(int, "int()", _SIZE),
     "__float__": _number(float, "float()", _SIZE),
     "__complex__": _number(complex, "complex()", _SIZE),
-    "__index__": _number(_index, "an index or a number of Python's", _SIZE),
+    "__index__": _number(_index, "an index or a Python number", _SIZE),
 }
 
 

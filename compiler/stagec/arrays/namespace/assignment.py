@@ -85,7 +85,7 @@ def _without_integers(x: Any, slices: list[Any], indices: list[Any]) -> None:
 
 
 def _are_unique(shape: Sequence[Any], indices: Sequence[Any]) -> bool | None:
-    """Whether indices name no element twice; None where it is not known, nor whether they are inside of the array."""
+    """Whether indices name no element twice; None where it is not known, nor whether they are inside the array."""
     axes = zip((entry for entry in indices if not is_new(entry)), shape, strict=True)
     named = [(entry, size) for entry, size in axes if entry is not None]
     if not all(isinstance(entry, int | np.ndarray) and type(size) is int for entry, size in named):
@@ -250,7 +250,7 @@ class At:
 def setitem(x: Any, key: Any, value: Any) -> None:
     """Change elements of x in place: the object becomes one of the changed array. Other objects keep their elements.
 
-    Raises TypeError where a traced value is put into an array outside of the trace, or into one of a trace around it,
+    Raises TypeError where a traced value is put into an array outside the trace, or into one of a trace around it,
     and for an array that NumPy has as a view of another, which would keep its elements.
     """
     if (view := x.view) is not None:
@@ -259,7 +259,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     if isinstance(x, execution.Array):
         if tracing.current() is not None:
             raise TypeError(
-                f"{here()}: an array from outside of the trace is changed in it; write x = x.at[key].set(value)"
+                f"{here()}: an array from outside the trace is changed in it; write x = x.at[key].set(value)"
             )
         if x.dtype is dtypes.KEY:
             x._buffer = updated(x, key, value)._buffer

@@ -141,7 +141,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     return bool(result == np.dtype(kind))
 
 
-# Devices. There is one outside of a trace; inside, it is that for which the function is compiled.
+# Devices. There is one outside a trace; inside, it is that for which the function is compiled.
 
 
 def device_of(x: Any) -> Any:
@@ -159,7 +159,7 @@ class NamespaceInfo:
     """What the namespace has (https://data-apis.org/array-api/2024.12/API_specification/inspection.html)."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Return what code may rely on: masks and shapes that depend on data work only outside of a trace."""
+        """Return what code may rely on: masks and shapes that depend on data work only outside a trace."""
         known = tracing.current() is None
         return {"boolean indexing": known, "data-dependent shapes": known, "max dimensions": None}
 

@@ -26,7 +26,7 @@ from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes
 def getitem(x: Any, key: Any) -> Any:
     """Return the elements that a key names: integers, slices, `...`, None, arrays of integers, and known masks.
 
-    Raises IndexError for what is outside of the array, TracerError for a mask that is traced.
+    Raises IndexError for what is outside the array, TracerError for a mask that is traced.
     """
     entries = key if isinstance(key, tuple) else (key,)
     result = _item(x, key, entries)
@@ -75,7 +75,7 @@ def sliced(x: Any, slices: Sequence[tuple[Any, Any, int]]) -> Any:
 def gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
     """Return the elements at indices along axes; entries: for each axis an array, an int or None, and "new" axes.
 
-    outside: what stands for an element outside of the array; None: the nearest one.
+    outside: what stands for an element outside the array; None: the nearest one.
     """
     plan = gathering(x.shape, entries)
     if plan.numbers is not None:
@@ -169,7 +169,7 @@ def index_array(entry: Any) -> Any:
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     """Return the parts of an array at indices along an axis, which a vector needs no name for.
 
-    An index outside of the array that a trace does not know gives NaN, as in JAX; of integers the least or, where they
+    An index outside the array that a trace does not know gives NaN, as in JAX; of integers the least or, where they
     are unsigned, the largest, and True of bools. Raises IndexError where it is known.
     """
     x = array_of(x, "take")

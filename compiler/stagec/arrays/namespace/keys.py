@@ -59,7 +59,7 @@ def check_impl(impl: Any, dtype: Any = None) -> None:
 def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
     """Return the key of a seed, an integer: of dtype `key<fry>` and no dimensions. As `jax.random.key`.
 
-    impl, dtype: None or "threefry2x32", the only generator. A seed of Python's is cut to 64 bits where `enable_x64` is
+    impl, dtype: None or "threefry2x32", the only generator. A Python seed is cut to 64 bits where `enable_x64` is
     on, and to 32 otherwise. Raises TypeError, OverflowError and ValueError.
     """
     check_impl(impl, dtype)

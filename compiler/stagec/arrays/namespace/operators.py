@@ -60,7 +60,7 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Any:
 
 
 def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
-    """Return x, limited to the range from `min` to `max`; the derivative is 0 outside of it. As `jax.lax.clamp`.
+    """Return x, limited to the range from `min` to `max`; the derivative is 0 outside it. As `jax.lax.clamp`.
 
     min, max: of the shape of x, or of no dimensions.
     """

@@ -72,10 +72,10 @@ def is_sharding(value: Any) -> bool:
 
 
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
-    """Return a tree of arrays that are split like this, inside of a function that runs on several devices.
+    """Return a tree of arrays that are split like this, inside a function that runs on several devices.
 
     shardings: one of these for all, or a tree of them, a prefix of the arrays'; None leaves an array to XLA. As
-    `jax.lax.with_sharding_constraint`. Outside of a trace there is one device, and it changes nothing.
+    `jax.lax.with_sharding_constraint`. Outside a trace there is one device, and it changes nothing.
     Raises ValueError where a spec does not fit, or has no mesh.
     """
     leaves, structure = pytrees.flatten(x)
@@ -153,7 +153,7 @@ def shard_map(
 
 
 def _names(axis_name: str | Iterable[str]) -> tuple[tuple[str, ...], Axes]:
-    """Return the axes that an argument names, and the mesh. Raises NameError outside of a `shard_map` along them."""
+    """Return the axes that an argument names, and the mesh. Raises NameError outside a `shard_map` along them."""
     names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     return names, meshes.manual(names)
 

@@ -171,7 +171,7 @@ def gather(
 ) -> Any:
     """Return slices of an array, one for each index. As `jax.lax.gather`.
 
-    mode: what a slice outside of the array is. "clip": moved inside; "fill": of `fill_value`, by default NaN, the least
+    mode: what a slice outside the array is. "clip": moved inside; "fill": of `fill_value`, by default NaN, the least
     signed or the largest unsigned integer, or True; "promise_in_bounds", which None is: the caller promises that
     every slice is inside.
     """

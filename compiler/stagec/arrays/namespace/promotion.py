@@ -46,7 +46,7 @@ def named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., An
 
 
 def is_jaxs(x: Any) -> bool:
-    """Whether x is an array of JAX's, or a value that it traces."""
+    """Whether x is a JAX array, or a value that JAX traces."""
     return type(x).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(x, "__array__")
 
 

@@ -149,7 +149,7 @@ class UniqueInverse(NamedTuple):
 
 def unique_all(x: Any, /) -> UniqueAll:
     """Return the distinct elements, and all that is known of them. Not in a trace: their number depends on x."""
-    known = _known(x, "unique_all()", "give a function outside of the trace what it returns")
+    known = _known(x, "unique_all()", "give a function outside the trace what it returns")
     values, indices, inverse, counts = np.unique(
         known, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )

@@ -160,7 +160,7 @@ def _program(computation: Callable[[Any, Any], Any], starts: Sequence[Any], stru
     try:
         program = tracing.trace(flat, [*scalars, *scalars], "a reduction", apart=True).program
     except tracing.LeakedTracer:
-        what = "the computation uses an array that is traced outside of it"
+        what = "the computation uses an array that is traced outside it"
         raise tracing.LeakedTracer(f"reduce_window: {what}; it may use only its two arguments") from None
     if [aval[:2] for aval in program.out_avals] != [scalar[:2] for scalar in scalars]:
         taken, given = (", ".join(map(str, avals)) for avals in (scalars, program.out_avals))

@@ -63,8 +63,8 @@ def _case_infer(index: ShapedArray, *avals: ShapedArray, branches: Sequence[Prog
     first = branches[0].out_avals
     for number, other in enumerate(branches[1:], 1):
         if [one[:2] for one in other.out_avals] != [one[:2] for one in first]:
-            texts = [", ".join(map(str, one.out_avals)) for one in (branches[0], other)]
-            both = f"branch 0 ({texts[0]}), branch {number} ({texts[1]})"
+            types = [", ".join(map(str, one.out_avals)) for one in (branches[0], other)]
+            both = f"branch 0 ({types[0]}), branch {number} ({types[1]})"
             raise BranchError(f"branches give arrays of other avals: {both}")
     weak = [all(branch.out_avals[i].weak_type for branch in branches) for i in range(len(first))]
     return [ShapedArray(one.shape, one.dtype, both) for one, both in zip(first, weak, strict=True)]
@@ -116,8 +116,8 @@ def _while_infer(*avals: ShapedArray, condition: Program, body: Program, capture
 def _same(what: str, taken: Sequence[ShapedArray], given: Sequence[ShapedArray]) -> None:
     """Raise TypeError where a body gives other avals than it takes."""
     if [one[:2] for one in taken] != [one[:2] for one in given]:
-        texts = [", ".join(str(ShapedArray(*one[:2])) for one in avals) for avals in (taken, given)]
-        raise TypeError(f"{what} takes ({texts[0]}) and gives ({texts[1]}); they must be the same")
+        types = [", ".join(str(ShapedArray(*one[:2])) for one in avals) for avals in (taken, given)]
+        raise TypeError(f"{what} takes ({types[0]}) and gives ({types[1]}); they must be the same")
 
 
 def _while_lower(rule: Rule, *values: IRValue, condition: Program, body: Program, captured: int) -> list[IRValue]:

@@ -1,6 +1,6 @@
 """Reverse mode: a program's vector-Jacobian product, by the third column of the table.
 
-The program is evaluated in the current trace, or outside of one, and walked backwards: each equation's rule `vjp` gives
+The program is evaluated in the current trace, or outside one, and walked backwards: each equation's rule `vjp` gives
 the cotangents of its operands of those of its results. The rules are functions of primitives, so that derivatives of
 derivatives need nothing more.
 """

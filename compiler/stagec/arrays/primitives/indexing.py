@@ -147,7 +147,7 @@ def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[A
 
 
 def are_inside(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
-    """Return for each index whether its slice, of `sizes`, is inside of the array."""
+    """Return for each index whether its slice, of `sizes`, is inside the array."""
     low = elementwise.greater_equal(indices, 0)
     high = elementwise.less_equal(indices, _last_starts(x, indices, numbers, sizes))
     return reduce_and(elementwise.bitwise_and(low, high), [len(indices.shape) - 1])

@@ -41,7 +41,7 @@ def _constraint_infer(x: ShapedArray, *, mesh: Axes, partition: Partition) -> Sh
 
 
 def _constraint_lower(rule: Rule, x: IRValue, *, mesh: Axes, partition: Partition) -> IRValue:
-    if not rule.lowering.mesh:  # outside of a trace there is one device
+    if not rule.lowering.mesh:  # outside a trace there is one device
         return x
     return sdy.ShardingConstraintOp(x, sharding(partition, rule.inputs[0].ndim)).result
 
