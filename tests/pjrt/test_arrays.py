@@ -111,7 +111,8 @@ def test_dlpack_has_the_dtypes_that_jax_gives_it(dtype: str) -> None:
         taken = jnp.from_dlpack(array)
         assert taken.dtype == values.dtype
         np.testing.assert_array_equal(taken, values)
-    np.testing.assert_array_equal(xp.from_dlpack(stagec.device_put(values)), values)
+    for array in (stagec.device_put(values), jnp.asarray(values)):
+        np.testing.assert_array_equal(xp.from_dlpack(array), values)
 
 
 def test_dlpack_keeps_the_order_of_elements() -> None:

@@ -12,7 +12,7 @@ from stagec.arrays import binding, dims, dtypes, execution, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import INTEGRAL, KINDS, DType
 from stagec.arrays.namespace.datatypes import check_device, check_real
-from stagec.arrays.namespace.promotion import array_of, is_scalar, like
+from stagec.arrays.namespace.promotion import array_of, is_jaxs, is_scalar, like
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape
@@ -264,9 +264,9 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
-    """Return an array of another library's, by DLPack."""
+    """Return another library's array, copied by way of DLPack."""
     check_device(device)
-    if isinstance(x, Value | DeviceArray):
+    if isinstance(x, Value | DeviceArray) or is_jaxs(x):  # NumPy's DLPack lacks dtypes such as bfloat16
         return asarray(x, copy=copy)
     result = np.from_dlpack(x)
     wanted = dtypes.canonical(result.dtype)
