@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.building import ROOT
-from tools import imports
+from tools import imports, private_names
 
 FILES = imports.modules()
 EDGES = imports.graph(FILES)
@@ -85,6 +85,25 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         assert {"pickle", "marshal", "shelve", "copyreg"}.isdisjoint(others), path
         calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {function.id for function in calls if isinstance(function, ast.Name)}, path
+
+
+def test_every_private_name_of_jax_is_listed() -> None:
+    """`python tools/private_names.py --write` writes the list."""
+    used = private_names.used()
+    assert private_names.listed() == private_names.lines(used)
+    assert {"jax._src.config.trace_context", "jax._src.pjit.get_ctx_mesh", "PyTreeDef.flatten_up_to"} <= used.keys()
+    for alternatives in private_names.SEVERAL:
+        assert not used.keys().isdisjoint(alternatives) or "device_context" in alternatives[0]
+
+
+def test_a_private_name_that_a_release_does_not_have() -> None:
+    assert private_names.missing(private_names.listed()) == []
+    absent = ["jaxlib._jax.no_such.name", "jax._src.no_such", "LoadedExecutable.no_such", "jaxlib.a or jaxlib.b"]
+    assert private_names.missing([*absent, "jaxlib._jax or jaxlib.b", "PyTreeDef.node_data"]) == absent
+
+
+def test_every_patch_of_jax_is_needed() -> None:
+    assert private_names.superfluous() == []
 
 
 def test_files_of_tests_have_names_of_their_own() -> None:

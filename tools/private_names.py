@@ -44,21 +44,10 @@ SEVERAL = (
 """Names of which each release has at least one. The package looks which."""
 CLASSES_IN = ("jaxlib._jax", "jaxlib._hlo", "jaxlib.mlir.ir", "jaxlib.mlir.passmanager", "jax._src.core")
 NO_OBJECTS_OF = frozenset(
-    {
-        "AbstractFuture",
-        "AbstractToken",
-        "AbstractValue",
-        "DropVar",
-        "HloInstruction",
-        "HloSchedule",
-        "JaxprPpSettings",
-        "Literal",
-        "Ref",
-        "ShardedToken",
-        "SymbolTable",
-        "Token",
-        "Var",
-    }
+    (
+        *("AbstractFuture", "AbstractToken", "AbstractValue", "DropVar", "HloInstruction", "HloSchedule"),
+        *("JaxprPpSettings", "Literal", "Ref", "ShardedToken", "SymbolTable", "Token", "Var"),
+    )
 )
 """Classes among these that stagec has no objects of, and that have an attribute in common with others."""
 _PRIVATE = re.compile(r"(jax\._src|jax\.extend|jaxlib)\.\w|jax\.(\w+\.)*_(?!_)")

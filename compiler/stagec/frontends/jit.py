@@ -222,9 +222,12 @@ class Traced:
 
     fun_name: name of the function.
     program: what it does, as equations: JAX's closed jaxpr, or a program of stagec's.
-    in_tree: structure of `(args, kwargs)` without the static ones; out_tree: of the result.
-    in_structure, out_structure: the same as jaxlib's PyTreeDef, which knows the user's own types.
-    flat_in_avals, flat_out_avals: JAX's avals, or a `ShapeDtypeStruct` each, in the order of the trees' leaves.
+    in_tree: structure of `(args, kwargs)` without the static ones.
+    out_tree: structure of the result.
+    in_structure: `in_tree` as jaxlib's PyTreeDef, which knows your own types.
+    out_structure: `out_tree` as jaxlib's PyTreeDef.
+    flat_in_avals: for each argument JAX's aval or a `ShapeDtypeStruct`, in the order of the tree's leaves.
+    flat_out_avals: the same for each result.
     donated: for each argument, whether the caller gives its buffer away.
     """
 
@@ -238,13 +241,13 @@ class Traced:
     flat_out_avals: Sequence[Any]
     donated: Sequence[bool]
     _compiler_options: Mapping[str, CompilerOption]
+    # Writes an aval of the program in one word.
     _short: Callable[[Any], str]
-    """How an aval of the program is written in one word."""
     _out_info: Callable[[], Any]
+    # Takes what the function takes without static arguments, and evaluates the program.
     _evaluate: Callable[..., Any]
-    """Takes what the function takes without static arguments, and evaluates the program."""
+    # Takes platforms, JAX's checks that are off, and whether the module is for one compiler, in the newest form.
     _export: Callable[[Sequence[str], Sequence[Any], bool], Exported]
-    """Takes platforms, JAX's checks that are off, and whether the module is for one compiler, in the newest form."""
 
     def __repr__(self) -> str:
         inputs, outputs = map(self._short, self.program.in_avals), map(self._short, self.program.out_avals)
@@ -257,7 +260,7 @@ class Traced:
 
     @property
     def in_avals(self) -> Any:
-        """The aval of each argument, in the structure `(args, kwargs)` of the user's own types."""
+        """The aval of each argument, in the structure `(args, kwargs)` of your own types."""
         return self.in_structure.unflatten(self.flat_in_avals)
 
     @property
@@ -267,7 +270,7 @@ class Traced:
 
     @property
     def args_info(self) -> Any:
-        """An `ArgInfo` for each argument, in the structure `(args, kwargs)` of the user's own types.
+        """An `ArgInfo` for each argument, in the structure `(args, kwargs)` of your own types.
 
         Its dtype is JAX's where numpy has none (PRNG keys).
         """
@@ -310,8 +313,8 @@ class Traced:
 
         disabled_checks: those of `jax.export.export`, for a function that JAX traced.
         Raises StagecError with every type in the trees that cannot be described, and the line to add for each, and
-        TypeError for `disabled_checks` where JAX does not export. To read the artifact, JAX wants each type of the
-        user's own registered (`jax.export.register_pytree_node_serialization`, under the name that `in_tree` and
+        TypeError for `disabled_checks` where JAX does not export. To read the artifact, JAX wants each of
+        your own types registered (`jax.export.register_pytree_node_serialization`, under the name that `in_tree` and
         `out_tree` have).
         """
         return self._export(platforms, disabled_checks, False)
