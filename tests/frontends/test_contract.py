@@ -579,3 +579,85 @@ def test_a_function_within_another(frontend: str) -> None:
             whole({"w": X}, X)
     with pytest.raises(ValueError, match=r"argument changes params\['w'\]"):
         stagec.jit(lambda params, x: split(params, x) + 1, frontend=frontend)({"w": X}, X)
+
+
+def scaled(params: Any, n: Any, *, shift: Any) -> Any:
+    return {"y": params["x"] * n + shift, "n": params["n"]}
+
+
+def test_a_traced_function_is_as_in_jax(frontend: str) -> None:
+    options: dict[str, Any] = {"static_argnums": 1, "donate_argnums": 0}
+    params, shift = {"x": X, "n": np.int32(3)}, np.float32(1)
+    traced = stagec.jit(scaled, **options, frontend=frontend).trace(params, 2, shift=shift)
+    theirs = jax.jit(scaled, **options).trace(params, 2, shift=shift)
+    assert type(traced) is stagec.Traced
+    assert traced.jaxpr is traced.program
+    assert (traced.fun_name, traced.donate_argnums) == (theirs.fun_name, theirs.donate_argnums)
+    assert list(traced.donated) == [True, True, False]
+    for name in ("in_avals", "out_avals", "args_info", "out_info"):
+        ours, expected = getattr(traced, name), getattr(theirs, name)
+        assert jax.tree.structure(ours) == jax.tree.structure(expected)
+        for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+            assert (tuple(mine.shape), mine.dtype) == (tuple(other.shape), other.dtype)
+    assert (traced.in_tree.num_leaves, traced.out_tree.num_leaves) == (3, 2)
+    assert repr(traced) == "Traced(scaled(i32[], f32[3], f32[]) -> (i32[], f32[3]))"
+    assert traced.as_text() == f"{traced.jaxpr}\n"
+    assert "mul" in traced.as_text()
+
+
+def test_a_traced_function_evaluates_its_program(frontend: str) -> None:
+    traced = stagec.jit(scaled, static_argnums=1, frontend=frontend).trace({"x": X, "n": 3}, 2, shift=X)
+    result = traced({"x": X, "n": 5}, shift=X + 1)
+    np.testing.assert_array_equal(np.asarray(result["y"]), X * 3 + 1)
+    assert np.asarray(result["n"]) == 5
+    with pytest.raises({"jax": AssertionError, "arrays": TypeError}[frontend]):  # the first is JAX's
+        traced({"x": X}, shift=X)
+
+
+def test_a_traced_function_is_lowered_for_one_platform_and_exported_for_several(frontend: str) -> None:
+    options: dict[str, Any] = {"donate_argnums": 0, "compiler_options": {"xla_cpu_enable_fast_math": True}}
+    traced = stagec.jit(lambda x: x + 1, **options, frontend=frontend).trace(X)
+    for platform in ("cpu", "cuda", "tpu"):
+        for lowered in (traced.lower((platform,)), traced.lower(lowering_platforms=(platform,))):
+            assert (lowered.platform, lowered.donated) == (platform, (True,))
+            assert lowered.compiler_options == {"xla_cpu_enable_fast_math": True}
+    with pytest.raises(
+        ValueError, match=r"lower\(\) takes one platform, not \('cpu', 'tpu'\); for several write export"
+    ):
+        traced.lower(("cpu", "tpu"))
+    exported = traced.export(("cpu", "tpu"))
+    assert exported.platforms == ("cpu", "tpu")
+    assert exported.vjp().vjp().has_vjp()
+    np.testing.assert_array_equal(np.asarray(exported.call(X)), X + 1)
+
+
+def test_checks_of_an_export(frontend: str) -> None:
+    traced = stagec.jit(lambda x: x + 1, frontend=frontend).trace(X)
+    checks = [jax.export.DisabledSafetyCheck.custom_call("mine")]
+    if frontend == "jax":
+        assert len(traced.export(disabled_checks=checks).disabled_safety_checks) == 1
+    else:
+        with pytest.raises(TypeError, match="does not take disabled_checks"):
+            traced.export(disabled_checks=checks)
+
+
+def test_settings_at_the_time_of_a_trace_are_those_of_its_export(frontend: str) -> None:
+    on = {"jax": jax.enable_x64, "arrays": stagec.enable_x64}[frontend]
+    function = stagec.jit(lambda x: x * 2, frontend=frontend)
+    with on(True):
+        traced = function.trace(np.ones(2))
+    assert [str(aval) for aval in traced.export().out_avals] == ["f64[2]"]
+    assert [str(aval) for aval in function.trace(np.ones(2)).export().out_avals] == ["f32[2]"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"device": None}, r"jit\(\) does not take device"),
+        ({"no_such": None}, r"jit\(\) (got an unexpected keyword argument|does not take) '?no_such"),
+    ],
+    ids=str,
+)
+def test_options_that_jit_does_not_take(frontend: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        stagec.jit(abs, **options, frontend=frontend)
