@@ -1,6 +1,7 @@
-"""The code itself: style, types, and which package imports which."""
+"""The code itself: style, types, which package imports which, and which file tests which module."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,29 @@ from tools import imports, private_names
 
 FILES = imports.modules()
 EDGES = imports.graph(FILES)
+MODULES = {path.relative_to(imports.SOURCES).as_posix() for path in FILES.values() if path.name != "__init__.py"}
+TESTS = {
+    path.relative_to(ROOT / "tests").as_posix(): path
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    if "bazel-" not in str(path.relative_to(ROOT))
+}
+MARK = "Modules: "
+
+
+def of_its_name(test: str) -> set[str]:
+    """The modules that tests/X/test_Y.py has the name of: Y.py in X, or in a folder of X."""
+    folder, _, file = test.rpartition("/")
+    return {name for name in MODULES if folder and re.fullmatch(f"{folder}/(.*/)?{file.removeprefix('test_')}", name)}
+
+
+def written(path: Path) -> list[str]:
+    """The modules, and patterns of modules, that the last paragraph of a test file's docstring names."""
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    last = docstring.rpartition("\n\n")[2]
+    return re.findall(r"`([^`]+)`", last) if last.startswith(MARK) else []
+
+
+WRITTEN = {test: written(path) for test, path in TESTS.items()}
 
 
 def test_packages_import_what_the_table_says() -> None:
@@ -106,9 +130,38 @@ def test_every_patch_of_jax_is_needed() -> None:
     assert private_names.superfluous() == []
 
 
+def test_every_module_has_a_test() -> None:
+    """A pattern is of a test of many modules together: it is not the test of each of them."""
+    tested = {name for test in TESTS for name in (*of_its_name(test), *WRITTEN[test])}
+    untested = ", ".join(sorted(MODULES - tested))
+    assert not untested, (
+        f"no file tests {untested}: write tests/X/test_Y.py for X/Y.py, or end the docstring of the file that tests it "
+        f'with a paragraph "{MARK}`X/Y.py`."'
+    )
+
+
+def test_test_files_name_modules_that_are_there() -> None:
+    for test, names in WRITTEN.items():
+        assert [name for name in names if not any(imports.SOURCES.glob(name))] == [], f"tests/{test}"
+
+
+def test_each_test_file_of_a_package_says_what_it_tests() -> None:
+    ours = [test for test in TESTS if (imports.SOURCES / test).parent.is_dir() and "/" in test]
+    unclear = ", ".join(test for test in ours if not of_its_name(test) and not WRITTEN[test])
+    assert not unclear, (
+        f'{unclear}: name it after a module of the package, or end its docstring with a paragraph "{MARK}`X/Y.py`."'
+    )
+
+
+def test_bazel_knows_every_folder_of_tests() -> None:
+    lists = (ROOT / "tests" / "BUILD").read_text("utf-8").partition("\nPACKAGES = ")[2].partition("\nexports_files")[0]
+    known = {word for words in re.findall(r'"([\w ]+)"', lists) for word in words.split()}
+    assert {test.partition("/")[0] for test in TESTS if "/" in test} - known == set(), "add it in tests/BUILD"
+
+
 def test_files_of_tests_have_names_of_their_own() -> None:
     # One run of pytest cannot collect two files of one name.
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if "bazel-" not in str(path.relative_to(ROOT))]
+    names = [path.name for path in TESTS.values()]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 

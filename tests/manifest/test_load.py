@@ -1,7 +1,8 @@
 """Loading a manifest: what is accepted, and the full text of every message.
 
-Modules: `manifest/cpu.py`, `manifest/cuda.py`, `manifest/environment.py`, `manifest/models.py`, `manifest/tables.py`,
-`manifest/targets.py`, `manifest/toml.py`, `manifest/tpu.py`, `manifest/values.py`.
+Modules: `core/builds/frontends.py`, `manifest/cpu.py`, `manifest/cuda.py`, `manifest/environment.py`,
+`manifest/models.py`, `manifest/tables.py`, `manifest/targets.py`, `manifest/toml.py`, `manifest/tpu.py`,
+`manifest/values.py`.
 """
 
 import time
