@@ -1,6 +1,6 @@
 """What the loader accepts and refuses, and the text of each refusal.
 
-Modules: `loader/bundle.py`, `loader/function.py`, `loader/loaded.py`.
+Modules: `loader/bundle.py`, `loader/function.py`, `loader/loaded.py`, `loader/variant.py`.
 """
 
 import importlib.util
