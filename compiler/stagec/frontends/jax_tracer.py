@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,8 @@ from stagec.stages.shardings import NamedSharding
 _SETTINGS: Any = jax.config
 _DEVICES: Any = (vars(config) | vars(mesh))["device_context"]
 """The concrete mesh around a call; in `config` before JAX 0.12."""
+_ON_HOST = frozenset({np.ndarray, bool, int, float, complex, *np.sctypeDict.values()})
+"""Types of what is not on a device."""
 _REFUSED = {
     "device": "stagec compiles ahead of time, before there is a device: "
     "write in_shardings and out_shardings over a mesh, or name a target when compiling",
@@ -103,7 +104,7 @@ class JaxTracer:
 
     def abstract(self, leaf: Any) -> Hashable:
         aval = jax.typeof(leaf)
-        if type(leaf) is not np.ndarray and isinstance(leaf, jax.Array):  # to ask the second takes a microsecond
+        if type(leaf) not in _ON_HOST and isinstance(leaf, jax.Array):  # to ask the second takes a microsecond
             return aval, leaf.sharding if leaf.committed else None
         return aval.shape, aval.dtype, aval.weak_type
 
@@ -192,7 +193,11 @@ _BEYOND = (
 """Settings that change a program, and that JAX leaves out of its trace context, of all releases."""
 
 
-_beyond = functools.partial(operator.attrgetter(*filter(functools.partial(hasattr, _SETTINGS), _BEYOND)), _SETTINGS)
+_HOLDERS = [config.config._value_holders[name] for name in _BEYOND if hasattr(_SETTINGS, name)]
+
+
+def _beyond() -> Hashable:
+    return tuple([holder.value for holder in _HOLDERS])
 
 
 def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -171,13 +171,12 @@ class Wrapped:
         leaves, structure = flatten(dynamic)
         known = tuple(map(tracer.abstract, leaves))
         key = static_key(self, static), structure, known, tracer.settings()
-        static_data = StaticData.of(structure)
         kept = self._compiled.setdefault(key, [])
         for entry in kept:
-            if entry[0].same(static_data):
+            if entry[0].same(structure):
                 break
         else:
-            entry = static_data, *tracer.runner(args, kwargs, known)
+            entry = StaticData.of(structure), *tracer.runner(args, kwargs, known)
             kept.append(entry)
         _, run, out_structure = entry
         return out_structure.unflatten(run(leaves, known))
@@ -333,11 +332,16 @@ def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
     """
     if not static:
         return ()
+    keys = []
     for place, value in static.items():
-        try:
-            hash(value)
-        except TypeError as error:
-            which = f"{place!r}" if isinstance(place, str) else f"number {place}"
-            what = f"{of}: static argument {which} is a {type(value).__qualname__} without a hash: {error}"
-            raise ValueError(f"{what}; pass what has one, such as a tuple for a list") from error
-    return tuple((place, same.key(value)) for place, value in static.items())
+        kind = type(value)
+        if kind not in same.WHOLE:
+            try:
+                hash(value)
+            except TypeError as error:
+                which = f"{place!r}" if isinstance(place, str) else f"number {place}"
+                what = f"{of}: static argument {which} is a {kind.__qualname__} without a hash: {error}"
+                raise ValueError(f"{what}; pass what has one, such as a tuple for a list") from error
+            value = same.key(value)
+        keys.append((place, kind, value))
+    return tuple(keys)

@@ -338,7 +338,7 @@ def _x64_enabled() -> bool:
 
 def _is_same(known: _Known, leaves: Sequence[Any], structure: Any) -> bool:
     """Whether what is static in a call is what it was in the call that is known: jaxlib compares with `==`."""
-    if known.static_data is not None and not known.static_data.same(StaticData.of(structure)):
+    if known.static_data is not None and not known.static_data.same(structure):
         return False
     return all(leaves[i] is value or same(leaves[i], value) for i, value in known.static_leaves)
 

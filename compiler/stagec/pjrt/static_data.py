@@ -14,51 +14,44 @@ from jaxlib import _jax
 
 from stagec.core.trees.same import key, same
 
-_TUPLES = _jax.pytree.PyTreeRegistry(
-    enable_none=False, enable_tuple=True, enable_namedtuple=False, enable_list=False, enable_dict=False
+_CONTAINERS = _jax.pytree.PyTreeRegistry(
+    enable_none=False, enable_tuple=True, enable_namedtuple=False, enable_list=True, enable_dict=False
 )
-"""Takes tuples apart, in C++, and nothing else."""
+"""Takes tuples and lists apart, in C++, and nothing else."""
 
 
 class StaticData(NamedTuple):
-    """What the nodes of a structure have beside their children.
+    """What the nodes of a structure have beside their children: auxiliary data, and keys of dicts.
 
-    parts: what is in their tuples, in tuples of these, and so on. nesting: jaxlib's PyTreeDef of the tuples.
+    nodes: the numbers of those that have some, children first. parts: what is in their tuples and lists, in tuples of
+    these, and so on. nesting: jaxlib's PyTreeDef of these tuples and lists.
     """
 
+    nodes: Sequence[int]
     parts: Sequence[Any]
     nesting: Any
 
     @staticmethod
     def of(structure: Any) -> StaticData:
-        """Take static data from jaxlib's PyTreeDef. Keys of dicts that are not strings count as well."""
-        data = of_nodes(structure)
-        return StaticData(*_TUPLES.flatten(data)) if data else _NONE
+        """Take static data from jaxlib's PyTreeDef."""
+        # All nodes at once: what a PyTreeDef is pickled as. What a dict has is a list, what a namedtuple has is its type.
+        known = [
+            (number, own)
+            for number, (_, _, own, kind, _, _) in enumerate(structure.__getstate__()[1])
+            if kind is not None or (own and type(own) is list)
+        ]
+        return StaticData([number for number, _ in known], *_CONTAINERS.flatten([own for _, own in known]))
 
-    def same(self, other: StaticData) -> bool:
-        """Whether both are the same in type and value."""
-        if self.nesting != other.nesting:
+    def same(self, structure: Any) -> bool:
+        """Whether a structure that jaxlib finds equal to this one's has the same static data, in type and value."""
+        if not self.nodes:
+            return True
+        nodes = structure.__getstate__()[1]
+        parts, nesting = _CONTAINERS.flatten([nodes[number][2] for number in self.nodes])
+        if self.nesting != nesting:
             return False
-        return all(map(operator.is_, self.parts, other.parts)) or all(map(same, self.parts, other.parts))
+        return all(map(operator.is_, self.parts, parts)) or all(map(same, self.parts, parts))
 
     def key(self) -> Hashable:
         """Return what is equal for two where they are the same."""
         return tuple(map(key, self.parts)), self.nesting
-
-
-_NONE = StaticData(*_TUPLES.flatten(()))
-
-
-def of_nodes(structure: Any) -> tuple[Any, ...]:
-    """Return the static data of each node that has some, children first, and keys of dicts that are not strings."""
-    # All nodes at once: what a PyTreeDef is pickled as.
-    known = [(own, kind) for _, _, own, kind, _, _ in structure.__getstate__()[1] if own is not None]
-    if not known:
-        return ()
-    data: list[Any] = []
-    for own, kind in known:
-        if kind is not None:
-            data.append(own)
-        elif type(own) is list:  # of a dict; a namedtuple has its type
-            data += [name for name in own if type(name) is not str]
-    return tuple(data)

@@ -12,7 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-_WHOLE = frozenset({bool, int, str, bytes, type(None)})
+WHOLE = frozenset({bool, int, str, bytes, type(None)})
+"""Types of which two values are the same where they are equal."""
 _BY_PARTS = (tuple.__eq__, list.__eq__, dict.__eq__, set.__eq__, frozenset.__eq__, range.__eq__, slice.__eq__)
 """Comparisons that ask for nothing beside the parts."""
 
@@ -25,7 +26,7 @@ def key(value: Any) -> Hashable:
     returned has a hash where all parts have one.
     """
     kind = type(value)
-    if kind in _WHOLE:
+    if kind in WHOLE:
         return kind, value
     parts = _parts(value)
     if parts is None:
