@@ -342,6 +342,5 @@ def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
                 which = f"{place!r}" if isinstance(place, str) else f"number {place}"
                 what = f"{of}: static argument {which} is a {kind.__qualname__} without a hash: {error}"
                 raise ValueError(f"{what}; pass what has one, such as a tuple for a list") from error
-            value = same.key(value)
-        keys.append((place, kind, value))
+        keys.append((place, kind, value if kind in same.WHOLE else same.key(value)))
     return tuple(keys)

@@ -34,7 +34,7 @@ class StaticData(NamedTuple):
     @staticmethod
     def of(structure: Any) -> StaticData:
         """Take static data from jaxlib's PyTreeDef."""
-        # All nodes at once: what a PyTreeDef is pickled as. What a dict has is a list, what a namedtuple has is its type.
+        # All nodes at once: what a PyTreeDef is pickled as. A dict has a list of its keys, a namedtuple its type.
         known = [
             (number, own)
             for number, (_, _, own, kind, _, _) in enumerate(structure.__getstate__()[1])
