@@ -6,6 +6,7 @@ tuples.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -23,11 +24,14 @@ _CONTAINERS = _jax.pytree.PyTreeRegistry(
 class StaticData(NamedTuple):
     """What the nodes of a structure have beside their children: auxiliary data, and keys of dicts.
 
-    nodes: the numbers of those that have some, children first. parts: what is in their tuples and lists, in tuples of
-    these, and so on. nesting: jaxlib's PyTreeDef of these tuples and lists.
+    nodes: the numbers of those that have some, children first. kinds: the type of what each has. top: what is in their
+    tuples and lists; None where one has something else. parts: the same for what is in these, and so on. nesting:
+    jaxlib's PyTreeDef of all these tuples and lists.
     """
 
     nodes: Sequence[int]
+    kinds: Sequence[type]
+    top: Sequence[Any] | None
     parts: Sequence[Any]
     nesting: Any
 
@@ -40,14 +44,21 @@ class StaticData(NamedTuple):
             for number, (_, _, own, kind, _, _) in enumerate(structure.__getstate__()[1])
             if kind is not None or (own and type(own) is list)
         ]
-        return StaticData([number for number, _ in known], *_CONTAINERS.flatten([own for _, own in known]))
+        data = [own for _, own in known]
+        kinds = [*map(type, data)]
+        top = [*itertools.chain.from_iterable(data)] if {*kinds} <= {tuple, list} else None
+        return StaticData([number for number, _ in known], kinds, top, *_CONTAINERS.flatten(data))
 
     def same(self, structure: Any) -> bool:
         """Whether a structure that jaxlib finds equal to this one's has the same static data, in type and value."""
         if not self.nodes:
             return True
         nodes = structure.__getstate__()[1]
-        parts, nesting = _CONTAINERS.flatten([nodes[number][2] for number in self.nodes])
+        data = [nodes[number][2] for number in self.nodes]
+        top = self.top is not None and all(map(operator.is_, self.top, itertools.chain.from_iterable(data)))
+        if top and self.kinds == [*map(type, data)]:
+            return True
+        parts, nesting = _CONTAINERS.flatten(data)
         if self.nesting != nesting:
             return False
         return all(map(operator.is_, self.parts, parts)) or all(map(same, self.parts, parts))
