@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "numpy": (lambda x: np.sin(x) + x, "NumPy needs the elements"),
     "mask": (lambda x: x[x > 0], r"a mask as an index .*; write where\(mask, x, other\)"),
     "nonzero": (lambda x: xp.nonzero(x)[0], r"nonzero\(\) needs the elements"),
-    "range": (lambda x: list(range(x[0])), "an index or a number"),
+    "range": (lambda x: list(range(x[0])), "an index or a Python number"),
 }
 
 
