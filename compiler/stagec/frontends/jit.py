@@ -220,7 +220,7 @@ class Traced:
     (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Traced), and `export`.
 
     fun_name: name of the function.
-    program: what it does, as equations: JAX's closed jaxpr, or a program of stagec's.
+    program: what it does, as equations: JAX's closed jaxpr, or a program of stagec.
     in_tree: structure of `(args, kwargs)` without the static ones.
     out_tree: structure of the result.
     in_structure: `in_tree` as jaxlib's PyTreeDef, which knows your own types.
