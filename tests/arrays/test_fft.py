@@ -92,7 +92,11 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "norm": (lambda x: xp.fft.fft(x, norm="none"), ValueError, "fft: norm is 'none'; write \"backward\""),
     "sizes": (lambda x: xp.fft.fftn(x, s=(2, 2), axes=(0,)), ValueError, "fftn: s has 2 sizes, and axes are 1"),
     "nothing": (lambda x: xp.fft.fft(x, n=0), ValueError, "fft: axis 1 has 0 elements to transform"),
-    "dtype": (lambda x: xp.fft.fftfreq(3, dtype=xp.int32) * x, TypeError, "fftfreq: a real floating-point dtype"),
+    "dtype": (
+        lambda x: xp.fft.fftfreq(3, dtype=xp.int32) * x,
+        TypeError,
+        "fftfreq: expected a real floating-point dtype",
+    ),
 }
 
 
