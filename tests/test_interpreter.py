@@ -217,7 +217,7 @@ DECLARATIONS = {
     [
         (
             'interpreter = "opt/python", interpreter_version = "3.11.9"',
-            'interpreter = "opt/python" is no absolute path; write the one where actions run, such as '
+            'interpreter = "opt/python" is not an absolute path; write the one where actions run, such as '
             "/opt/python/bin/python3.11",
         ),
         (

@@ -56,12 +56,12 @@ def compile_all(folder: Path, wheels: Mapping[str, str], cache: Path | None) -> 
 
 def _modules(folder: Path) -> dict[str, list[str]]:
     """The modules of each distribution, as RECORD has them, without those of tests."""
-    found = {}
+    modules_of = {}
     for distribution in importlib.metadata.distributions(path=[str(folder)]):
         paths = [PurePosixPath(path) for path, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines())]
         modules = [path for path in paths if path.suffix == ".py" and not {"..", "tests"} & {*path.parts}]
-        found[distribution.metadata["Name"]] = sorted(map(str, modules))
-    return found
+        modules_of[distribution.metadata["Name"]] = sorted(map(str, modules))
+    return modules_of
 
 
 def _compiled(module: str) -> str:
@@ -117,7 +117,7 @@ def _objects(value: object) -> list[object]:
         )
     elif isinstance(value, tuple | frozenset):
         parts = value
-    return [value, *(one for part in parts for one in _objects(part))]
+    return [value, *(inner for part in parts for inner in _objects(part))]
 
 
 def _restore(folder: Path, kept: Path, modules: Sequence[str]) -> bool:

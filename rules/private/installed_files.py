@@ -105,7 +105,7 @@ def _record(folder: Path, record: Path) -> str:
 def _trim(folder: Path) -> None:
     kept = _imported_tests(folder)
     for tests in [path for path in sorted(folder.rglob(_TESTS)) if path.is_dir()]:
-        if not any(tests == one or one in tests.parents for one in kept):
+        if not any(tests == kept_tests or kept_tests in tests.parents for kept_tests in kept):
             shutil.rmtree(tests, ignore_errors=True)
     for file in _files(folder):
         unread = file.suffix == _STUBS and not _reads_its_stub(file.with_suffix(".py"))
@@ -150,11 +150,15 @@ def _named_tests(folder: Path, module: Path) -> Iterator[Path]:
         return  # Python does not import it either
     parents = [folder, *(path for path in module.parents if folder in path.parents)]
     for code in codes:
-        constants = [one for const in code.co_consts for one in (const if isinstance(const, tuple) else (const,))]
-        codes += [one for one in constants if isinstance(one, CodeType)]
-        names = {one for one in constants if isinstance(one, str) and not re.search(r"\s", one)}
+        constants = [
+            constant for const in code.co_consts for constant in (const if isinstance(const, tuple) else (const,))
+        ]
+        codes += [constant for constant in constants if isinstance(constant, CodeType)]
+        names = {constant for constant in constants if isinstance(constant, str) and not re.search(r"\s", constant)}
         if any(_TESTS in name for name in code.co_names):
-            names |= {one.argval for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
+            names |= {
+                instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "IMPORT_NAME"
+            }
         for name in names:
             yield from _outermost(folder, parents, name)
 

@@ -29,7 +29,7 @@ _HEADER = "# `bazel run @stagec//:lock -- {}` wrote this: edit that file, and ru
 
 
 class Refused(Exception):
-    """There is no such lock. problems: why, all of it."""
+    """The lock cannot be written. problems: all reasons."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -73,15 +73,15 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        found = folder / "requirements.lock"
+        resolved = folder / "requirements.lock"
         if kept:
-            shutil.copy(kept, found)
+            shutil.copy(kept, resolved)
         if without_jax:
             sources = sources.without_jax(folder)
         if chosen := set(_JAX).intersection(_versions(sources.requirements)):
             sources = sources.with_any_jax(folder)
         # First the versions for this Python, which the lock for all of them keeps where it can.
-        missing, error = _resolve(uv, sources.words(), found)
+        missing, error = _resolve(uv, sources.words(), resolved)
         problems = []
         if error:
             said, more = (_said(error, tested), {}) if chosen else _conflict(uv, sources, tested, error, folder)
@@ -94,22 +94,22 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
             everywhere += ["--no-annotate", "--no-emit-index-url"]
             # Some packages have no version for the older ones.
             for oldest in sorted({*PYTHONS, here}, key=_minor):
-                missing, error = _resolve(uv, [*sources.words(), *everywhere, "--python-version", oldest], found)
+                missing, error = _resolve(uv, [*sources.words(), *everywhere, "--python-version", oldest], resolved)
                 if oldest == here or not (missing or error):
                     break
             problems = [_no_wheels(missing, "one of the systems that the lock is for")] if missing else []
             problems += [_said(error, tested)] if error else []
         if not problems:
-            problems = lock_problems(found.read_text(encoding="utf-8"), str(sources.requirements))
+            problems = lock_problems(resolved.read_text(encoding="utf-8"), str(sources.requirements))
         if problems:
             raise Refused(*problems)
         notes = [f"the lock is for Python {oldest} and newer"] if oldest != PYTHONS[0] else []
         for python in PYTHONS:
             if python != here and _minor(python) > _minor(oldest):
                 linux = ["--no-deps", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
-                if missing := _resolve(uv, [str(found), *linux], folder / "python.lock")[0]:
+                if missing := _resolve(uv, [str(resolved), *linux], folder / "python.lock")[0]:
                     notes.append(f"no wheel for Python {python} on Linux x86-64: {', '.join(sorted(missing))}")
-        versions = _versions(found)
+        versions = _versions(resolved)
         if without_jax and "jax" in versions:
             raise Refused("one of these packages needs jax: leave it out, or --without-jax")
         if versions["jaxlib"] != tested["jaxlib"]:
@@ -119,7 +119,7 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
             )
         if not kept and not chosen:
             notes += _held_back(uv, sources, versions, folder)
-        text = _HEADER.format(sources.requirements.name) + found.read_text(encoding="utf-8")
+        text = _HEADER.format(sources.requirements.name) + resolved.read_text(encoding="utf-8")
         new = lock.with_name(f".{lock.name}.{os.getpid()}")
         new.write_text(text, encoding="utf-8")
         new.replace(lock)
@@ -155,15 +155,15 @@ def _resolve(uv: Uv, words: Sequence[str], output: Path) -> tuple[dict[str, str]
 
 def _without_wheel(said: str) -> dict[str, str]:
     """The packages for which uv says that no wheel fits, with what there is instead."""
-    found = dict.fromkeys(re.findall(r"Wheels are required for `([^`]+)`", said), "a source distribution alone")
+    reasons = dict.fromkeys(re.findall(r"Wheels are required for `([^`]+)`", said), "a source distribution alone")
     for name, version, tags in re.findall(r"wheels (?:are available )?for `([^`]+)` \(v([^)]+)\) (.+)", said):
-        found[name] = f"{version} has wheels " + tags.replace("`", "").replace("with the following ", "for the ")
+        reasons[name] = f"{version} has wheels " + tags.replace("`", "").replace("with the following ", "for the ")
     for name, version, tag in re.findall(r"([\w.-]+)==(\S+) has no wheels with a matching .*?`(\w+)`", said):
-        found.setdefault(name, f"{version} has none for {tag}")
-    for name, why in found.items():
+        reasons.setdefault(name, f"{version} has none for {tag}")
+    for name, why in reasons.items():
         if wanted := re.search(rf"(\S+) depends on ({re.escape(name)}\S*)", said):
-            found[name] = f"{why} ({wanted[1]} wants {wanted[2].rstrip(',')})"
-    return found
+            reasons[name] = f"{why} ({wanted[1]} wants {wanted[2].rstrip(',')})"
+    return reasons
 
 
 def _held_back(uv: Uv, sources: Sources, versions: dict[str, str], folder: Path) -> list[str]:
@@ -222,11 +222,11 @@ def _problem(requirements: Path, text: str) -> str:
 
 def _versions(file: Path) -> dict[str, str]:
     """The packages that a file names, with their pinned versions, or ""."""
-    found = {}
+    versions = {}
     for line in normalized_pins(file.read_text(encoding="utf-8")):
         if match := re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*(?:==\s*([^\s;,]+))?", line):
-            found[normalized(match[1])] = match[2] or ""
-    return found
+            versions[normalized(match[1])] = match[2] or ""
+    return versions
 
 
 def main() -> None:

@@ -43,15 +43,15 @@ def _installed(report: str) -> list[dict[str, str]]:
     Raises ValueError, with the package's name, where the report has no sha256: an index gave pip another kind of hash.
     """
     wheels = []
-    for one in json.loads(report)["install"]:
-        download = one["download_info"]
+    for item in json.loads(report)["install"]:
+        download = item["download_info"]
         path = urllib.parse.urlsplit(download["url"]).path
         wheels.append(
             {
-                "name": one["metadata"]["name"],
-                "version": one["metadata"]["version"],
+                "name": item["metadata"]["name"],
+                "version": item["metadata"]["version"],
                 "filename": urllib.parse.unquote(path.rpartition("/")[2]),
-                "sha256": _sha256(download["archive_info"], one["metadata"]["name"]),
+                "sha256": _sha256(download["archive_info"], item["metadata"]["name"]),
             }
         )
     return sorted(wheels, key=lambda wheel: wheel["filename"])

@@ -69,12 +69,12 @@ def to_uv(settings: Mapping[str, str]) -> Words:
     own_certificates = False
     for option, value in sorted(settings.items()):
         if option in several:
-            words.flags += [word for one in value.split() for word in (several[option], one)]
+            words.flags += [word for item in value.split() for word in (several[option], item)]
         elif option == "find-links":
             # pip passes over folders that do not exist, where uv ends.
-            places = [one if "://" in one else str(Path(one).expanduser()) for one in value.split()]
-            there = [one for one in places if "://" in one or Path(one).exists()]
-            words.flags += [word for one in there for word in ("--find-links", one)]
+            places = [place if "://" in place else str(Path(place).expanduser()) for place in value.split()]
+            there = [place for place in places if "://" in place or Path(place).exists()]
+            words.flags += [word for place in there for word in ("--find-links", place)]
         elif option in ("index-url", "pypi-url"):
             words.flags += ["--default-index", value]
         elif option == "no-index":

@@ -51,9 +51,9 @@ def _declared_interpreter(attr):
     """What is where actions run: a struct of interpreter, version and packages; each is "" where it is what is here."""
     interpreter, version = attr.interpreter, attr.interpreter_version
     if attr.packages and not attr.packages.startswith("/"):
-        fail("packages = %r is no absolute path; write the folder where actions run, such as /opt/stagec" % attr.packages)
+        fail("packages = %r is not an absolute path; write the folder where actions run, such as /opt/stagec" % attr.packages)
     if interpreter and not interpreter.startswith("/"):
-        fail("interpreter = %r is no absolute path; write the one where actions run, such as /opt/python/bin/python3.11" %
+        fail("interpreter = %r is not an absolute path; write the one where actions run, such as /opt/python/bin/python3.11" %
              interpreter)
     if bool(interpreter) != bool(version) or version and len(version.split(".")) != 3:
         fail(("interpreter = %r, interpreter_version = %r: write both, or none; the version has three numbers, " +

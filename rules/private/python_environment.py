@@ -221,7 +221,7 @@ def install(arguments: Arguments) -> str:
             _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
     if clash := shared_files(folder):
         _give_up(f"{display}: {clash}")
-    packages = {"python": arguments.release, "packages": sorted(installed, key=lambda one: one["filename"])}
+    packages = {"python": arguments.release, "packages": sorted(installed, key=lambda package: package["filename"])}
     Path(PACKAGES).write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     installed_files.normalize(folder, arguments.trimmed)
     return f"compiling the modules of {display}"
@@ -229,7 +229,10 @@ def install(arguments: Arguments) -> str:
 
 def compile_modules(arguments: Arguments) -> str:
     """The third step: compiles the modules, or takes them from the cache."""
-    wheels = {one["name"]: one["sha256"] for one in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]}
+    wheels = {
+        package["name"]: package["sha256"]
+        for package in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]
+    }
     byte_code.compile_all(Path(SITE_PACKAGES), wheels, pip_settings.cache_folder(State.read().settings))
     Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES)) + "\n", encoding="ascii")
     Path(_STATE).unlink()

@@ -122,7 +122,7 @@ def choose(uv: Uv, lock: Path, pins: Sequence[str]) -> list[Wheel]:
         del uv.words.flags[at : at + 2]
     words = ["pip", "compile", "--no-deps", "--no-header", "--only-binary", ":all:"]
     words += ["--index-strategy", "unsafe-best-match", str(lock)]
-    found = tomllib.loads(uv.run(*words, "--format", "pylock.toml"))
+    pylock = tomllib.loads(uv.run(*words, "--format", "pylock.toml"))
     annotated = uv.run(*words, "--no-annotate", "--emit-index-annotation")
     indexes = dict(re.findall(r"^([^\s=]+)==.*\n\s+# from (\S+)$", annotated, re.MULTILINE))
     locked: dict[str, set[str]] = {}
@@ -130,20 +130,22 @@ def choose(uv: Uv, lock: Path, pins: Sequence[str]) -> list[Wheel]:
         if package := re.match(r"[A-Za-z0-9._-]+", pin):
             hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", pin)
             locked.setdefault(normalized(package[0]), set()).update(hashes)
-    packages = found.get("packages", [])
-    return [_best(one, locked[normalized(one["name"])], indexes.get(one["name"], "")) for one in packages]
+    packages = pylock.get("packages", [])
+    return [
+        _best(package, locked[normalized(package["name"])], indexes.get(package["name"], "")) for package in packages
+    ]
 
 
 def _best(package: Mapping[str, Any], locked: set[str], index: str) -> Wheel:
     """The wheel of a package that pip would take: of those that are locked, the one with the best tag."""
     wheels = []
-    for one in package.get("wheels", []):
-        where = "url" if "url" in one else "path"
-        filename = urllib.parse.unquote(urllib.parse.urlsplit(one[where]).path.rpartition("/")[2])
-        sha256 = one.get("hashes", {}).get("sha256", "")
+    for wheel in package.get("wheels", []):
+        where = "url" if "url" in wheel else "path"
+        filename = urllib.parse.unquote(urllib.parse.urlsplit(wheel[where]).path.rpartition("/")[2])
+        sha256 = wheel.get("hashes", {}).get("sha256", "")
         if sha256 in locked:
-            found = (where, one[where]), index if where == "url" else "", one.get("size", 0)
-            wheels.append(Wheel(package["name"], package["version"], filename, sha256, *found))
+            origin = (where, wheel[where]), index if where == "url" else "", wheel.get("size", 0)
+            wheels.append(Wheel(package["name"], package["version"], filename, sha256, *origin))
     if not wheels:
         raise Unusable(f"the index has no wheel of {package['name']} {package['version']} with a sha256 of the lock")
     return min(wheels, key=_rank) if len(wheels) > 1 else wheels[0]
@@ -197,14 +199,14 @@ def install(uv: Uv, wheels: Sequence[Wheel], folder: Path) -> tuple[list[dict[st
                 f"uv's cache {uv.cache} has another {damaged[names[0]]} than the wheel of {names[0]}: it was "
                 f"downloaded again (uv cache clean {' '.join(names)} mends the cache)"
             )
-    found = {normalized(one.metadata["Name"]): one for one in _distributions(folder)}
+    distributions = {normalized(distribution.metadata["Name"]): distribution for distribution in _distributions(folder)}
     installed = []
     for wheel in wheels:
-        if wheel.name not in found:
+        if wheel.name not in distributions:
             raise Unusable(f"uv did not install {wheel.name}")
-        metadata = found[wheel.name].metadata
-        one = {"name": metadata["Name"], "version": metadata["Version"]}
-        installed.append({**one, "filename": wheel.filename, "sha256": wheel.sha256})
+        metadata = distributions[wheel.name].metadata
+        named = {"name": metadata["Name"], "version": metadata["Version"]}
+        installed.append({**named, "filename": wheel.filename, "sha256": wheel.sha256})
     return installed, damage
 
 
@@ -235,12 +237,12 @@ def _distributions(folder: Path) -> Iterable[importlib.metadata.Distribution]:
 
 def recorded(folder: Path) -> dict[str, dict[str, str]]:
     """By package, the digests of its files: in the order in which pip installs, the last name first."""
-    found = {}
+    digests_of = {}
     for distribution in _distributions(folder):
         rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
         digests = {path: digest for path, digest, *_ in rows if digest}
-        found[normalized(distribution.metadata["Name"])] = digests
-    return dict(sorted(found.items(), reverse=True))
+        digests_of[normalized(distribution.metadata["Name"])] = digests
+    return dict(sorted(digests_of.items(), reverse=True))
 
 
 def _put_in_order(uv: Uv, wheels: Sequence[Wheel], folder: Path) -> None:
