@@ -217,7 +217,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "write it with flax.serialization.to_bytes or msgpack_serialize",
     ),
     "msgpack:named.msgpack": (
-        "pkg/named.msgpack: name is a str, which is no array of JAX's",
+        "pkg/named.msgpack: name is a str, which is not an array of JAX's",
         'name a part without it with ?at=, or write avals = "package.module:function" that returns the arguments',
     ),
     "msgpack:state.msgpack?at=params.outpt": (

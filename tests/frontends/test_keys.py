@@ -292,7 +292,7 @@ NOT_BUILT = {
             "padding": {"n": {"fill": 0, "mask": "valid"}},
         },
         "pkg/m.toml: functions.f.padding.n: result is f32[2*n]: "
-        "where n is filled up, its real elements are not its first\n"
+        "where n is padded, its real elements are not its first\n"
         "  leave it out, or return an array whose size is the name\n"
         "pkg/m.toml: functions.f.padding.n: no keyword argument 'valid'\n"
         "  name one that the function takes\n",

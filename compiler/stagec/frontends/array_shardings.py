@@ -27,21 +27,21 @@ def split_of(program: Program, in_shardings: Any, out_shardings: Any, args: Any,
     given = [*_flat(_of_arguments(in_shardings), args)]
     given += [None] * (len(program.inputs) - len(given))
     wanted = _flat(out_shardings, out_structure)
-    both = [found for found in (*given, *wanted) if found is not None]
+    both = [sharding for sharding in (*given, *wanted) if sharding is not None]
     mesh = meshes.the_one({meshes.of_program(program), *(axes for axes, _ in both)}) or meshes.current()
 
-    def fitting(found: Sequence[tuple[Axes, Partition] | None], avals: Sequence[ShapedArray]) -> Any:
-        for known, aval in zip(found, avals, strict=True):
+    def fitting(shardings: Sequence[tuple[Axes, Partition] | None], avals: Sequence[ShapedArray]) -> Any:
+        for known, aval in zip(shardings, avals, strict=True):
             if known is not None:
                 meshes.part(aval.shape, *known)
-        return tuple(None if known is None else known[1] for known in found)
+        return tuple(None if known is None else known[1] for known in shardings)
 
     return Split(mesh, fitting(given, program.in_avals), fitting(wanted, program.out_avals)) if mesh else Split()
 
 
 def _of_arguments(in_shardings: Any) -> Any:
-    one = parallel.is_sharding(in_shardings) or isinstance(in_shardings, dict)
-    return in_shardings if one else tuple(in_shardings)
+    single = parallel.is_sharding(in_shardings) or isinstance(in_shardings, dict)
+    return in_shardings if single else tuple(in_shardings)
 
 
 def constrained(function: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> Callable[..., Any]:
@@ -58,14 +58,15 @@ def constrained(function: Callable[..., Any], in_shardings: Any, out_shardings: 
 
 
 def _flat(shardings: Any, structure: Any) -> list[tuple[Axes, Partition] | None]:
-    found = pytrees.spread(shardings, structure, parallel.is_sharding)
-    return [None if one is None else parallel.over(one) for one in found]
+    leaves = pytrees.spread(shardings, structure, parallel.is_sharding)
+    return [None if leaf is None else parallel.over(leaf) for leaf in leaves]
 
 
-def named(mesh: Axes, found: Sequence[Partition | None], count: int) -> tuple[NamedSharding | None, ...]:
-    """Return partitions over a mesh as artifacts have them. count: of arrays; () stands for None of each."""
+def named(mesh: Axes, split: Sequence[Partition | None], count: int) -> tuple[NamedSharding | None, ...]:
+    """Return partitions over a mesh as artifacts have them. count: of arrays; `split` may be (), for None of each."""
     whole = Mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh))
-    return tuple(None if one is None else NamedSharding(whole, PartitionSpec(*one)) for one in found or [None] * count)
+    parts = split or [None] * count
+    return tuple(None if part is None else NamedSharding(whole, PartitionSpec(*part)) for part in parts)
 
 
 def of_manifest(spec: FunctionSpec, key: str, structure: Any) -> Any:
@@ -78,8 +79,8 @@ def of_manifest(spec: FunctionSpec, key: str, structure: Any) -> Any:
     if prefix is None:
         return None
     mesh = tuple((name, size) for name, size in spec.mesh)
-    found = _expanded(spec, prefix, pytrees.to_tree(structure), key)
-    return structure.unflatten(named(mesh, found, len(found)))
+    leaves = _expanded(spec, prefix, pytrees.to_tree(structure), key)
+    return structure.unflatten(named(mesh, leaves, len(leaves)))
 
 
 def _expanded(spec: FunctionSpec, prefix: Any, node: Tree, path: str) -> list[Partition | None]:
@@ -92,11 +93,11 @@ def _expanded(spec: FunctionSpec, prefix: Any, node: Tree, path: str) -> list[Pa
     if len(names) != len(prefix) or node.kind == "leaf":
         what = f"{len(prefix)} shardings are given for {len(names) or 1} elements"
         raise spec.problem(path, what, "write one for each, or one for all")
-    found: list[Partition | None] = []
+    leaves: list[Partition | None] = []
     for i, (name, child) in enumerate(zip(names, node.children, strict=True)):
         part, where = (prefix[name], f"{path}.{name}") if isinstance(prefix, Mapping) else (prefix[i], f"{path}[{i}]")
-        found += _expanded(spec, part, child, where)
-    return found
+        leaves += _expanded(spec, part, child, where)
+    return leaves
 
 
 def _names(node: Tree) -> list[str]:

@@ -204,7 +204,7 @@ class ArrayTracer:
 
 
 _LARGE = 1 << 20
-"""Bytes of constants from which on a module has a context of its own: one that is kept would keep them."""
+"""Bytes of constants from which on a module has a context of its own: a context that is kept would keep them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,7 +68,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 
 @repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the program of the function of `spec`, as text: what a jaxpr is to JAX."""
+    """Return the program of the function of `spec`, as a string: what a jaxpr is to JAX."""
     return _traced(spec, import_roots, ArrayTracer.trace).as_text()
 
 

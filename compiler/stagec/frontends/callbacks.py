@@ -27,7 +27,7 @@ _CALLBACKS = frozenset(patch.object.name for patch in patched.CALLBACKS)
 _VARIABLES = {"equinox": ("EQX_ON_ERROR", 'its checks then give NaN where they fail; with "off" it checks nothing')}
 """Libraries whose callbacks a variable turns off, and what the value "nan" does."""
 _HANDLING: Any = jax.make_user_context(None)
-"""How callbacks are bound: "drop", or a `_Seen` that is told of them; None: as in JAX.
+"""How callbacks are bound: "drop", or a `_Seen` that keeps where; None: as in JAX.
 
 JAX keeps what it traced under another value apart (https://docs.jax.dev/en/latest/_autosummary/jax.make_user_context.html).
 """
@@ -82,7 +82,7 @@ class Callback:
 def handling(host_callbacks: str) -> AbstractContextManager[object]:
     """Let JAX trace with callbacks as "refuse" or "drop" says; dropped ones are as if they were not in the source.
 
-    Of several threads, this one alone.
+    It holds for this thread alone.
     """
     if host_callbacks == "refuse":
         return nullcontext()
@@ -120,10 +120,10 @@ def problems(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
         Problem(
             spec.manifest,
             spec.key,
-            found.what(spec.entry),
-            found.write('host_callbacks = "drop"', declare, spec.environment),
+            callback.what(spec.entry),
+            callback.write('host_callbacks = "drop"', declare, spec.environment),
         )
-        for found in callbacks(jaxpr, spec.platforms)
+        for callback in callbacks(jaxpr, spec.platforms)
     ]
 
 
@@ -137,15 +137,15 @@ def sentences(jaxpr: Any, platforms: Sequence[str], entry: str) -> list[str]:
         return f'set os.environ["{name}"] = "{value}" before the library is imported'
 
     return [
-        f"{found.what(entry)}\n  " + found.write('host_callbacks="drop"', declare, {}).replace("\n", "\n  ")
-        for found in callbacks(jaxpr, platforms)
+        f"{callback.what(entry)}\n  " + callback.write('host_callbacks="drop"', declare, {}).replace("\n", "\n  ")
+        for callback in callbacks(jaxpr, platforms)
     ]
 
 
 def callbacks(jaxpr: Any, platforms: Sequence[str]) -> list[Callback]:
     """Return the callbacks of a program that is lowered for `platforms`, in its order; those of one line once."""
     lowered: dict[str, _Frames | None] = {}
-    found: dict[tuple[str, str, str], Callback] = {}
+    by_line: dict[tuple[str, str, str], Callback] = {}
     for equation, outside in _leaves(jaxpr, ()):
         inside: _Frames | None = ()
         if equation.primitive.name not in _CALLBACKS:
@@ -154,15 +154,15 @@ def callbacks(jaxpr: Any, platforms: Sequence[str]) -> list[Callback]:
                 lowered[key] = _lowers_to_a_callback(equation, platforms)
             inside = lowered[key]
         if inside is not None:
-            one = _callback(equation, (*inside, *_frames(equation), *outside))
-            found.setdefault((one.place, one.primitive, one.distribution), one)
-    return list(found.values())
+            callback = _callback(equation, (*inside, *_frames(equation), *outside))
+            by_line.setdefault((callback.place, callback.primitive, callback.distribution), callback)
+    return list(by_line.values())
 
 
 def _callback(equation: Any, frames: _Frames) -> Callback:
-    found = user_code.library(frames)
-    name, version, line = _distribution(*found) if found else ("", "", "")
-    library = f"{name} {version}".strip() + f" ({line})" if found else ""
+    place = user_code.library(frames)
+    name, version, line = _distribution(*place) if place else ("", "", "")
+    library = f"{name} {version}".strip() + f" ({line})" if place else ""
     return Callback(user_code.place(frames), equation.primitive.name, library, name.lower(), bool(equation.outvars))
 
 

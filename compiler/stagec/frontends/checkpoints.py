@@ -32,7 +32,7 @@ def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree
     """Return the tree of avals that a leaf such as "safetensors:weights.safetensors?sep=." stands for.
 
     key: of the leaf, for messages. roots: folders below which the manifest's folder is looked for, first wins.
-    Raises StagecError where there is no such file, where it is another one or not whole, and where the library that
+    Raises StagecError where there is no such file, where it is of another kind or not whole, and where the library that
     reads it is not installed.
     """
     name, _, rest = leaf.partition(":")
@@ -48,10 +48,10 @@ def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree
     if path is None:
         raise spec.problem(key, f"no file {shown}", "name the file in data, relative to the manifest's folder")
     try:
-        found = kind.read(path)
+        tree = kind.read(path)
         if option:
-            found = _nested(found, value) if option == "sep" else _at(found, value)
-        return _texts(found, "", spec.enable_x64)
+            tree = _nested(tree, value) if option == "sep" else _at(tree, value)
+        return _texts(tree, "", spec.enable_x64)
     except ImportError as error:
         what = f"{shown} is read with {kind.library}, which cannot be imported: {error}"
         raise spec.problem(key, what, f"add {kind.library} to the lock of the Python environment") from error
@@ -91,7 +91,7 @@ class _Misfit(Exception):
 
 def _safetensors(path: Path) -> dict[str, Aval]:
     """Return the arrays of a file, by name."""
-    return {name: found.aval for name, found in safetensors.read(path).items()}
+    return {name: tensor.aval for name, tensor in safetensors.read(path).items()}
 
 
 def _nested(avals: Mapping[str, Aval], separator: str) -> dict[str, Any]:
@@ -117,13 +117,13 @@ def _orbax(path: Path) -> Any:
     try:
         logging.disable(logging.WARNING)  # it warns of files that not every checkpoint has
         with checkpoint.StandardCheckpointer() as checkpointer:
-            found: Any = checkpointer.metadata(path.absolute())
+            metadata: Any = checkpointer.metadata(path.absolute())
     except Exception as error:  # for a damaged file, whatever its code comes upon
         raise ValueError(f"orbax raised {type(error).__name__}: {error}") from error
     finally:
         logging.disable(logging.NOTSET)
-    found = getattr(found, "item_metadata", found)
-    return getattr(found, "tree", found)
+    metadata = getattr(metadata, "item_metadata", metadata)
+    return getattr(metadata, "tree", metadata)
 
 
 def _at(tree: Any, path: str) -> Any:
@@ -161,7 +161,7 @@ def _texts(node: Any, path: str, wide: bool) -> Tree:
     dtype = _SHORT.get(str(getattr(node, "dtype", "")))
     if dtype is None:
         kind = getattr(node, "dtype", None) or f"a {type(node).__name__}"
-        raise _Misfit(f"{path or 'it'} is {kind}, which is no array of JAX's", _LEAVE_OUT)
+        raise _Misfit(f"{path or 'it'} is {kind}, which is not an array of JAX's", _LEAVE_OUT)
     return str(Aval(dtype, tuple(node.shape)))
 
 
@@ -171,7 +171,7 @@ def _join(path: str, part: object) -> str:
 
 def _steps(path: Path, folder: str) -> str:
     """Return what to write for a folder that may have checkpoints below it."""
-    below = sorted(found.parent.relative_to(path).as_posix() for found in path.glob("**/_METADATA"))
+    below = sorted(file.parent.relative_to(path).as_posix() for file in path.glob("**/_METADATA"))
     return f'write for example "orbax:{folder}/{below[-1]}"' if below else "name the folder that has the file _METADATA"
 
 

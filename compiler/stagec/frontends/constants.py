@@ -17,7 +17,7 @@ from stagec.stages import mlir
 from stagec.stages.exported import Exported
 
 LARGE = 2**20
-"""Bytes from which on a constant is told: it is in each executable of the function, and compiled with it."""
+"""Bytes from which on a warning names a constant: it is in each executable of the function, and compiled with it."""
 
 
 def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> lis
     named: the frontend's `named_arrays` of the function.
 
     Each is a table: "name" of the variable that the function closed over, and "where", FILE:LINE of the code that uses
-    it, "" where they are not found; "aval"; "bytes". Arrays of one repeated value take no space and are not told.
+    it, "" where they are not found; "aval"; "bytes". Arrays of one repeated value take no space and are not listed.
     """
     if len(serialized) < LARGE:
         return []
@@ -40,14 +40,14 @@ def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> lis
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
-        found = []
+        constants = []
         for operation in operations:
             aval = stablehlo.aval(ir.RankedTensorType(operation.results[0].type))
             if aval is None or num_bytes(aval) < LARGE or _is_splat(operation):
                 continue
             name, where = _origin(aval, operation, named)
-            found.append({"name": name, "where": where, "aval": str(aval), "bytes": num_bytes(aval)})
-        return found
+            constants.append({"name": name, "where": where, "aval": str(aval), "bytes": num_bytes(aval)})
+        return constants
 
 
 def _is_splat(operation: ir.Operation) -> bool:
@@ -55,12 +55,12 @@ def _is_splat(operation: ir.Operation) -> bool:
     return "__elided__" not in str(operation.get_asm(large_elements_limit=1))
 
 
-def advice(spec: FunctionSpec, found: Sequence[Mapping[str, Any]]) -> list[Problem]:
+def advice(spec: FunctionSpec, constants: Sequence[Mapping[str, Any]]) -> list[Problem]:
     """Return what to say of each of what `find` returned. It is no mistake."""
     problems: list[Problem] = []
-    for one in found:
-        origin = " of ".join(filter(None, (one["name"], one["where"]))) or "an array"
-        what = f"warning: {origin} ({one['aval']}, {one['bytes']:,} bytes) is a constant of every executable"
+    for constant in constants:
+        origin = " of ".join(filter(None, (constant["name"], constant["where"]))) or "an array"
+        what = f"warning: {origin} ({constant['aval']}, {constant['bytes']:,} bytes) is a constant of every executable"
         write = 'pass it as an argument, and bind that: bind = { NAME = "weights.safetensors" }'
         problems += spec.problem("", what, write).problems
     return problems

@@ -53,7 +53,7 @@ def arguments(
 def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, ...] | dict[str, Any], str]:
     """Return what `avals = "module:name"` names, or returns when it is called, and the advice where that is wrong.
 
-    struct: the class of an abstract array, for messages. Raises StagecError for what is no tuple and no dict.
+    struct: the class of an abstract array, for messages. Raises StagecError for what is not a tuple or a dict.
     """
     assert spec.avals is not None
     key = f"{spec.key}.avals"
@@ -91,7 +91,7 @@ def refusal(spec: FunctionSpec) -> updates.Refusal:
 
 
 def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments against the function's signature, so that a wrong name is told before tracing.
+    """Check the arguments against the function's signature, so that an error about a wrong name comes before tracing.
 
     Raises StagecError with all that is wrong.
     """
@@ -138,21 +138,21 @@ def abstracted(spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any],
     abstract: what stands for a leaf. Raises StagecError for leaves that are neither, and numbers that have no dtype.
     """
     pairs, structure = _jax.pytree.default_registry().flatten_with_path(example)
-    found, wrong = [], []
+    abstracts, wrong = [], []
     for path, leaf in pairs:
         where = "".join(map(str, path))
         if not is_example(leaf):
             wrong.append(f"{where} is a {type(leaf).__name__}")
             continue
         try:
-            found.append(abstract(leaf))
+            abstracts.append(abstract(leaf))
         except OverflowError as error:
             raise spec.problem("avals", f"{spec.avals}: {where}: {error}", "write enable_x64 = true") from None
         except TypeError as error:
             raise spec.problem("avals", f"{spec.avals}: {where}: {error}", advice) from None
     if wrong:
         raise spec.problem("avals", f"{spec.avals} returned leaves that are not avals: {', '.join(wrong)}", advice)
-    return structure.unflatten(found)
+    return structure.unflatten(abstracts)
 
 
 def is_example(leaf: Any) -> bool:
@@ -167,15 +167,15 @@ def numbers(spec: FunctionSpec, error: StagecError) -> list[Problem]:
         return []
     example = user_code.load_entry(spec.avals, spec.manifest, f"{spec.key}.avals")
     pairs, _ = _jax.pytree.default_registry().flatten_with_path(example() if callable(example) else example)
-    found = [
+    paths = [
         f"{''.join(map(str, path))} is {leaf!r}"
         for path, leaf in pairs
         if isinstance(leaf, NUMBERS) and not hasattr(leaf, "dtype")
     ]
-    if not found:
+    if not paths:
         return []
-    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    what = f"numbers in what {spec.avals} returned are arguments, as in jax.jit: {', '.join([*found[:_SHOWN], *more])}"
+    more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
+    what = f"numbers in what {spec.avals} returned are arguments, as in jax.jit: {', '.join([*paths[:_SHOWN], *more])}"
     write = (
         "one that must stay constant is a keyword argument in static, "
         'or a static field of its class (field(metadata={"static": True}))'

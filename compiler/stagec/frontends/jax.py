@@ -188,7 +188,7 @@ def results(
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
     """Return what an exported artifact was made with: name -> version, of jax and of every package that is imported."""
-    found = {
+    imported = {
         name: module.__version__
         for name, module in sys.modules.items()
         if "." not in name
@@ -197,8 +197,8 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
     }
     # The package of the parts of JAX that lower kernels says no version.
     wheels = [plugin.kernels for platform in spec.plugins if (plugin := PLATFORMS[platform].plugin)]
-    found |= {wheel: metadata.version(wheel) for wheel in wheels}
-    return {**found, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
+    imported |= {wheel: metadata.version(wheel) for wheel in wheels}
+    return {**imported, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
 
 
 class Staged(NamedTuple):
@@ -215,7 +215,7 @@ class Staged(NamedTuple):
 
 
 def _portable(spec: FunctionSpec, import_roots: Sequence[str], device: contextlib.ExitStack, frames: int = 0) -> Staged:
-    """Return what `stage` does. A function that asks which device is there is told that of its first target.
+    """Return what `stage` does. A function that asks which device is there gets that of its first target.
 
     device: what is entered then, and left when what is returned is no longer used.
     """
@@ -231,10 +231,10 @@ def _portable(spec: FunctionSpec, import_roots: Sequence[str], device: contextli
 
 
 def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Staged) -> dict[str, bytes]:
-    """Return the artifact for each kind of device whose module is another one than that of the exported artifact."""
-    found: dict[str, bytes] = {}
+    """Return the artifact for each kind of device whose module differs from that of the exported artifact."""
+    artifacts: dict[str, bytes] = {}
     if not portable.depends_on_device:
-        return found
+        return artifacts
     for described in spec.devices:
         alone = dataclasses.replace(spec, platforms=(described["platform"],), vjp_order=0)
         device = kernels.Device.of(described)
@@ -243,8 +243,8 @@ def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Stag
                 staged = stage(alone, import_roots)
             another = staged.exported.mlir_module_serialized != portable.exported.mlir_module_serialized
             if staged.depends_on_device and another:
-                found[described["device_kind"]] = _serialize(alone, staged)
-    return found
+                artifacts[described["device_kind"]] = _serialize(alone, staged)
+    return artifacts
 
 
 def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> Staged:
@@ -376,7 +376,7 @@ def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
             sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
             return [sharding if partition is not None else None] * len(jax.tree.leaves(node))
         below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
-        if isinstance(prefix, Mapping):  # what holds no array needs no name: nnx has such parts
+        if isinstance(prefix, Mapping):  # what has no arrays needs no name: nnx has such parts
             below = [
                 (steps, child)
                 for steps, child in below

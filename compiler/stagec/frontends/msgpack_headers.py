@@ -82,16 +82,16 @@ class _Reader:
         if end > len(self._data):
             raise ValueError(f"it ends at byte {len(self._data):,}, in the middle of an array")
         if kind == _COMPLEX:
-            found: Any = Array((), "complex64")
+            value: Any = Array((), "complex64")
         elif kind in (_ARRAY, _SCALAR):
             if self._value("read_array_header") != 3:
                 raise ValueError(f"there is no array at byte {self.at:,}")
             shape, dtype = self._value(), self._value()
-            found = Array(_sizes(shape), str(dtype))
+            value = Array(_sizes(shape), str(dtype))
         else:
             raise ValueError(f"byte {self.at - 1:,} is an extension of type {kind}, which flax does not write")
         self.at = end
-        return found
+        return value
 
     def _whole(self, tree: dict[Any, Any]) -> Array:
         """Return the array that stands in chunks."""
@@ -106,17 +106,17 @@ class _Reader:
         return self._data[self.at]
 
     def _value(self, method: str = "unpack") -> Any:
-        """Let msgpack read one value that is no extension, or the header of a container."""
+        """Let msgpack read one value that is not an extension, or the header of a container."""
         unpacker = self._msgpack.Unpacker(strict_map_key=False)
         unpacker.feed(self._data[self.at : self.at + _WINDOW])
         try:
-            found = getattr(unpacker, method)()
+            value = getattr(unpacker, method)()
         except self._msgpack.OutOfData:
             raise ValueError(f"it is cut off, or a name is too long, at byte {self.at:,}") from None
         except (self._msgpack.UnpackException, ValueError) as error:
             raise ValueError(f"byte {self.at:,} is no msgpack ({error or type(error).__name__})") from None
         self.at += unpacker.tell()
-        return found
+        return value
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

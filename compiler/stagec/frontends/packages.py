@@ -58,12 +58,12 @@ def _installed(folders: Sequence[str]) -> dict[str, _Package]:
 
     Names and versions are those of wheels' own folders (https://packaging.python.org/specifications/binary-distribution-format).
     """
-    found: dict[str, _Package] = {}
+    packages: dict[str, _Package] = {}
     for folder in folders:
         for path in sorted(Path(folder).glob(f"*{_INFO}")):
             name, _, version = path.name.removesuffix(_INFO).partition("-")
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), _Package(name, version, folder))
-    return found
+            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), _Package(name, version, folder))
+    return packages
 
 
 def _release(version: str) -> str:

@@ -21,7 +21,7 @@ def check(spec: FunctionSpec, serialized: bytes) -> None:
         for path, aval in named:
             for size in aval.shape:
                 if isinstance(size, str) and size != dim and dim in names_in(size):
-                    what = f"{path} is {aval}: where {dim} is filled up, its real elements are not its first"
+                    what = f"{path} is {aval}: where {dim} is padded, its real elements are not its first"
                     problems.append(
                         _problem(spec, dim, what, "leave it out, or return an array whose size is the name")
                     )

@@ -47,7 +47,7 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
                     what = f"{where} a dict with a key that"
                     tuple(map(key_of, auxdata))
                 elif kind is StaticLeaf:
-                    what = f"{where} an object with a field that is no array ({auxdata!r}), which"
+                    what = f"{where} an object with a field that is not an array ({auxdata!r}), which"
                     describe(node)
                 elif kind not in _NATIVE:
                     what = f"{where} a {kind.__module__}.{kind.__qualname__} ({_owner(kind)}), which"
@@ -105,7 +105,7 @@ def ours(exported: jax.export.Exported) -> Exported:
 def _weak(avals: Sequence[Aval], theirs: Sequence[Any]) -> tuple[Aval, ...]:
     """Return avals with the weak types of JAX's, which no file has."""
     pairs = zip(avals, theirs, strict=True)
-    return tuple(dataclasses.replace(one, weak_type=getattr(other, "weak_type", False)) for one, other in pairs)
+    return tuple(dataclasses.replace(aval, weak_type=getattr(theirs, "weak_type", False)) for aval, theirs in pairs)
 
 
 def describe(node: Any) -> tuple[str, bytes]:

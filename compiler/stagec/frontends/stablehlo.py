@@ -110,8 +110,8 @@ def results(
     Nothing was traced that it could be compared with.
     """
     if importlib.util.find_spec("jax") is None:
-        found = Exported.deserialize(serialized).call(*values)
-        return list(map(np.asarray, found if isinstance(found, tuple) else (found,)))
+        result = Exported.deserialize(serialized).call(*values)
+        return list(map(np.asarray, result if isinstance(result, tuple) else (result,)))
     import jax  # as another process would call it; nothing else here needs JAX
     import jax.export
 
@@ -147,8 +147,8 @@ def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.M
 
 def _reason(message: str) -> str:
     """Return the place and the first complaint of MLIR's parser."""
-    found = re.search(r'"-":(\d+):(\d+): (.*)', message)
-    return f"line {found[1]}, column {found[2]}: {found[3]}" if found else message.strip().splitlines()[-1]
+    place = re.search(r'"-":(\d+):(\d+): (.*)', message)
+    return f"line {place[1]}, column {place[2]}: {place[3]}" if place else message.strip().splitlines()[-1]
 
 
 def _main(module: ir.Module, spec: FunctionSpec) -> Any:
@@ -164,10 +164,10 @@ def _main(module: ir.Module, spec: FunctionSpec) -> Any:
 def _aval(spec: FunctionSpec, kind: ir.Type, what: str) -> Aval:
     if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
         raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}", "make it a tensor of static shape")
-    found = aval(kind)
-    if found is None:
+    known = aval(kind)
+    if known is None:
         raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}, which is no dtype of JAX")
-    return found
+    return known
 
 
 def aval(kind: ir.RankedTensorType) -> Aval | None:

@@ -96,7 +96,7 @@ def place(frames: Iterable[tuple[str, int]]) -> str:
 def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
     """Return the top module of the library that the innermost of `frames` is in, and FILE:LINE there.
 
-    Frames of JAX, Python and stagec are passed over. None where the first other one is the user's own, or none is left.
+    It passes over frames of JAX, Python and stagec. None where the next frame is the user's own, or there is none.
     """
     for name, line in frames:
         if is_users(name):
@@ -204,7 +204,7 @@ def _folders(module: str) -> list[str]:
 
 def _module_in(folder: Path, name: str) -> str:
     """Return the name of the file or folder that a top-level module is in a folder; "" where it is none."""
-    return next((one for one in (f"{name}.py", name) if (folder / one).exists()), "")
+    return next((entry for entry in (f"{name}.py", name) if (folder / entry).exists()), "")
 
 
 def is_users(filename: str) -> bool:
@@ -224,10 +224,10 @@ def _displayed(filename: str) -> str:
 def positional(function: Callable[..., Any], static: Collection[str] = ()) -> list[str]:
     """Return the names of the parameters that take positional arguments, and `*name` of one that takes all others.
 
-    static: names of those that are no arguments of a call. Empty for a builtin, which has no signature.
+    static: names of those that are not arguments of a call. Empty for a builtin, which has no signature.
     """
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
     kinds = {
@@ -235,4 +235,8 @@ def positional(function: Callable[..., Any], static: Collection[str] = ()) -> li
         inspect.Parameter.POSITIONAL_OR_KEYWORD: "",
         inspect.Parameter.VAR_POSITIONAL: "*",
     }
-    return [f"{kinds[one.kind]}{one.name}" for one in found if one.kind in kinds and one.name not in static]
+    return [
+        f"{kinds[parameter.kind]}{parameter.name}"
+        for parameter in parameters
+        if parameter.kind in kinds and parameter.name not in static
+    ]
