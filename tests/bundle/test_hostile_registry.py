@@ -175,7 +175,7 @@ def test_what_others_say_replaces_nothing(hostile: Hostile, bundle: Path, tmp_pa
         "not a DSSE envelope",
         "not one file of",
         "the registry does not have it",
-        "no provenance of a bundle",
+        "not the provenance of a bundle",
     ):
         assert reason in reasons
     public = bundle.parent / "ann.pub.pem"
