@@ -271,7 +271,7 @@ def _entry_point(root: Path, file: str, name: str, manifest: str, stagec: str, c
         ]
         packages = "stagec_repositories"
         declaration = [f"stagec_manifest({repository})"]
-    used = '"@stagec//rules:' in text
+    used = ('"@stagec//rules:' if file == MODULE else '"stagec_manifest"') in text
     lines = [] if used else [line for line in head if line.partition(", version")[0] not in text]
     lacks_lock = bool(lock) and not _locked(text)
     if f"{packages}(" not in text and (lacks_lock or (not used and file == WORKSPACE)):
