@@ -96,6 +96,8 @@ def explained_bundle(data: bytes) -> str:
             comparison.as_text(comparison.compare(path, path))
         except StagecError:
             return "refused: StagecError"
+        except LoadError as error:  # the command line prints it as it is
+            return f"refused: {error.code}"
     return "another bundle"
 
 
