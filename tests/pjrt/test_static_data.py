@@ -1,5 +1,6 @@
 """Static data of the nodes of a structure is compared by type and value (pjrt/static_data.py)."""
 
+import contextlib
 import copy
 import dataclasses
 import enum
@@ -75,7 +76,8 @@ def same_data(one: Any, other: Any) -> bool:
     """Whether two structures have the same static data."""
     data = StaticData.of(one)
     same_keys = data.key() == StaticData.of(other).key()
-    assert data.same(other) == same_keys or one != other
+    with contextlib.suppress(ValueError):  # an array of NumPy's is not equal and not unequal
+        assert one != other or data.same(other) == same_keys
     return same_keys
 
 

@@ -110,6 +110,10 @@ class Variant:
         given = self._leaves(args, kwargs) if self._fills_in else self._interface.leaves(args, kwargs)
         kinds = kinds_of(given)
         known = self._prepared.get(kinds) if donate else None
+        if known is None and None in kinds and not self._fills_in:  # numbers become arrays
+            given = self._interface.check_dtypes(given)
+            kinds = kinds_of(given)
+            known = self._prepared.get(kinds) if donate else None
         if known is not None:
             signature, run = known
             try:

@@ -55,8 +55,8 @@ class StaticData(NamedTuple):
             return True
         nodes = structure.__getstate__()[1]
         data = [nodes[number][2] for number in self.nodes]
-        top = self.top is not None and all(map(operator.is_, self.top, itertools.chain.from_iterable(data)))
-        if top and self.kinds == [*map(type, data)]:
+        is_shallow = self.top is not None and self.kinds == [*map(type, data)]
+        if is_shallow and all(map(operator.is_, self.top or (), itertools.chain.from_iterable(data))):
             return True
         parts, nesting = _CONTAINERS.flatten(data)
         if self.nesting != nesting:

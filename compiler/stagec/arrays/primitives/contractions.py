@@ -278,8 +278,3 @@ def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, pre
 
 
 CONVOLUTION = Primitive("convolution", _convolution_infer, _convolution_lower, _convolution_vjp)
-
-
-def widened(dtype: DType) -> DType:
-    """Return the dtype in which products of a dtype are added up: f32 for narrower floats."""
-    return dtypes.float32 if dtypes.KINDS[dtype] == dtypes.FLOATING and dtypes.BITS[dtype] < 32 else dtype
