@@ -13,7 +13,6 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind
-from stagec.arrays.dtypes import DType
 from stagec.arrays.lowering import IRValue, Rule, build, integer, integers, pairs, tensor_type
 from stagec.arrays.primitives.slicing import reverse
 from stagec.arrays.primitives.structural import reshape, transpose
