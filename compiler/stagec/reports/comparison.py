@@ -96,7 +96,7 @@ def _signatures(archive: Archive) -> dict[str, Row]:
 
 def _executables(archive: Archive) -> dict[str, Row]:
     """Return the metrics of each executable, by the name of its description without `.json`."""
-    metrics = {}
+    rows = {}
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
             try:
@@ -104,8 +104,8 @@ def _executables(archive: Archive) -> dict[str, Row]:
             except ValueError as error:
                 raise StagecError(Problem(archive.path, entry["description"], str(error))) from error
             metrics = {"bytes": description.executable_bytes, **description.analysis}
-            metrics[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
-    return metrics
+            rows[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
+    return rows
 
 
 def _rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> list[Row]:
