@@ -25,12 +25,12 @@ def _other_packages() -> "str | None":
 
     folder = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0]).parent
     try:
-        found, expected = (path.read_text().strip() for path in (folder / "fingerprint.txt", Path(fingerprint)))
+        actual, expected = (path.read_text().strip() for path in (folder / "fingerprint.txt", Path(fingerprint)))
     except OSError as error:
         return _STALE.format(folder=folder, problem=error)
-    if found == expected:
+    if actual == expected:
         return None
-    return _STALE.format(folder=folder, problem=f"its fingerprint is {found[:16]}..., not {expected[:16]}...")
+    return _STALE.format(folder=folder, problem=f"its fingerprint is {actual[:16]}..., not {expected[:16]}...")
 
 
 def _another_python() -> "str | None":

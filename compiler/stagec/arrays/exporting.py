@@ -116,9 +116,9 @@ def module(
 def _say_how_split(
     attributes: Sequence[dict[str, ir.Attribute]], avals: Sequence[Any], partitions: Sequence[Partition | None]
 ) -> None:
-    for one, aval, partition in zip(attributes, avals, partitions, strict=False):
+    for attribute, aval, partition in zip(attributes, avals, partitions, strict=False):
         if partition is not None:
-            one["sdy.sharding"] = lowering.sharding(partition, aval.ndim)
+            attribute["sdy.sharding"] = lowering.sharding(partition, aval.ndim)
 
 
 def _i32(number: int) -> ir.IntegerAttr:

@@ -198,8 +198,8 @@ class Lowering:
         """Return sizes as an array of i32."""
         if dims.is_static(shape):
             return constant(np.asarray(shape, np.int32).reshape(len(shape)))
-        one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
-        parts = [hlo.reshape(one, self.size(size)) for size in shape]
+        vector = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
+        parts = [hlo.reshape(vector, self.size(size)) for size in shape]
         return hlo.concatenate(parts, integer(0))
 
     def _at(self, equation: Equation) -> Any:

@@ -103,8 +103,8 @@ def of_program(program: Program) -> Axes:
     """Return the mesh that equations of a program name; empty where none does. Raises ValueError for two."""
     result: set[Axes] = set()
 
-    def look(one: Program) -> None:
-        for equation in one.equations:
+    def look(current: Program) -> None:
+        for equation in current.equations:
             if not equation.params:  # most have none
                 continue
             if mesh := equation.params.get("mesh"):

@@ -128,7 +128,7 @@ def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[
     except (TypeError, ValueError) as error:
         raise ValueError(f"a tree that says something of arrays has other parts than they have: {error}") from None
     pairs = zip(given, below, strict=True)
-    return [one for one, part in pairs for _ in registry().flatten(part)[0]]
+    return [value for value, part in pairs for _ in registry().flatten(part)[0]]
 
 
 def to_tree(structure: Any) -> Tree:

@@ -241,7 +241,7 @@ def logsumexp(
     if factor is not None and not return_sign and KINDS[result.dtype] == FLOATING:
         result = p.select(p.less(sign, 0), np.nan, result)
     if not keepdims:
-        result, sign = (_without(one, axes) for one in (result, sign))
+        result, sign = (_without(array, axes) for array in (result, sign))
     return (result, sign) if return_sign else result
 
 

@@ -75,7 +75,7 @@ def randint(key: Any, shape: Sequence[Any], minval: Any, maxval: Any, dtype: Any
     wanted = dtypes.default(SIGNED) if dtype is None else dtypes.asked(dtype)
     if KINDS[wanted] not in INTEGRAL:
         raise TypeError(f"randint: expected a dtype of integers, not {wanted}")
-    low, high = (_integers(one) for one in (minval, maxval))
+    low, high = (_integers(bound) for bound in (minval, maxval))
     drawn = wanted
     if dtypes.BITS[wanted] < 32:  # more bits have less bias
         info: Any = _IINFO(wanted)

@@ -41,9 +41,9 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         raise TypeError(f"switch: an index is one integer, not {number.dtype} of shape {shown(number.shape)}")
     flat = [_Flat(branch, structure) for branch in branches]
     result = control.case(convert(number, dtypes.int32), flat, [array_of(leaf) for leaf in leaves])
-    for i, one in enumerate(flat[1:], 1):
-        if one.out != flat[0].out:
-            raise control.BranchError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {one.out}")
+    for i, other in enumerate(flat[1:], 1):
+        if other.out != flat[0].out:
+            raise control.BranchError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {other.out}")
     return flat[0].out.unflatten(result)
 
 
@@ -117,9 +117,9 @@ def fori_loop(
         (_, result), _ = scan(turn, (convert(start, start.dtype), init_val), None, length=max(0, upper - lower))
         return result
     first, last = array_of(lower, "fori_loop"), array_of(upper, "fori_loop")
-    for one in (first, last):
-        if one.shape != () or dtypes.KINDS[one.dtype] not in dtypes.INTEGRAL:
-            raise TypeError(f"fori_loop: a bound is one integer, not {one.dtype} of shape {shown(one.shape)}")
+    for bound in (first, last):
+        if bound.shape != () or dtypes.KINDS[bound.dtype] not in dtypes.INTEGRAL:
+            raise TypeError(f"fori_loop: a bound is one integer, not {bound.dtype} of shape {shown(bound.shape)}")
     dtype = dtypes.promote(first.dtype, last.dtype)
     state = convert(first, dtype), convert(last, dtype), init_val
     result = while_loop(
@@ -149,7 +149,7 @@ def scan(
     if not lengths:
         raise ValueError("scan: xs has no arrays, so nothing says how many parts there are; give length")
     if len(lengths) != 1 or None in lengths:
-        sizes = ", ".join(sorted("none" if one is None else str(one) for one in lengths))
+        sizes = ", ".join(sorted("none" if size is None else str(size) for size in lengths))
         raise ValueError(f"scan: the first axes of xs, and length, are one size, not {sizes}")
     count: Any = lengths.pop()
     out: list[Any] = []
@@ -167,8 +167,8 @@ def scan(
     def step(*values: Any) -> list[Any]:
         return turn(values[: len(carry)], values[len(carry) :])[0]
 
-    one = [ShapedArray(part.shape[1:], part.dtype) for part in arrays]
-    carried, ys = control.scan(turn, _strong(carry, step, one), arrays, dims.size_of(count), reverse)
+    elements = [ShapedArray(part.shape[1:], part.dtype) for part in arrays]
+    carried, ys = control.scan(turn, _strong(carry, step, elements), arrays, dims.size_of(count), reverse)
     return structure.unflatten(carried), out[0].unflatten(ys)
 
 

@@ -38,7 +38,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     if copy is False:
         raise ValueError(f"asarray: a {type(obj).__qualname__} must be copied into an array; leave copy out")
     if isinstance(obj, list | tuple) and _has_values(obj):
-        parts = [asarray(one, dtype=wanted) for one in obj]
+        parts = [asarray(item, dtype=wanted) for item in obj]
         dtype_ = wanted or np.dtype(_common(parts))
         rows = [reshape(convert(part, dtype_), (1, *part.shape)) for part in parts]
         return concatenate(rows, 0)
@@ -198,7 +198,7 @@ def linspace(
         first, last = like(start, wanted), like(stop, wanted)
         weights = binding.constant(part.astype(wanted))
         return p.add(p.multiply(first, p.subtract(1.0, weights)), p.multiply(last, weights))
-    first, last = (one if is_scalar(one) else np.asarray(one).item() for one in (start, stop))
+    first, last = (bound if is_scalar(bound) else np.asarray(bound).item() for bound in (start, stop))
     kind = complex if isinstance(first, complex) or isinstance(last, complex) else float
     wanted = dtypes.of_python(kind) if dtype is None else dtypes.asked(dtype)
     with np.errstate(all="ignore"):

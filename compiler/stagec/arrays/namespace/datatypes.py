@@ -132,7 +132,7 @@ _KINDS_BY_NAME: dict[str, frozenset[str]] = {
 def isdtype(dtype: Any, kind: Any) -> bool:
     """Return whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
     if isinstance(kind, tuple):
-        return any(isdtype(dtype, one) for one in kind)
+        return any(isdtype(dtype, member) for member in kind)
     result = np.dtype(dtype)
     if isinstance(kind, str):
         if kind not in _KINDS_BY_NAME:

@@ -115,7 +115,7 @@ def _bounds(entry: slice, size: Any) -> tuple[Any, Any, int]:
     for part in (entry.start, entry.stop, entry.step):
         if isinstance(part, Tracer):
             raise tracing.refuse(part, "a slice", "write stagec.lax.dynamic_slice(x, starts, sizes)")
-    if type(size) is int and not any(isinstance(one, Dim) for one in (entry.start, entry.stop)):
+    if type(size) is int and not any(isinstance(bound, Dim) for bound in (entry.start, entry.stop)):
         return entry.indices(size)
     step = 1 if entry.step is None else operator.index(entry.step)
     if step == 0:

@@ -139,7 +139,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
         raise ValueError(f"solve: shapes {shapes} do not fit: x2 must have as many rows as x1")
     second = reshape(second, (*second.shape, 1)) if vector else second
     batch = broadcast_shapes(first.shape[:-2], second.shape[:-2])
-    first, second = (broadcast(one, (*batch, *one.shape[-2:])) for one in (first, second))
+    first, second = (broadcast(operand, (*batch, *operand.shape[-2:])) for operand in (first, second))
     result = systems.solve(first, second)
     return reshape(result, result.shape[:-1]) if vector else result
 

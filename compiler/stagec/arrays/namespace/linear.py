@@ -137,12 +137,12 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     shape = broadcast_shapes(first.shape, second.shape)
     where = axis_of(axis, len(shape))
 
-    def one(x: Any, number: int) -> Any:
+    def component(x: Any, number: int) -> Any:
         start, limit = [0] * len(shape), list(shape)
         start[where], limit[where] = number, number + 1
         return slice_(x, start, limit)
 
-    a, b = ([one(broadcast(x, shape), i) for i in range(3)] for x in (first, second))
+    a, b = ([component(broadcast(x, shape), i) for i in range(3)] for x in (first, second))
     pairs = ((1, 2), (2, 0), (0, 1))
     parts = [p.subtract(p.multiply(a[i], b[j]), p.multiply(a[j], b[i])) for i, j in pairs]
     return concatenate(parts, where)

@@ -99,7 +99,9 @@ def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int
     """Return an array with axes moved to other places; the others keep their order."""
     x = array_of(x, "moveaxis")
     rank = len(x.shape)
-    old, new = (axes_of(one if isinstance(one, tuple | list) else (one,), rank) for one in (source, destination))
+    old, new = (
+        axes_of(given if isinstance(given, tuple | list) else (given,), rank) for given in (source, destination)
+    )
     if len(old) != len(new):
         raise ValueError(f"moveaxis: {source} and {destination} are other many axes")
     order = [i for i in range(rank) if i not in old]
@@ -149,8 +151,8 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     shifts = shift if isinstance(shift, tuple | list) else (shift,) * len(axes)
     if len(shifts) != len(axes):
         raise ValueError(f"roll: {len(shifts)} shifts are given for {len(axes)} axes")
-    for by, one in zip(shifts, axes, strict=True):
-        x = _rolled(x, int(by), axis_of(one, len(x.shape)))
+    for by, number in zip(shifts, axes, strict=True):
+        x = _rolled(x, int(by), axis_of(number, len(x.shape)))
     return x
 
 

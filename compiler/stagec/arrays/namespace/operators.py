@@ -52,7 +52,7 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Any:
     condition = array_of(pred, "select")
     x, y = array_of(on_true, "select"), array_of(on_false, "select")
     if x.shape != y.shape or (condition.shape != () and condition.shape != x.shape):
-        shapes = ", ".join(shown(one.shape) for one in (condition, x, y))
+        shapes = ", ".join(shown(operand.shape) for operand in (condition, x, y))
         raise ValueError(f"select: expected arrays of one shape, and bools of that shape or one bool, not {shapes}")
     if condition.dtype != dtypes.bool_:
         raise TypeError(f"select: expected bools, not {condition.dtype}")
@@ -65,7 +65,7 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
     min, max: of the shape of x, or of no dimensions.
     """
     value = array_of(x, "clamp")
-    bounds = [like(one, value.dtype, "clamp") for one in (min, max)]
+    bounds = [like(bound, value.dtype, "clamp") for bound in (min, max)]
     if any(bound.shape not in ((), value.shape) for bound in bounds):
         shapes = " and ".join(shown(bound.shape) for bound in bounds)
         raise ValueError(f"clamp: expected bounds of shape {shown(value.shape)} or of no dimensions, not {shapes}")
@@ -78,8 +78,8 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002 - JAX's names
         parts = [p.greater(low, x), inside, p.less(high, x)]
         result = [p.select(part, g, 0) for part in parts]
         return [
-            one if tuple(one.shape) == tuple(of.shape) else reduce_sum(one, range(len(one.shape)))
-            for one, of in zip(result, operands, strict=True)
+            gradient if tuple(gradient.shape) == tuple(of.shape) else reduce_sum(gradient, range(len(gradient.shape)))
+            for gradient, of in zip(result, operands, strict=True)
         ]
 
     return call_custom_vjp("clamp", lambda *given: [_clamped(*given)], derive, [bounds[0], value, bounds[1]])[0]

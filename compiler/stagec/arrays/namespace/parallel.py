@@ -80,8 +80,8 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """
     leaves, structure = pytrees.flatten(x)
     result = []
-    for leaf, one in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
-        result.append(leaf if one is None else sharding.constrained(array_of(leaf), *over(one)))
+    for leaf, spec in zip(leaves, pytrees.spread(shardings, structure, is_sharding), strict=True):
+        result.append(leaf if spec is None else sharding.constrained(array_of(leaf), *over(spec)))
     return structure.unflatten(result)
 
 
@@ -139,7 +139,7 @@ def shard_map(
             return [array_of(leaf) for leaf in result]
 
         def specs(tree: Any, of: Any) -> list[Partition]:
-            return [partition_of(one) for one in pytrees.spread(tree, of, is_sharding)]
+            return [partition_of(spec) for spec in pytrees.spread(tree, of, is_sharding)]
 
         wanted = specs(in_specs if not isinstance(in_specs, list) else tuple(in_specs), structure)
         if tracing.current() is None:
@@ -190,12 +190,12 @@ def all_gather(x: Any, axis_name: str | Iterable[str], *, axis: int = 0, tiled: 
     """
     axes = _names(axis_name)
 
-    def one(leaf: Any) -> Any:
+    def gathered(leaf: Any) -> Any:
         at = axis_of(axis, len(leaf.shape) + (not tiled))
         wide = leaf if tiled else structural.reshape(leaf, (*leaf.shape[:at], 1, *leaf.shape[at:]))
         return collectives.all_gather(wide, *axes, at)
 
-    return _over_leaves(one, x)
+    return _over_leaves(gathered, x)
 
 
 def psum_scatter(x: Any, axis_name: str | Iterable[str], *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
@@ -205,12 +205,12 @@ def psum_scatter(x: Any, axis_name: str | Iterable[str], *, scatter_dimension: i
     """
     axes = _names(axis_name)
 
-    def one(leaf: Any) -> Any:
+    def scattered(leaf: Any) -> Any:
         at = axis_of(scatter_dimension, len(leaf.shape))
         result = collectives.psum_scatter(leaf, *axes, at)
         return result if tiled else structural.reshape(result, (*result.shape[:at], *result.shape[at + 1 :]))
 
-    return _over_leaves(one, x)
+    return _over_leaves(scattered, x)
 
 
 def ppermute(x: Any, axis_name: str | Iterable[str], perm: Sequence[tuple[int, int]]) -> Any:
@@ -229,7 +229,7 @@ def all_to_all(
     """
     names, mesh = _names(axis_name)
 
-    def one(leaf: Any) -> Any:
+    def exchanged(leaf: Any) -> Any:
         rank = len(leaf.shape)
         split, concat = axis_of(split_axis, rank, "split_axis"), axis_of(concat_axis, rank, "concat_axis")
         if tiled or split == concat:
@@ -244,7 +244,7 @@ def all_to_all(
         result = collectives.all_to_all(wide, names, mesh, split, at)
         return structural.reshape(result, (*result.shape[:split], *result.shape[split + 1 :]))
 
-    return _over_leaves(one, x)
+    return _over_leaves(exchanged, x)
 
 
 def axis_index(axis_name: str | Iterable[str]) -> Any:

@@ -29,7 +29,7 @@ def _starts(x: Any, starts: Any, function: str) -> list[Any]:
         starts = [reshape(slice_(given, (i,), (i + 1,)), ()) for i in range(given.shape[0])]
     if len(starts) != len(x.shape):
         raise ValueError(f"{function}: expected {len(x.shape)} indices, one for each axis, not {len(starts)}")
-    return [_start(x, axis, one, function) for axis, one in enumerate(starts)]
+    return [_start(x, axis, start, function) for axis, start in enumerate(starts)]
 
 
 def _start(x: Any, axis: int, start: Any, function: str) -> Any:

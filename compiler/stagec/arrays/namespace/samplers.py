@@ -61,8 +61,8 @@ def _uniform(words: Any, low: Any, high: Any, *, shape: Shape, dtype: DType) -> 
     bits = max(info.bits, 8) if info.nmant >= 8 else 8
     unsigned = dtypes.NAMED[f"uint{info.bits}"]
     drawn = convert(keys.random_bits(words, shape=shape, bits=bits), unsigned)
-    one = np.array(1, dtype).view(unsigned)
-    fraction = p.bitwise_or(p.shift_right_logical(drawn, bits - info.nmant), one)
+    bits_of_1 = np.array(1, dtype).view(unsigned)
+    fraction = p.bitwise_or(p.shift_right_logical(drawn, bits - info.nmant), bits_of_1)
     floats = p.subtract(p.bitcast(fraction, dtype), 1.0)
     return p.maximum(low, p.add(p.multiply(floats, p.subtract(high, low)), low))
 
@@ -134,10 +134,10 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Sequence[Any] | None = None, mode: 
 @as_one
 def _bernoulli(words: Any, chance: Any, *, shape: Shape, mode: str) -> Any:
     dtype = chance.dtype
-    zero, one = _scalar(0, dtype), _scalar(1, dtype)
+    zero, unit = _scalar(0, dtype), _scalar(1, dtype)
     if mode == "low":
-        return p.less(_uniform(words, zero, one, shape=shape, dtype=dtype), chance)
-    both = _uniform(words, zero, one, shape=(2, *shape), dtype=dtype)
+        return p.less(_uniform(words, zero, unit, shape=shape, dtype=dtype), chance)
+    both = _uniform(words, zero, unit, shape=(2, *shape), dtype=dtype)
     info = _FINFO(dtype)
     return p.less(p.multiply(row(both, 1), 2.0**-info.nmant), p.subtract(chance, row(both, 0)))
 
@@ -171,13 +171,13 @@ def gumbel(key: Any, shape: Sequence[Any] = (), dtype: Any = None, mode: str | N
 @as_one
 def _gumbel(words: Any, *, shape: Shape, dtype: DType, mode: str) -> Any:
     info = _FINFO(dtype)
-    zero, one = _scalar(0, dtype), _scalar(1, dtype)
+    zero, unit = _scalar(0, dtype), _scalar(1, dtype)
     if mode == "low":
-        u = _uniform(words, _scalar(info.tiny, dtype), one, shape=shape, dtype=dtype)
+        u = _uniform(words, _scalar(info.tiny, dtype), unit, shape=shape, dtype=dtype)
         return p.negative(p.log(p.negative(p.log(u))))
     if mode == "highest" and dtype == dtypes.float32:
         return _gumbel_of_64_bits(keys.random_bits(words, shape=(2, *shape), bits=32))
-    both = _uniform(words, zero, one, shape=(2, *shape), dtype=dtype)
+    both = _uniform(words, zero, unit, shape=(2, *shape), dtype=dtype)
     high, low = row(both, 0), row(both, 1)
     finer = p.add(p.add(high, p.multiply(low, 2.0**-info.nmant)), _scalar(info.tiny, dtype))
     x = p.select(p.greater_equal(high, 0.5), high, finer)

@@ -54,7 +54,7 @@ def nonzero(x: Any, /) -> tuple[Any, ...]:
     known = _known(x, "nonzero()", "write where(x != 0, ...), which keeps the shape")
     if known.ndim == 0:
         raise ValueError("nonzero: expected an array of 1 dimension or more")
-    return tuple(execution.array(one.astype(dtypes.default(SIGNED))) for one in known.nonzero())
+    return tuple(execution.array(places.astype(dtypes.default(SIGNED))) for places in known.nonzero())
 
 
 def _known(x: Any, function: str, write: str) -> np.ndarray[Any, Any]:

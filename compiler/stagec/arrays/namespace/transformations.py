@@ -57,7 +57,7 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         given, given_structure = pytrees.flatten(cotangent)
         if given_structure != out_structure:
             raise TypeError(f"the cotangent has structure {given_structure}, the result has {out_structure}")
-        cotangents = [_cotangent(one, result) for one, result in zip(given, results[:count], strict=True)]
+        cotangents = [_cotangent(leaf, result) for leaf, result in zip(given, results[:count], strict=True)]
         gradients = pull([*cotangents, *[None] * (len(results) - count)])
         return structure.unflatten(
             [_of_argument(gradient, value) for gradient, value in zip(gradients, values, strict=True)]
@@ -123,8 +123,8 @@ def value_and_grad(
 
         def of_some(*some: Any) -> Any:
             given = list(args)
-            for number, one in zip(numbers, some, strict=True):
-                given[number] = one
+            for number, argument in zip(numbers, some, strict=True):
+                given[number] = argument
             return fun(*given, **kwargs)
 
         result = vjp(of_some, *(args[number] for number in numbers), has_aux=has_aux)

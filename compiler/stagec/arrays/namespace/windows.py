@@ -124,10 +124,12 @@ def conv_general_dilated(
             f"conv_general_dilated: expected two arrays of as many dimensions, 2 or more, not of shapes {what}"
         )
     if preferred_element_type is not None:
-        x, kernel = (convert(one, np.dtype(preferred_element_type)) for one in (x, kernel))
+        x, kernel = (convert(operand, np.dtype(preferred_element_type)) for operand in (x, kernel))
     numbers, spatial = _numbers(dimension_numbers, rank), rank - 2
-    by = [tuple(one) if one is not None else (1,) * spatial for one in (window_strides, lhs_dilation, rhs_dilation)]
-    if any(len(one) != spatial for one in by):
+    by = [
+        tuple(steps) if steps is not None else (1,) * spatial for steps in (window_strides, lhs_dilation, rhs_dilation)
+    ]
+    if any(len(steps) != spatial for steps in by):
         raise ValueError(f"conv_general_dilated: strides and dilations are {spatial} integers, one for each space axis")
     strides, of_x, of_kernel = by
     sizes = tuple(dilated(kernel.shape[i], step) for i, step in zip(numbers.rhs[2:], of_kernel, strict=True))
@@ -205,9 +207,9 @@ def reduce_window(
     shape = tuple(xs[0].shape)
     ones = (1,) * len(shape)
     each = (window_strides, base_dilation, window_dilation)
-    strides, base, apart = (tuple(one) if one is not None else ones for one in each)
+    strides, base, apart = (tuple(numbers) if numbers is not None else ones for numbers in each)
     sizes = tuple(window_dimensions)
-    if any(len(one) != len(ones) for one in (sizes, strides, base, apart)):
+    if any(len(numbers) != len(ones) for numbers in (sizes, strides, base, apart)):
         what = f"window, strides and dilations are {len(ones)} integers, one for each axis"
         raise ValueError(f"reduce_window: {what}")
     wide = tuple(dilated(size, by) for size, by in zip(sizes, apart, strict=True))

@@ -133,7 +133,7 @@ def kept_by_policies(program: Program) -> list[Variable]:
     for equation in program.equations:
         if equation.primitive is CHECKPOINT and (kept := equation.params["kept"]):
             first = len(equation.outputs) - kept
-            result += [one for i, one in enumerate(equation.outputs) if i >= first or one in used]
+            result += [output for i, output in enumerate(equation.outputs) if i >= first or output in used]
     return result
 
 

@@ -117,7 +117,7 @@ def _dot_vjp(d: Any, *, numbers: tuple[Axes, ...], precision: str) -> list[Any]:
     x_free, y_free = _free(x, x_contracted, x_batch), _free(y, y_contracted, y_batch)
     count, between = len(x_batch), len(x_batch) + len(x_free)
 
-    def one(other: Any, of_result: Sequence[int], free: Sequence[int], batch: Axes, order: Sequence[int]) -> Any:
+    def gradient(other: Any, of_result: Sequence[int], free: Sequence[int], batch: Axes, order: Sequence[int]) -> Any:
         result = dot_general(d.cotangent, other, (of_result, free), (range(count), batch), precision)
         return transpose(result, np.argsort(order).tolist())
 
@@ -125,8 +125,8 @@ def _dot_vjp(d: Any, *, numbers: tuple[Axes, ...], precision: str) -> list[Any]:
     of_x = [*x_batch, *x_free, *(x_contracted[i] for i in np.argsort(y_contracted))]
     of_y = [*y_batch, *y_free, *(y_contracted[i] for i in np.argsort(x_contracted))]
     return [
-        one(y, range(between, between + len(y_free)), y_free, y_batch, of_x),
-        one(x, range(count, between), x_free, x_batch, of_y),
+        gradient(y, range(between, between + len(y_free)), y_free, y_batch, of_x),
+        gradient(x, range(count, between), x_free, x_batch, of_y),
     ]
 
 
@@ -212,7 +212,7 @@ def _convolution_lower(
         padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
         return hlo.convolution(out, x, kernel, padding=pairs(padding), **how)
     pair = tensor_type(ShapedArray((1, 2), dtypes.int32))
-    parts = [hlo.reshape(pair, rule.lowering.shape(one)) for one in window.padding]
+    parts = [hlo.reshape(pair, rule.lowering.shape(edges)) for edges in window.padding]
     return hlo.dynamic_conv(out, x, kernel, hlo.concatenate(parts, integer(0)), **how)
 
 

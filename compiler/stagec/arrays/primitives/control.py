@@ -48,11 +48,11 @@ def case(index: Any, branches: Sequence[Function], operands: Sequence[Any]) -> l
 
 def _of_same_inputs(traced: Sequence[Traced]) -> tuple[list[Program], list[Tracer]]:
     """Return programs that all take what any of them has captured, and that."""
-    every: dict[Any, Tracer] = {one._operand: one for part in traced for one in part.captured}
+    every: dict[Any, Tracer] = {tracer._operand: tracer for part in traced for tracer in part.captured}
     programs = []
     for part in traced:
-        own = {one._operand: variable for one, variable in zip(part.captured, part.program.inputs, strict=False)}
-        first = [own.get(key) or Variable(one.aval) for key, one in every.items()]
+        own = {tracer._operand: variable for tracer, variable in zip(part.captured, part.program.inputs, strict=False)}
+        first = [own.get(key) or Variable(tracer.aval) for key, tracer in every.items()]
         given = part.program.inputs[len(part.captured) :]
         program = Program([*first, *given], part.program.equations, part.program.outputs, part.program.constants)
         programs.append(pruned(program))
@@ -62,12 +62,12 @@ def _of_same_inputs(traced: Sequence[Traced]) -> tuple[list[Program], list[Trace
 def _case_infer(index: ShapedArray, *avals: ShapedArray, branches: Sequence[Program]) -> list[ShapedArray]:
     first = branches[0].out_avals
     for number, other in enumerate(branches[1:], 1):
-        if [one[:2] for one in other.out_avals] != [one[:2] for one in first]:
-            types = [", ".join(map(str, one.out_avals)) for one in (branches[0], other)]
+        if [shaped[:2] for shaped in other.out_avals] != [shaped[:2] for shaped in first]:
+            types = [", ".join(map(str, branch.out_avals)) for branch in (branches[0], other)]
             both = f"branch 0 ({types[0]}), branch {number} ({types[1]})"
             raise BranchError(f"branches give arrays of other avals: {both}")
     weak = [all(branch.out_avals[i].weak_type for branch in branches) for i in range(len(first))]
-    return [ShapedArray(one.shape, one.dtype, both) for one, both in zip(first, weak, strict=True)]
+    return [ShapedArray(shaped.shape, shaped.dtype, both) for shaped, both in zip(first, weak, strict=True)]
 
 
 def _case_lower(rule: Rule, index: IRValue, *values: IRValue, branches: Sequence[Program]) -> list[IRValue]:
@@ -81,7 +81,7 @@ def _case_vjp(given: Derivative, *, branches: Sequence[Program]) -> list[Any]:
     index, *operands = given.operands
     wanted = [d.is_differentiable(operand) for operand in operands]
     derived = [d.backward_program(branch, wanted) for branch in branches]
-    cotangents = [given.given(i) for i, one in enumerate(given.results) if d.is_differentiable(one)]
+    cotangents = [given.given(i) for i, result in enumerate(given.results) if d.is_differentiable(result)]
     parts = bind(CASE, index, *operands, *cotangents, branches=tuple(program for program, _ in derived))
     parts = iter(parts)
     return [None, *(next(parts) if want else None for want in wanted)]
@@ -98,7 +98,7 @@ def while_(condition: Function, body: Function, init: Sequence[Any]) -> list[Any
 
     condition: gives one bool. The body gives arrays of the avals that it takes.
     """
-    avals = [aval(one) for one in init]
+    avals = [aval(value) for value in init]
     test, step = tracing.trace(condition, avals, "cond_fun"), tracing.trace(body, avals, "body_fun")
     (tested, stepped), captured = _of_same_inputs([test, step])
     result: list[Any] = bind(WHILE, *captured, *init, condition=tested, body=stepped, captured=len(captured))
@@ -115,8 +115,8 @@ def _while_infer(*avals: ShapedArray, condition: Program, body: Program, capture
 
 def _same(what: str, taken: Sequence[ShapedArray], given: Sequence[ShapedArray]) -> None:
     """Raise TypeError where a body gives other avals than it takes."""
-    if [one[:2] for one in taken] != [one[:2] for one in given]:
-        types = [", ".join(str(ShapedArray(*one[:2])) for one in avals) for avals in (taken, given)]
+    if [shaped[:2] for shaped in taken] != [shaped[:2] for shaped in given]:
+        types = [", ".join(str(ShapedArray(*shaped[:2])) for shaped in avals) for avals in (taken, given)]
         raise TypeError(f"{what} takes ({types[0]}) and gives ({types[1]}); they must be the same")
 
 
@@ -156,8 +156,8 @@ def scan(
     function: takes what is carried and the parts of xs at one index of their first axis, gives what is carried next and
     results. backward: from the last index to the first.
     """
-    avals = [aval(one) for one in init]
-    parts = [ShapedArray(one.shape[1:], one.dtype) for one in map(aval, xs)]
+    avals = [aval(value) for value in init]
+    parts = [ShapedArray(x.shape[1:], x.dtype) for x in map(aval, xs)]
 
     def flat(*values: Any) -> list[Any]:
         carry, ys = function(values[: len(avals)], values[len(avals) :])
@@ -183,8 +183,8 @@ def _scan_infer(
 ) -> list[ShapedArray]:
     carry = avals[captured : captured + carried]
     _same("the body of a scan", carry, body.out_avals[:carried])
-    ys = [ShapedArray((length, *one.shape), one.dtype) for one in body.out_avals[carried:]]
-    return [*(ShapedArray(*one[:2]) for one in carry), *ys]
+    ys = [ShapedArray((length, *shaped.shape), shaped.dtype) for shaped in body.out_avals[carried:]]
+    return [*(ShapedArray(*shaped[:2]) for shaped in carry), *ys]
 
 
 def _scan_lower(
@@ -198,7 +198,7 @@ def _scan_lower(
         return [*values[captured : captured + carried], *empty]
     start = [constant(np.asarray(0, np.int32)), *values[:captured], *values[captured + carried :]]
     start += [*values[captured : captured + carried], *empty]
-    operation = hlo.WhileOp([tensor_type(one) for one in avals], start)
+    operation = hlo.WhileOp([tensor_type(shaped) for shaped in avals], start)
     test = rule.block(operation, 0, avals)
     with ir.InsertionPoint(test):
         limit = rule.lowering.size(length)
@@ -206,7 +206,7 @@ def _scan_lower(
     block = rule.block(operation, 1, avals)
     with ir.InsertionPoint(block):
         count, *rest = block.arguments
-        one, zero = constant(np.asarray(1, np.int32)), constant(np.asarray(0, np.int32))
+        step, zero = constant(np.asarray(1, np.int32)), constant(np.asarray(0, np.int32))
         last = rule.lowering.size(length - 1)
         index = hlo.subtract(last, count) if backward else count
         end = len(fixed) + carried
@@ -219,7 +219,7 @@ def _scan_lower(
         for value, result, known in zip(rest[end:], results[carried:], ys, strict=True):
             wide = rule.reshape(result, ShapedArray((1, *known.shape[1:]), known.dtype))
             updated.append(hlo.dynamic_update_slice(value, wide, [index, *[zero] * (len(known.shape) - 1)]))
-        hlo.return_([hlo.add(count, one), *rest[: len(fixed)], *results[:carried], *updated])
+        hlo.return_([hlo.add(count, step), *rest[: len(fixed)], *results[:carried], *updated])
     return list(operation.results)[1 + len(fixed) :]
 
 
@@ -228,8 +228,8 @@ def _part(rule: Rule, value: IRValue, known: ShapedArray, starts: Sequence[IRVal
     sizes = (1, *known.shape[1:])
     if dims.is_static(sizes):
         return hlo.dynamic_slice(value, list(starts), integers(sizes))
-    one = tensor_type(ShapedArray((1,), dtypes.int32))
-    first = hlo.concatenate([hlo.reshape(one, start) for start in starts], integer(0))
+    vector = tensor_type(ShapedArray((1,), dtypes.int32))
+    first = hlo.concatenate([hlo.reshape(vector, start) for start in starts], integer(0))
     last, steps = hlo.add(first, rule.lowering.shape(sizes)), rule.lowering.shape((1,) * len(sizes))
     return hlo.real_dynamic_slice(tensor_type(ShapedArray(sizes, known.dtype)), value, first, last, steps)
 
@@ -249,9 +249,9 @@ def _scan_vjp(
         return following, [*carry, *(known[variable] for variable in saved)]
 
     _, carries = scan(carrying, init, xs, length, backward)
-    of_carry = [i for i, one in enumerate(init) if d.is_differentiable(one)]
-    of_fixed = [i for i, one in enumerate(fixed) if d.is_differentiable(one)]
-    of_xs = [i for i, one in enumerate(xs) if d.is_differentiable(one)]
+    of_carry = [i for i, operand in enumerate(init) if d.is_differentiable(operand)]
+    of_fixed = [i for i, operand in enumerate(fixed) if d.is_differentiable(operand)]
+    of_xs = [i for i, operand in enumerate(xs) if d.is_differentiable(operand)]
     ys = [i for i in range(carried, len(given.results)) if d.is_differentiable(given.results[i])]
     first = carried + len(saved)
 
@@ -265,8 +265,8 @@ def _scan_vjp(
         known = d.evaluate(body, [*fixed, *carry, *x], dict(zip(saved, again, strict=True)))
         result = d.backward(body, known, cotangents, [True] * len(body.inputs))
         full = [
-            d.zeros_like(variable.aval) if one is None and d.is_differentiable(variable.aval) else one
-            for one, variable in zip(result, body.inputs, strict=True)
+            d.zeros_like(variable.aval) if gradient is None and d.is_differentiable(variable.aval) else gradient
+            for gradient, variable in zip(result, body.inputs, strict=True)
         ]
         sums = [elementwise.add(before, full[i]) for before, i in zip(state[len(of_carry) :], of_fixed, strict=True)]
         return [*(full[captured + i] for i in of_carry), *sums], [full[captured + carried + i] for i in of_xs]
@@ -274,12 +274,12 @@ def _scan_vjp(
     start = [given.given(i) for i in of_carry] + [d.zeros_like(fixed[i]) for i in of_fixed]
     state, of_parts = scan(turn, start, [*carries, *xs, *map(given.given, ys)], length, not backward)
     result: list[Any] = [None] * len(given.operands)
-    for i, one in zip(of_carry, state[: len(of_carry)], strict=True):
-        result[captured + i] = one
-    for i, one in zip(of_fixed, state[len(of_carry) :], strict=True):
-        result[i] = one
-    for i, one in zip(of_xs, of_parts, strict=True):
-        result[captured + carried + i] = one
+    for i, gradient in zip(of_carry, state[: len(of_carry)], strict=True):
+        result[captured + i] = gradient
+    for i, gradient in zip(of_fixed, state[len(of_carry) :], strict=True):
+        result[i] = gradient
+    for i, gradient in zip(of_xs, of_parts, strict=True):
+        result[captured + carried + i] = gradient
     return result
 
 

@@ -125,6 +125,6 @@ def _interleaved(x: Any, y: Any, axis: int) -> Any:
     longer = x.shape[axis] - y.shape[axis]
     zero = Literal(np.zeros((), x.dtype))
     none, between = [0] * len(x.shape), [int(i == axis) for i in range(len(x.shape))]
-    of_x = pad(x, zero, none, [(1 - longer) * one for one in between], between)
-    of_y = pad(y, zero, between, [longer * one for one in between], between)
+    of_x = pad(x, zero, none, [(1 - longer) * step for step in between], between)
+    of_y = pad(y, zero, between, [longer * step for step in between], between)
     return (elementwise.bitwise_or if aval(x).dtype == dtypes.bool_ else elementwise.add)(of_x, of_y)

@@ -104,7 +104,11 @@ def backward(
     known: values of all variables (`evaluate`). cotangents: of the results; None for zero.
     Raises NoDerivative for a primitive that is not differentiable.
     """
-    active = {one for one, want in zip(program.inputs, wanted, strict=True) if want and is_differentiable(one.aval)}
+    active = {
+        variable
+        for variable, want in zip(program.inputs, wanted, strict=True)
+        if want and is_differentiable(variable.aval)
+    }
     for equation in program.equations:
         if equation.primitive.vjp is not None and not active.isdisjoint(equation.inputs):
             active.update(output for output in equation.outputs if is_differentiable(output.aval))
@@ -194,7 +198,7 @@ def linearly(forward: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
     """
 
     def vjp(d: Derivative, **params: Any) -> list[Any]:
-        given = [i for i, one in enumerate(d.cotangents) if one is not None]
+        given = [i for i, cotangent in enumerate(d.cotangents) if cotangent is not None]
         count = len(d.operands)
 
         def back(*values: Any) -> list[Any]:
@@ -210,13 +214,13 @@ def linearly(forward: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
             _, pull = pullback(along, [zeros_like(operand) for operand in known.operands], "forward")
             result = pull([cotangents[i] for i in used])
             pairs = zip(result, known.operands, strict=True)
-            return [zeros_like(one) if part is None else part for part, one in pairs]
+            return [zeros_like(operand) if part is None else part for part, operand in pairs]
 
         values = [*d.operands, *d.results, *(d.cotangents[i] for i in given)]
         # Apart, so that what is computed along zeros alone is dropped.
         program = pruned(tracing.trace(back, list(map(binding.aval, values)), "transpose", apart=True).program)
         pairs = zip(run(program, values), d.operands, strict=True)
-        return [result if is_differentiable(one) else None for result, one in pairs]
+        return [result if is_differentiable(operand) else None for result, operand in pairs]
 
     return vjp
 
@@ -235,16 +239,16 @@ def vjp_program(program: Program) -> Program:
         count = len(program.inputs)
         known = evaluate(program, values[:count])
         pairs = zip(values[count:], program.out_avals, strict=True)
-        cotangents = [given if is_differentiable(one) else None for given, one in pairs]
+        cotangents = [given if is_differentiable(aval) else None for given, aval in pairs]
         result = backward(program, known, cotangents, [True] * count)
         return [
-            zeros_like(_cotangent(one)) if part is None else part
-            for part, one in zip(result, program.in_avals, strict=True)
+            zeros_like(_cotangent(aval)) if part is None else part
+            for part, aval in zip(result, program.in_avals, strict=True)
         ]
 
     avals = [*map(_strong, program.in_avals), *map(_cotangent, program.out_avals)]
     return pruned(tracing.trace(function, avals, "vjp", apart=True).program)
 
 
-def _cotangent(one: ShapedArray) -> ShapedArray:
-    return ShapedArray(one.shape, one.dtype if is_differentiable(one) else np.dtype(bool))
+def _cotangent(aval: ShapedArray) -> ShapedArray:
+    return ShapedArray(aval.shape, aval.dtype if is_differentiable(aval) else np.dtype(bool))

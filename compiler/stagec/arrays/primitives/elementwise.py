@@ -276,8 +276,8 @@ def _power_lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
 
 
 def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
-    nothing, one = (Literal(np.asarray(number, y.dtype)) for number in (0, 1))
-    slope = multiply(y, power(x, select(equal(y, 0), one, subtract(y, one))))
+    nothing, unit = (Literal(np.asarray(number, y.dtype)) for number in (0, 1))
+    slope = multiply(y, power(x, select(equal(y, 0), unit, subtract(y, unit))))
     of_x = multiply(g, select(equal(y, 0), nothing, slope))
     safe = select(equal(x, 0), Literal(np.ones((), x.dtype)), x)
     return of_x, multiply(g, multiply(log(safe), z))
@@ -335,15 +335,15 @@ def _integer_power_infer(x: ShapedArray, *, exponent: int) -> ShapedArray:
 
 
 def _integer_power_lower(rule: Rule, x: IRValue, *, exponent: int) -> IRValue:
-    one = rule.full(1, rule.out)
-    left, factor, result = max(exponent, -exponent), x, one
+    ones = rule.full(1, rule.out)
+    left, factor, result = max(exponent, -exponent), x, ones
     while left:
         if left & 1:
-            result = factor if result is one else hlo.multiply(result, factor)
+            result = factor if result is ones else hlo.multiply(result, factor)
         left >>= 1
         if left:
             factor = hlo.multiply(factor, factor)
-    return result if exponent >= 0 else hlo.divide(one, result)
+    return result if exponent >= 0 else hlo.divide(ones, result)
 
 
 def _integer_power_vjp(d: Any, *, exponent: int) -> list[Any]:
@@ -369,8 +369,8 @@ _LN2 = math.log(2.0)
 @_with_rule
 def _logistic_lower(rule: Rule, x: IRValue) -> IRValue:
     """As JAX lowers it: StableHLO's own operation has other bits."""
-    one = rule.full(1, rule.out)
-    return hlo.divide(one, hlo.add(one, hlo.exponential(hlo.negate(x))))
+    ones = rule.full(1, rule.out)
+    return hlo.divide(ones, hlo.add(ones, hlo.exponential(hlo.negate(x))))
 
 
 def _one_less(x: Any) -> Any:

@@ -117,7 +117,7 @@ def _triangular_lower(
     a, conjugate = _without_conjugate(a, transpose, conjugate)
     how = ("ADJOINT" if conjugate else "TRANSPOSE") if transpose else "NO_TRANSPOSE"
     solve: Any = hlo.triangular_solve  # jaxlib's stubs have none of its attributes
-    return solve(a, b, *(ir.BoolAttr.get(one) for one in (left, lower, unit)), hlo.TransposeAttr.get(how))
+    return solve(a, b, *(ir.BoolAttr.get(flag) for flag in (left, lower, unit)), hlo.TransposeAttr.get(how))
 
 
 def _triangular_lapack(
@@ -194,13 +194,13 @@ def _permutation(pivots: Any, size: Any) -> Any:
     places = iota(dtypes.int32, shape, len(batch))
     if 0 in pivots.shape:
         return places
-    one = (*batch, 1)
+    single = (*batch, 1)
 
     def turn(i: Any, order: Any) -> list[Any]:
         starts = [*[Literal(np.zeros((), np.int32))] * len(batch), i]
-        pivot, own = dynamic_slice(pivots, starts, one), dynamic_slice(order, starts, one)
+        pivot, own = dynamic_slice(pivots, starts, single), dynamic_slice(order, starts, single)
         there = equal(places, pivot)
-        other = reshape(reduce_sum(select(there, order, 0), [len(batch)]), one)
+        other = reshape(reduce_sum(select(there, order, 0), [len(batch)]), single)
         return [add(i, 1), dynamic_update_slice(select(there, own, order), other, starts)]
 
     limit = Literal(np.asarray(count, np.int32)) if type(count) is int else size_value(count)

@@ -86,8 +86,8 @@ def ffi_call(
     rank = max(len(aval.shape) for aval in avals)
     by_columns = (rank - 2, rank - 1, *range(rank - 3, -1, -1))
 
-    def layout(one: ShapedArray) -> tuple[int, ...]:
-        mine = len(one.shape)
+    def layout(aval: ShapedArray) -> tuple[int, ...]:
+        mine = len(aval.shape)
         return by_columns if column_major and mine == rank else tuple(range(mine - 1, -1, -1))
 
     given: dict[str, ir.Attribute] = {
@@ -115,9 +115,9 @@ def _sharding_rule(avals: Sequence[ShapedArray], results: Sequence[ShapedArray],
     """
     sizes = list(avals[0].shape[:batch])
 
-    def mapping(one: ShapedArray) -> Any:
-        axes = list(range(batch)) if len(one.shape) >= batch else []  # what nobody asked for has no batch
-        for size in one.shape[batch:]:
+    def mapping(aval: ShapedArray) -> Any:
+        axes = list(range(batch)) if len(aval.shape) >= batch else []  # what nobody asked for has no batch
+        for size in aval.shape[batch:]:
             axes.append(len(sizes))
             sizes.append(size)
         return sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get([axis]) for axis in axes])

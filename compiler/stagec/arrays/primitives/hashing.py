@@ -102,7 +102,7 @@ def _iota_lower(rule: Rule, *, shape: Shape) -> list[IRValue]:
         return [rule.full(0, rule.out), _counted(rule, shape, _U32)]
     numbers, wide = _counted(rule, shape, _U64), ShapedArray(shape, _U64)
     high = hlo.shift_right_logical(numbers, rule.full(32, wide))
-    return [hlo.convert(tensor_type(rule.out), one) for one in (high, numbers)]
+    return [hlo.convert(tensor_type(rule.out), half) for half in (high, numbers)]
 
 
 def _counted(rule: Rule, shape: Shape, dtype: dtypes.DType) -> IRValue:

@@ -142,7 +142,7 @@ def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[A
     if dims.is_static(room):
         return np.asarray(room).clip(0, dtypes.limits(indices.dtype)[1]).astype(indices.dtype).reshape(shape)
     most = min(dtypes.limits(indices.dtype)[1], 2**31 - 1)
-    parts = [reshape(convert(elementwise.minimum(size_value(one), most), indices.dtype), (1,)) for one in room]
+    parts = [reshape(convert(elementwise.minimum(size_value(size), most), indices.dtype), (1,)) for size in room]
     return reshape(concatenate(parts, 0), shape)
 
 
@@ -287,10 +287,10 @@ def _dynamic_slice_lower(rule: Rule, x: IRValue, *starts: IRValue, sizes: Shape)
         return hlo.dynamic_slice(x, list(starts), integers(sizes))
     aval = rule.inputs[0]
     count = len(starts)
-    one = tensor_type(ShapedArray((1,), np.dtype(np.int32)))
+    vector = tensor_type(ShapedArray((1,), np.dtype(np.int32)))
     scalar = tensor_type(ShapedArray((), np.dtype(np.int32)))
     shape, wanted = rule.lowering.shape(aval.shape), rule.lowering.shape(sizes)
-    first = hlo.concatenate([hlo.reshape(one, hlo.convert(scalar, start)) for start in starts], integer(0))
+    first = hlo.concatenate([hlo.reshape(vector, hlo.convert(scalar, start)) for start in starts], integer(0))
     first = hlo.clamp(rule.lowering.shape((0,) * count), first, hlo.subtract(shape, wanted))
     last = hlo.add(first, wanted)
     return hlo.real_dynamic_slice(tensor_type(rule.out), x, first, last, rule.lowering.shape((1,) * count))

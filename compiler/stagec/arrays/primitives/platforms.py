@@ -39,9 +39,9 @@ def by_platform(default: Lower | str, **rules: Lower) -> Lower:
         index: Any = rule.lowering.platform_index
         operation = hlo.CaseOp(list(map(tensor_type, rule.outputs)), index, len(chosen))
         single = True
-        for number, (platform, one) in enumerate(chosen.items()):
+        for number, (platform, lowering) in enumerate(chosen.items()):
             with ir.InsertionPoint(rule.block(operation, number, [])):
-                results = one(_on(rule, platform), *values, **params)
+                results = lowering(_on(rule, platform), *values, **params)
                 single = not isinstance(results, list)
                 hlo.return_([results] if single else results)
         return operation.results[0] if single else list(operation.results)
@@ -88,5 +88,5 @@ def _forget_places(program: Program) -> None:
     """Operations of a rule are where the user wrote the function that has it, and not where it was lowered."""
     for equation in program.equations:
         equation.traceback = None
-        for one in subprograms(equation):
-            _forget_places(one)
+        for inner in subprograms(equation):
+            _forget_places(inner)

@@ -115,8 +115,8 @@ def _scaled(x: Any, by: Any) -> Any:
 
 def _turn_by_qr(u: Any, a: Any, b: Any, c: Any) -> Any:
     m, n = u.shape[-2:]
-    one = matrices.eye((*u.shape[:-2], n, n), u.dtype)
-    q, _ = qr(concatenate([_scaled(u, sqrt(c)), one], len(u.shape) - 2))
+    identity = matrices.eye((*u.shape[:-2], n, n), u.dtype)
+    q, _ = qr(concatenate([_scaled(u, sqrt(c)), identity], len(u.shape) - 2))
     result = dot(part(q, rows=m), adjoint(part(q, from_row=m)))
     rest = divide(b, c)
     return add(_scaled(u, rest), _scaled(result, divide(subtract(a, rest), sqrt(c))))
@@ -165,8 +165,8 @@ def _corrected(u: Any, numbers: Any) -> Any:
 
     def again(u: Any) -> list[Any]:
         q, r = qr(u)
-        one = Literal(np.ones((), numbers.dtype))
-        signs = select(greater_equal(matrices.real_part(matrices.diagonal(r)), 0.0), one, -1.0)
+        unit = Literal(np.ones((), numbers.dtype))
+        signs = select(greater_equal(matrices.real_part(matrices.diagonal(r)), 0.0), unit, -1.0)
         turned = multiply(q, matrices.as_dtype(matrices.as_rows(signs, q.shape), q.dtype))
         return [select(_of_each(needed, u), turned, u)]
 

@@ -81,10 +81,10 @@ def _of_product(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:
 
 def _exclusive(x: Any, axis: int) -> Any:
     """Return the products of all elements before each."""
-    one = Literal(np.ones((), x.dtype))
+    unit = Literal(np.ones((), x.dtype))
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     before[axis], after[axis] = 1, -1
-    return cumulative(pad(x, one, before, after), axis, multiply, 1)
+    return cumulative(pad(x, unit, before, after), axis, multiply, 1)
 
 
 REDUCE_MAX, reduce_max = _reduction("reduce_max", least, hlo.maximum, _of_extremum)

@@ -103,11 +103,11 @@ def _map_infer(
     manual: tuple[str, ...],
 ) -> list[ShapedArray]:
     result = []
-    for one, partition in zip(body.out_avals, out_partitions, strict=True):
-        meshes.check(mesh, partition, one.ndim)
-        counts = [meshes.size(mesh, names) for names in partition] + [1] * (one.ndim - len(partition))
-        shape = tuple(size * count for size, count in zip(one.shape, counts, strict=True))
-        result.append(ShapedArray(shape, one.dtype))
+    for shaped, partition in zip(body.out_avals, out_partitions, strict=True):
+        meshes.check(mesh, partition, shaped.ndim)
+        counts = [meshes.size(mesh, names) for names in partition] + [1] * (shaped.ndim - len(partition))
+        shape = tuple(size * count for size, count in zip(shaped.shape, counts, strict=True))
+        result.append(ShapedArray(shape, shaped.dtype))
     return result
 
 
@@ -127,7 +127,7 @@ def _map_lower(
 
     def per_value(partitions: Sequence[Partition], avals: Sequence[ShapedArray]) -> Any:
         pairs = zip(partitions, avals, strict=True)
-        return sdy.TensorShardingPerValueAttr.get([sharding(partition, one.ndim) for partition, one in pairs])
+        return sdy.TensorShardingPerValueAttr.get([sharding(partition, shaped.ndim) for partition, shaped in pairs])
 
     # The region sees nothing of what is around it.
     names, shared = rule.lowering.shared()
@@ -156,7 +156,7 @@ def _map_vjp(
     manual: tuple[str, ...],
 ) -> list[Any]:
     wanted = [d.is_differentiable(operand) for operand in given.operands]
-    of_results = [i for i, one in enumerate(given.results) if d.is_differentiable(one)]
+    of_results = [i for i, result in enumerate(given.results) if d.is_differentiable(result)]
     own = [partition for partition, want in zip(in_partitions, wanted, strict=True) if want]
 
     def absent(partition: Partition) -> tuple[str, ...]:
@@ -171,9 +171,9 @@ def _map_vjp(
             full[i] = elementwise.divide(cotangent, count) if count > 1 else cotangent
         result = d.backward(body, d.evaluate(body, operands), full, [True] * len(body.inputs))
         results = []
-        for one, variable, partition, want in zip(result, body.inputs, in_partitions, wanted, strict=True):
+        for gradient, variable, partition, want in zip(result, body.inputs, in_partitions, wanted, strict=True):
             if want:
-                whole = d.zeros_like(variable.aval) if one is None else one
+                whole = d.zeros_like(variable.aval) if gradient is None else gradient
                 names = absent(partition)
                 results.append(collectives.psum(whole, names, mesh) if names else whole)
         return results

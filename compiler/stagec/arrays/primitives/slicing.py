@@ -21,7 +21,7 @@ from stagec.arrays.values import Literal, ShapedArray, shown
 def slice_(x: Any, start: Sequence[Any], limit: Sequence[Any], strides: Sequence[int] | None = None) -> Any:
     """Return the elements from `start` to before `limit` along each axis, in steps of `strides`, 1 or more."""
     steps = tuple(strides) if strides is not None else (1,) * len(x.shape)
-    if all(one == 0 for one in start) and tuple(limit) == tuple(x.shape) and set(steps) <= {1}:
+    if all(index == 0 for index in start) and tuple(limit) == tuple(x.shape) and set(steps) <= {1}:
         return x
     return bind(SLICE, x, start=tuple(start), limit=tuple(limit), strides=steps)
 
@@ -74,7 +74,7 @@ def pad(x: Any, value: Any, low: Sequence[Any], high: Sequence[Any], interior: S
     A negative number before or after takes elements away.
     """
     between = tuple(interior) if interior is not None else (0,) * len(x.shape)
-    if all(one == 0 for one in (*low, *high, *between)):
+    if all(count == 0 for count in (*low, *high, *between)):
         return x
     return bind(PAD, x, value, low=tuple(low), high=tuple(high), interior=between)
 

@@ -121,7 +121,7 @@ def _top_k_lower(rule: Rule, x: IRValue, *, k: Any, axis: int) -> list[IRValue]:
         moved = [ShapedArray(tuple(aval.shape[i] for i in order), aval.dtype) for aval in rule.outputs]
         name = ir.StringAttr.get("stablehlo.dynamic_top_k")
         result = list(hlo.CustomCallOp(list(map(tensor_type, moved)), [x, rule.lowering.size(k)], name).results)
-    return result if axis == rank - 1 else [hlo.transpose(one, integers(order)) for one in result]
+    return result if axis == rank - 1 else [hlo.transpose(output, integers(order)) for output in result]
 
 
 def _top_k_vjp(d: Any, *, k: Any, axis: int) -> list[Any]:

@@ -67,9 +67,9 @@ def _eigh_forward(d: Derivative, dx: Any) -> list[Any]:
 def _gaps(numbers: Any) -> Any:
     """Return 1 / (w[j] - w[i]) for row i and column j, and 0 on the diagonal."""
     shape = (*numbers.shape, numbers.shape[-1])
-    one = matrices.eye(shape, numbers.dtype)
+    identity = matrices.eye(shape, numbers.dtype)
     apart = subtract(as_rows(numbers, shape), matrices.as_columns(numbers, shape))
-    return subtract(divide(1.0, add(one, apart)), one)
+    return subtract(divide(1.0, add(identity, apart)), identity)
 
 
 EIGH = Primitive(
@@ -186,7 +186,7 @@ def _svd_device(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IR
         attributes = {"full_matrices": not thin, "compute_uv": vectors}
         name = f"{LIBRARIES[platform]}solver_gesvdj_ffi"
         _, s, u, v, info = ffi_call(rule, name, [x], rule.inputs, results, attributes)
-        shapes = [one.shape[-2:] for one in both]
+        shapes = [shaped.shape[-2:] for shaped in both]
 
         def cut(u: Any, v: Any) -> list[Any]:
             return [matrices.part(u, columns=shapes[0][1]), matrices.part(adjoint(v), rows=shapes[1][0])]
@@ -215,9 +215,9 @@ def _svd_forward(d: Derivative, dx: Any, *, full: bool, vectors: bool) -> list[A
         return [of_numbers]
     shape = (*numbers.shape, numbers.shape[-1])
     columns = as_rows(numbers, shape)
-    one = matrices.eye(shape, numbers.dtype)
+    identity = matrices.eye(shape, numbers.dtype)
     squares = subtract(square(columns), square(transposed(columns)))
-    gaps = as_dtype(subtract(divide(1.0, add(squares, one)), one), dx.dtype)
+    gaps = as_dtype(subtract(divide(1.0, add(squares, identity)), identity), dx.dtype)
     zero = convert(equal(numbers, 0), numbers.dtype)
     inverse = matrices.from_diagonal(subtract(divide(1.0, add(numbers, zero)), zero))
     scaled = multiply(as_dtype(columns, dx.dtype), inner)

@@ -135,7 +135,7 @@ def _dynamic_window(rule: Rule, values: Sequence[IRValue], how: str | Program, w
     with ir.InsertionPoint(reducer.add_entry_block()):
         func.return_(_combined(rule, how, list(reducer.entry_block.arguments)))
     pair = tensor_type(ShapedArray((1, 2), dtypes.int32))
-    padding = hlo.concatenate([hlo.reshape(pair, rule.lowering.shape(one)) for one in window.padding], integer(0))
+    padding = hlo.concatenate([hlo.reshape(pair, rule.lowering.shape(edges)) for edges in window.padding], integer(0))
     parts = (window.sizes, window.strides, window.base_dilation, window.window_dilation)
     operation = hlo.CustomCallOp(
         list(map(tensor_type, rule.outputs)),
@@ -174,7 +174,7 @@ def _window_vjp(given: Any, *, how: str | Program, window: Window) -> list[Any]:
     if set(window.base_dilation) - {1}:
 
         def spread(x: Any) -> list[Any]:
-            none, by = [0] * len(x.shape), [one - 1 for one in window.base_dilation]
+            none, by = [0] * len(x.shape), [dilation - 1 for dilation in window.base_dilation]
             wide = pad(x, start, none, none, by)
             return [reduce_window(wide, start, how, window._replace(base_dilation=(1,) * len(x.shape)))]
 
