@@ -65,7 +65,7 @@ class Check:
         place = f"{', '.join(what)}: {self.path}"
         lines = [f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"]
         if not self.ok:
-            lines += [f"          {one.as_text()}" for one in self.worst]
+            lines += [f"          {element.as_text()}" for element in self.worst]
         return "\n".join(lines)
 
 
@@ -110,10 +110,10 @@ def check(
             if selection.chosen:
                 yield from _check(bundle, archive, target, name, golden)
                 continue
-            refused = [one for one in selection.candidates if one.offer.target == target]
-            if not all(one.code in _OTHER_MACHINE for one in refused):
+            refused = [candidate for candidate in selection.candidates if candidate.offer.target == target]
+            if not all(candidate.code in _OTHER_MACHINE for candidate in refused):
                 raise selection.refusal(archive.path)
-            for reason in dict.fromkeys(one.reason for one in refused):
+            for reason in dict.fromkeys(candidate.reason for candidate in refused):
                 skipped.setdefault(reason, []).append(name)
         for reason, names in skipped.items():
             yield Skipped(target, tuple(names), reason)

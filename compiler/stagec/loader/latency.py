@@ -124,9 +124,9 @@ def measure(
     lengths: list[float] = []
     rates = []
     for _ in range(rounds):
-        found, elapsed = _round(call, threads, seconds)
-        lengths += found
-        rates.append(len(found) / elapsed)
+        round_lengths, elapsed = _round(call, threads, seconds)
+        lengths += round_lengths
+        rates.append(len(round_lengths) / elapsed)
     percentiles = {str(percent): float(np.percentile(lengths, percent)) for percent in PERCENTILES}
     return Calls(description.bucket, threads, len(lengths), tuple(rates), percentiles, max(lengths))
 
@@ -167,27 +167,27 @@ def descriptions(function: Function, bucket: Mapping[str, int]) -> Sequence[Desc
     return [trials.of_bucket(function, bucket)] if bucket else function.descriptions
 
 
-def as_text(name: str, target: str, found: Starts | None, calls: Sequence[Calls]) -> Iterator[str]:
+def as_text(name: str, target: str, started: Starts | None, calls: Sequence[Calls]) -> Iterator[str]:
     """Yield lines for a person."""
     yield f"{name} for {target}"
-    if found:
-        yield f"  {len(found.imported)} starts of a new process, median (least to most)"
-        for what, row in (("import", found.imported), ("load", found.loaded), ("first call", found.called)):
+    if started:
+        yield f"  {len(started.imported)} starts of a new process, median (least to most)"
+        for what, row in (("import", started.imported), ("load", started.loaded), ("first call", started.called)):
             yield f"    {what:<10}  {_told(float(np.median(row)))} ({_told(min(row))} to {_told(max(row))})"
     table = [
         ("bucket", "threads", "calls/s", "spread", *(f"p{percent}" for percent in PERCENTILES), "longest", "calls")
     ]
-    for one in calls:
-        lengths = (*one.percentiles.values(), one.longest)
-        rate = f"{np.median(one.per_second):,.0f}"
+    for measured in calls:
+        lengths = (*measured.percentiles.values(), measured.longest)
+        rate = f"{np.median(measured.per_second):,.0f}"
         table.append(
             (
-                naming.bucket(one.bucket) or "-",
-                str(one.threads),
+                naming.bucket(measured.bucket) or "-",
+                str(measured.threads),
                 rate,
-                f"{one.spread:.0%}",
+                f"{measured.spread:.0%}",
                 *map(_told, lengths),
-                f"{one.calls:,}",
+                f"{measured.calls:,}",
             )
         )
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -196,7 +196,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
     module_avals = tuple(Aval(aval.dtype, aval.shape) for aval in map(physical, in_avals))
     # The index lists targets from the least demanding to the most.
     rank = {name: (target["platform"] != "cpu", i) for i, (name, target) in enumerate(index["targets"].items())}
-    found = [
+    executables = [
         Offer(
             "executable",
             executable["executable"],
@@ -212,7 +212,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
         )
         for executable in entry["executables"]
     ]
-    found.sort(key=lambda offer: rank[offer.target], reverse=True)
+    executables.sort(key=lambda offer: rank[offer.target], reverse=True)
     # Without targets any accelerator comes before the CPU; with them, one that no target is for is not even looked at.
     ordered = ["cpu", *(index["targets"][name]["platform"] for name in sorted(rank, key=lambda name: rank[name]))]
     preference = {platform: 2 + i for i, platform in enumerate(ordered)} if rank else {}
@@ -220,11 +220,11 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
         "exported",
         entry["exported"],
         tuple(sorted(entry["platforms"], key=lambda platform: -preference.get(platform, platform != "cpu"))),
-        nr_devices=found[0].nr_devices if found else entry["nr_devices"],
+        nr_devices=executables[0].nr_devices if executables else entry["nr_devices"],
         versions=entry["versions"],
         readable_until=_day(entry["readable_until"]),
     )
-    return (*found, portable)
+    return (*executables, portable)
 
 
 def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) -> Selection:

@@ -80,7 +80,7 @@ def load(
         from stagec.bundle import attestation
 
         given = [signature] if isinstance(signature, str | os.PathLike) else signature or ()
-        archive = attestation.open_signed(path, keys, threshold, [os.fspath(one) for one in given])
+        archive = attestation.open_signed(path, keys, threshold, [os.fspath(file) for file in given])
     else:
         archive = Archive(path)
     files = None

@@ -24,7 +24,11 @@ Arrays = Mapping[str, NDArray[Any]]
 
 def find(bundle: Bundle, name: str) -> Function:
     """Return the function of this name, or the variant FUNCTION-VARIANT. Raises CallError ("static")."""
-    signatures = {one.name: one for function in bundle.values() for one in function.variants.values() or [function]}
+    signatures = {
+        signature.name: signature
+        for function in bundle.values()
+        for signature in function.variants.values() or [function]
+    }
     if name not in signatures:
         raise CallError("static", f"there is no function {name!r}; write one of {', '.join(sorted(signatures))}")
     if not signatures[name].descriptions:
@@ -40,7 +44,9 @@ def of_bucket(function: Function, bucket: Mapping[str, int]) -> Description:
     for description in function.descriptions:
         if not bucket or description.bucket == bucket:
             return description
-    texts = (" ".join(f"{dim}={size}" for dim, size in one.bucket.items()) for one in function.descriptions)
+    texts = (
+        " ".join(f"{dim}={size}" for dim, size in description.bucket.items()) for description in function.descriptions
+    )
     have = ", ".join(filter(None, texts)) or "none"
     raise CallError("shape", f"{function.name} has no such bucket; its buckets are: {have}")
 

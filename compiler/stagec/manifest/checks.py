@@ -230,7 +230,7 @@ def _check_bound(manifest: Manifest, function: Function, problem: _Report) -> It
 
     Names of parameters are only known when tracing.
     """
-    bound = [weights for one in manifest.functions.values() for weights in one.bind.values()]
+    bound = [weights for owner in manifest.functions.values() for weights in owner.bind.values()]
     outside = {weights.file for weights in bound if weights.external}
     for argument, weights in function.bind.items():
         where = ("bind", argument)
@@ -295,8 +295,8 @@ def _check_mesh(target: TargetSpec, name: str | None, mesh: Mapping[str, int], p
     """A mesh that does not lie on the hardware of the target, of which it has all devices."""
     if name is None or math.prod(mesh.values()) != catalog.num_devices(target):
         return
-    if found := catalog.mesh_problem(target, name, mesh):
-        yield problem(("mesh",), *found)
+    if fault := catalog.mesh_problem(target, name, mesh):
+        yield problem(("mesh",), *fault)
 
 
 def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, problem: _Report) -> Iterator[Problem]:

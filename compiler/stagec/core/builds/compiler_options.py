@@ -96,8 +96,8 @@ def split(options: Mapping[str, CompilerOption]) -> tuple[dict[str, int | float 
 def described(options: Mapping[str, CompilerOption]) -> dict[str, Scalar]:
     """Return options as descriptions have them: with the digest of a profile."""
 
-    def one(name: str, value: CompilerOption) -> Scalar:
+    def scalar(name: str, value: CompilerOption) -> Scalar:
         raw = value.encode() if name == "fdo_profile" and isinstance(value, str) else value
         return hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else raw
 
-    return {name: one(name, value) for name, value in options.items()}
+    return {name: scalar(name, value) for name, value in options.items()}

@@ -47,7 +47,7 @@ FRONTENDS = (
     ),
     Frontend("arrays", (), "traced by stagec itself", _OF_JAX, "it says how JAX traces"),
 )
-TRACERS = tuple(one.name for one in FRONTENDS if not one.endings)
+TRACERS = tuple(frontend.name for frontend in FRONTENDS if not frontend.endings)
 """Names of the frontends that trace a Python function: what the key `frontend` may be. The first is the default."""
 
 
@@ -56,6 +56,8 @@ def of_entry(entry: str, name: str | None = None) -> Frontend:
 
     name: the key `frontend`; None, and what is no name: JAX.
     """
-    files = (one for one in FRONTENDS if one.endings and ":" not in entry and entry.endswith(one.endings))
-    tracer = next((one for one in FRONTENDS if not one.endings and one.name == name), FRONTENDS[0])
+    files = (
+        frontend for frontend in FRONTENDS if frontend.endings and ":" not in entry and entry.endswith(frontend.endings)
+    )
+    tracer = next((frontend for frontend in FRONTENDS if not frontend.endings and frontend.name == name), FRONTENDS[0])
     return next(files, tracer)

@@ -59,10 +59,10 @@ def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
             raise ValueError(f"no process to read it in can be started: {error.strerror}") from error
         status, answer_text, said = done.returncode, _content(answer), _content(errors)
     if status == 0:
-        found = json.loads(answer_text)
-        if "error" in found:
-            raise ValueError(found["error"])
-        return found["result"]
+        reply = json.loads(answer_text)
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return reply["result"]
     if status == -signal.SIGXCPU:
         raise ValueError(_late(seconds))
     last = said.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]

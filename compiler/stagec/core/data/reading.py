@@ -60,14 +60,14 @@ class RegularFile:
 
     def copy(self, start: int, size: int) -> memoryview:
         """Return a part in memory that starts at a page, which devices use as it is. Raises what `read` raises."""
-        found = memory(size)
+        part = memory(size)
         at = 0
         while at < size:
-            count = os.preadv(self.descriptor, [found[at:]], start + at)
+            count = os.preadv(self.descriptor, [part[at:]], start + at)
             if not count:
                 raise ChangedError(errno.EIO, "it was cut off while it was open")
             at += count
-        return found.toreadonly()
+        return part.toreadonly()
 
     def map(self) -> memoryview:
         """Return the whole file, mapped. Raises OSError."""

@@ -83,11 +83,11 @@ def _walk(value: Any, escapes: bool) -> None:
     """
     level = [value]
     for _ in range(DEEPEST + 1):
-        for one in level if escapes else ():
-            if isinstance(one, str | dict):
-                "".join(one).encode()  # raises UnicodeEncodeError, a ValueError; of an object, these are its keys
-        inner = [one for one in level if type(one) in _CONTAINERS]
-        level = [item for one in inner for item in (one.values() if type(one) is dict else one)]
+        for member in level if escapes else ():
+            if isinstance(member, str | dict):
+                "".join(member).encode()  # raises UnicodeEncodeError, a ValueError; of an object, these are its keys
+        inner = [member for member in level if type(member) in _CONTAINERS]
+        level = [item for member in inner for item in (member.values() if type(member) is dict else member)]
         if not level:
             return
     raise ValueError(f"nested deeper than {DEEPEST} levels")

@@ -74,12 +74,12 @@ class Call:
         """Write what Python shows: `named(x, /, *, shift, power=2) -> f32[3]`; what is in brackets may be left out."""
         positional, by_keyword = [], []
         rest = self._rest
-        for one in self.arguments:
-            left_out = self.may_be_left_out(one)
-            if one.by_keyword:
-                by_keyword.append(f"{one.name}=..." if left_out else one.name)
-            elif not (rest and one.name.startswith(f"{rest}[")):
-                positional.append(f"[{one.name}]" if left_out else one.name)
+        for argument in self.arguments:
+            left_out = self.may_be_left_out(argument)
+            if argument.by_keyword:
+                by_keyword.append(f"{argument.name}=..." if left_out else argument.name)
+            elif not (rest and argument.name.startswith(f"{rest}[")):
+                positional.append(f"[{argument.name}]" if left_out else argument.name)
         by_keyword += [f"{name}={value!r}" for name, value in self.static.items()]
         words = [
             *positional,
@@ -93,7 +93,7 @@ class Call:
     def _rest(self) -> str:
         """The name of the parameter that takes all other positional arguments, where there are such; else ""."""
         rest = next((name.removeprefix("*") for name in self.parameters if name.startswith("*")), "")
-        return rest if any(one.name.startswith(f"{rest}[") for one in self.arguments if rest) else ""
+        return rest if any(argument.name.startswith(f"{rest}[") for argument in self.arguments if rest) else ""
 
     @property
     def _result(self) -> str:
@@ -103,7 +103,7 @@ class Call:
 
     def rows(self, which: Sequence[Argument] | None = None) -> list[Row]:
         """Return a row for each leaf of the arguments, folded. which: some of them, None: all."""
-        return [row for one in (self.arguments if which is None else which) for row in self._rows(one)]
+        return [row for argument in (self.arguments if which is None else which) for row in self._rows(argument)]
 
     @property
     def results(self) -> list[Row]:
@@ -123,7 +123,9 @@ class Call:
         error: of `in_tree.flatten`. named: what was given by keyword.
         """
         place = argument_path(error.path)
-        misplaced = [one.name for one in self.arguments if not one.by_keyword and one.name in {*named}]
+        misplaced = [
+            argument.name for argument in self.arguments if not argument.by_keyword and argument.name in {*named}
+        ]
         advice = f"; {', '.join(misplaced)}: by position, not by keyword" if misplaced else ""
         return f"{self.path(place) or 'the call'}: {error.what}{advice}{self.after(place)}"
 
@@ -132,8 +134,8 @@ class Call:
 
         place: where in the arguments, such as `args[0]['w']`; "" or anything else: all of them. most: rows at most.
         """
-        found = self._of(place)
-        rows = self.rows(None if found is None else [found])
+        argument = self._of(place)
+        rows = self.rows(None if argument is None else [argument])
         lines = [f"the call is {self.signature}", *_columns(rows[:most])]
         if len(rows) > most:
             lines.append(f"  ... and {len(rows) - most} rows more, which stagec inspect shows")
@@ -141,20 +143,20 @@ class Call:
 
     def path(self, place: str) -> str:
         """Write a place in the arguments with the name of the parameter: `args[0]['w']` is `params['w']`."""
-        found = self._of(place)
-        return place if found is None else found.name + place[len(found.place) :]
+        argument = self._of(place)
+        return place if argument is None else argument.name + place[len(argument.place) :]
 
     def _of(self, place: str) -> Argument | None:
         """Return the argument that a place is in."""
-        for one in self.arguments:
-            if place.startswith(one.place) and place[len(one.place) :][:1] in ("", "[", "."):
-                return one
+        for argument in self.arguments:
+            if place.startswith(argument.place) and place[len(argument.place) :][:1] in ("", "[", "."):
+                return argument
         return None
 
     def leaves_of(self, places: Iterable[str]) -> list[bool]:
         """Return for each of `in_avals` whether its argument is at one of these places."""
         wanted = {*places}
-        return [one.place in wanted for one in self.arguments for _ in one.leaves]
+        return [argument.place in wanted for argument in self.arguments for _ in argument.leaves]
 
     def _arguments(self) -> Iterator[Argument]:
         if [child.kind for child in self.in_tree.children] != ["tuple", "dict"]:

@@ -104,7 +104,10 @@ def printable(text: str) -> str:
     """A text for a terminal: what would move its cursor or change its colours is shown as an escape. Lines stay."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else rf"\x{ord(one):02x}" for one in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else rf"\x{ord(character):02x}"
+        for character in text
+    )
 
 
 def show(value: object) -> str:
@@ -114,7 +117,9 @@ def show(value: object) -> str:
             return "true" if value else "false"
         case str():
             escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            shown = "".join(one if one.isprintable() else rf"\u{ord(one):04x}" for one in escaped)
+            shown = "".join(
+                character if character.isprintable() else rf"\u{ord(character):04x}" for character in escaped
+            )
             return f'"{shown}"'
         case dict():
             return "{ " + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + " }" if value else "{}"
@@ -125,9 +130,9 @@ def show(value: object) -> str:
 
 def near(name: str, known: Collection[str]) -> str:
     """Return a question with the names that begin so, else with those that are spelled alike; "" for none."""
-    found = [one for one in known if name and one.lower().startswith(name.lower())]
-    found = found or difflib.get_close_matches(name.lower(), known, 3)
-    return f"did you mean {either([show(one) for one in found])}?" if found else ""
+    names = [spelled for spelled in known if name and spelled.lower().startswith(name.lower())]
+    names = names or difflib.get_close_matches(name.lower(), known, 3)
+    return f"did you mean {either([show(spelled) for spelled in names])}?" if names else ""
 
 
 def either(texts: Sequence[str]) -> str:

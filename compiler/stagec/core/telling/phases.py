@@ -65,7 +65,7 @@ def passed(name: str, seconds: float) -> None:
         return
     recorder.enter(recorder.phase)
     begin = max(0.0, recorder.since - seconds)
-    kept = [(one, at, min(length, begin - at)) for one, at, length in recorder.spans if at < begin]
+    kept = [(span_name, at, min(length, begin - at)) for span_name, at, length in recorder.spans if at < begin]
     recorder.spans = [*kept, (name, begin, recorder.since - begin)]
 
 

@@ -50,8 +50,8 @@ def what_it_is(tree: Tree) -> str:
 
 def step(text: str) -> str:
     """Return a step of a path in short: `['w']` is `.w`, where the key is a name."""
-    found = re.fullmatch(r"\['([^\W\d]\w*)'\]", text)
-    return f".{found[1]}" if found else text
+    match = re.fullmatch(r"\['([^\W\d]\w*)'\]", text)
+    return f".{match[1]}" if match else text
 
 
 class _Node(NamedTuple):
@@ -81,7 +81,7 @@ class _Reader:
 
 
 def _rows(node: _Node, path: str) -> Iterator[Row]:
-    plain = node.is_dict and all(one.startswith(".") for one in node.steps)
+    plain = node.is_dict and all(text.startswith(".") for text in node.steps)
     if not (plain and node.children):
         yield Row(path, node.what)
     for below, child in _folded(node):
@@ -102,9 +102,9 @@ class _Item(NamedTuple):
 
 def _folded(node: _Node) -> list[tuple[str, _Node]]:
     """Return the children, equal ones once, with a step for all that are one."""
-    parts = [_parts(one) for one in node.steps]
+    parts = [_parts(text) for text in node.steps]
     # JAX has sorted numbers and all other keys; of texts it puts "layer_10" before "layer_2".
-    texts = node.is_dict and all(one.startswith((".", "['")) for one in node.steps)
+    texts = node.is_dict and all(text.startswith((".", "['")) for text in node.steps)
     order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if texts else range(len(parts))
     items = [_Item(place, parts[i], node.children[i]) for place, i in enumerate(order)]
     for place in range(1, max(map(len, parts), default=0), 2):
@@ -128,7 +128,7 @@ def _merged(items: Sequence[_Item], place: int) -> list[_Item]:
     for item in items:
         key = item.parts[:place], item.parts[place + 1 :], item.child.number
         groups.setdefault(key if place < len(item.parts) else item.order, []).append(item)
-    merged = [one for group in groups.values() for one in (_one_of(group, place) if len(group) > 1 else group)]
+    merged = [folded for group in groups.values() for folded in (_one_of(group, place) if len(group) > 1 else group)]
     return sorted(merged, key=lambda item: item.order)
 
 
@@ -141,11 +141,11 @@ def _one_of(group: Sequence[_Item], place: int) -> Sequence[_Item]:
     _, parts, child = group[0]
     before, after = parts[:place], parts[place + 1 :]
     bare = before[-1].endswith("[") and after[0].startswith("]")
-    found = []
+    folded = []
     for run in [numbers] if child.children else _runs(numbers):
         text = _ranges(run) if bare or len(run) == 1 else f"{{{_ranges(run)}}}"
-        found.append(_Item(min(orders[number] for number in run), (*before, text, *after), child))
-    return found
+        folded.append(_Item(min(orders[number] for number in run), (*before, text, *after), child))
+    return folded
 
 
 def _runs(numbers: Sequence[str]) -> list[list[str]]:
@@ -171,10 +171,10 @@ def _ranges(numbers: Sequence[str]) -> str:
 def _alike(items: Sequence[tuple[str, _Node]]) -> list[tuple[str, _Node]]:
     """Return names with equal subtrees as one: `.{mu,nu}`. Leaves have rows of their own, which are as short."""
     groups: dict[object, list[tuple[str, _Node]]] = {}
-    for one, child in items:
-        named = one.startswith(".") and "{" not in one and child.children
-        groups.setdefault(child.number if named else one, []).append((one, child))
+    for name, child in items:
+        named = name.startswith(".") and "{" not in name and child.children
+        groups.setdefault(child.number if named else name, []).append((name, child))
     return [
-        group[0] if len(group) == 1 else (f".{{{','.join(one[1:] for one, _ in group)}}}", group[0][1])
+        group[0] if len(group) == 1 else (f".{{{','.join(name[1:] for name, _ in group)}}}", group[0][1])
         for group in groups.values()
     ]

@@ -84,8 +84,8 @@ def constant(*values: Any) -> Shape:
     """One of `values`."""
 
     def check(value: Any) -> None:
-        for one in values:
-            if type(value) is type(one) and value == one:
+        for allowed in values:
+            if type(value) is type(allowed) and value == allowed:
                 return
         _wanted(" or ".join(map(json.dumps, values)), value)
 
@@ -115,9 +115,9 @@ def array(item: Shape) -> Shape:
     def check(value: Any) -> None:
         if type(value) is not list:
             _wanted("an array", value)
-        for index, one in enumerate(value):
+        for index, element in enumerate(value):
             try:
-                item(one)
+                item(element)
             except Mismatch as error:
                 raise error.below(f"[{index}]") from None
 
@@ -130,11 +130,11 @@ def table(item: Shape, key: Shape | None = None) -> Shape:
     def check(value: Any) -> None:
         if type(value) is not dict:
             _wanted("an object", value)
-        for name, one in value.items():
+        for name, element in value.items():
             try:
                 if key is not None:
                     key(name)
-                item(one)
+                item(element)
             except Mismatch as error:
                 raise error.below(f".{shown(name)}") from None
 
@@ -155,12 +155,12 @@ def record(
             _wanted("an object", value)
         if not wanted <= value.keys():
             raise Mismatch(f"the key {min(wanted - value.keys())!r} is missing")
-        for key, one in value.items():
+        for key, element in value.items():
             shape = known.get(key, rest)
             if shape is None:
                 raise Mismatch("no such key is known", f".{shown(key)}")
             try:
-                shape(one)
+                shape(element)
             except Mismatch as error:
                 raise error.below(f".{shown(key)}") from None
 

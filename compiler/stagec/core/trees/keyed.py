@@ -193,11 +193,11 @@ class Keyed(NamedTuple):
             return f"its children are {here}, they were {there} when the function was built"
         with contextlib.suppress(Exception):  # of what a file says that stagec did not write
             if "aux" in self.static:
-                found = statics.difference(self.static["aux"], other.static["aux"], "its static part")
+                changed = statics.difference(self.static["aux"], other.static["aux"], "its static part")
             else:
-                was, now = ({"object": "", "fields": one.static["fields"]} for one in (self, other))
-                found = statics.difference(was, now)
-            return f"{found} when the function was built"
+                was, now = ({"object": "", "fields": node.static["fields"]} for node in (self, other))
+                changed = statics.difference(was, now)
+            return f"{changed} when the function was built"
         return "its static part is another one than it was when the function was built"
 
 
@@ -219,7 +219,7 @@ def _shortened(static: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"aux": _digest(static["aux"], LONGEST_AUXDATA)}
     if len(statics.canonical(static)) <= LONGEST:
         return static
-    return {"fields": {name: _digest(one, LONGEST_FIELD) for name, one in static["fields"].items()}}
+    return {"fields": {name: _digest(field, LONGEST_FIELD) for name, field in static["fields"].items()}}
 
 
 def _digest(described: Any, longest: int) -> Any:

@@ -46,25 +46,29 @@ class NodeTypes:
         if isinstance(given, Mapping):
             self._given.update(given)
         else:
-            kinds = [kind for one in given or () for kind in ([one] if isinstance(one, type) else self._learn(one))]
+            kinds = [
+                kind
+                for kind_or_names in given or ()
+                for kind in ([kind_or_names] if isinstance(kind_or_names, type) else self._learn(kind_or_names))
+            ]
             self._given.update({name_of(kind): kind for kind in kinds})
 
     def of_arguments(self, nodes: Iterable[Tree]) -> Takers:
         """Return what takes objects apart, by the name of the node; classes with `Fields` need nothing."""
-        found: dict[str, Taker] = {}
+        takers: dict[str, Taker] = {}
         for node in nodes:
             kind = self._given.get(node.name)
             known = kind if isinstance(kind, PyTreeNode) else registered(node.name)
             if node.name == STATIC:
-                found[STATIC] = self._of_leaf
+                takers[STATIC] = self._of_leaf
             elif known is not None:
-                found[node.name] = _of_type(known)
+                takers[node.name] = _of_type(known)
             elif node.keyed is not None:
-                found[node.name] = self._of_name(node.name, object)
+                takers[node.name] = self._of_name(node.name, object)
             elif node.fields is not None and not node.fields.static:
                 # What a mapping gives for a key may be another object than its child: nnx.State wraps dicts.
-                found[node.name] = self._of_name(node.name, Mapping)
-        return found
+                takers[node.name] = self._of_name(node.name, Mapping)
+        return takers
 
     def of_results(self, nodes: Iterable[Tree]) -> Makers:
         """Return what makes objects, by name and static data; a node without one becomes a plain container."""
@@ -74,7 +78,7 @@ class NodeTypes:
     def seen(self, nodes: Iterable[Tree]) -> Seen:
         """Return the objects that these nodes of the last arguments were, for `use` in another call with their like."""
         which = ((node.name, node.auxdata) for node in nodes)
-        return {one: self._seen[one] for one in which if one in self._seen}
+        return {key: self._seen[key] for key in which if key in self._seen}
 
     def use(self, seen: Seen) -> None:
         """Give results the static parts of these objects from now on."""
@@ -215,8 +219,8 @@ def registered(name: str) -> PyTreeNode | None:
     A type that stagec itself registered, by its fields, is not among them.
     """
     match _registry("deserialization_registry").get(name):
-        case (type() as kind, deserialize, from_children) if found := serializer(kind):
-            return _through_jax(kind, found[1], deserialize, from_children)
+        case (type() as kind, deserialize, from_children) if functions := serializer(kind):
+            return _through_jax(kind, functions[1], deserialize, from_children)
     return OWN.get(name)
 
 
@@ -244,8 +248,8 @@ def children_by_jax(value: object) -> tuple[list[Any], Any] | None:
 
 def _registry(name: str) -> Mapping[Any, Any]:
     # No public interface of JAX says what is registered. Where it is not found, there is nothing registered for us.
-    found = getattr(sys.modules.get("jax._src.export._export"), name, None)
-    return found if isinstance(found, dict) else {}
+    entries = getattr(sys.modules.get("jax._src.export._export"), name, None)
+    return entries if isinstance(entries, dict) else {}
 
 
 def _through_jax(
@@ -260,9 +264,9 @@ def _through_jax(
 
     def unflatten(auxdata: bytes, children: Sequence[Any]) -> object:
         # JAX takes no more than the structure from what `from_children` returns.
-        found, structure = _structure(from_children(deserialize(auxdata), children))
-        if len(found) != len(children):
-            has = f"{len(found)} {'child' if len(found) == 1 else 'children'}"
+        parts, structure = _structure(from_children(deserialize(auxdata), children))
+        if len(parts) != len(children):
+            has = f"{len(parts)} {'child' if len(parts) == 1 else 'children'}"
             what = f"{kind.__qualname__} has {has} here, it had {len(children)} when the function was built"
             raise TreeMismatch("", what)
         return structure.unflatten(children)
@@ -271,7 +275,7 @@ def _through_jax(
 
 
 def _structure(value: object) -> tuple[list[Any], Any]:
-    found = children_by_jax(value)
-    if found is None:
+    children = children_by_jax(value)
+    if children is None:
         raise TreeMismatch("", f"{type(value).__qualname__} is no pytree node for JAX here: register it")
-    return found
+    return children

@@ -39,10 +39,10 @@ class OneLevel(NamedTuple):
     def of(value: object) -> OneLevel | None:
         """Take an object apart; None without JAX, and for what is no node for it."""
         jax = _tree_util()
-        found = None if jax is None else jax.default_registry.flatten_one_level_with_keys(value)
-        if found is None:
+        taken_apart = None if jax is None else jax.default_registry.flatten_one_level_with_keys(value)
+        if taken_apart is None:
             return None
-        pairs, auxdata = found
+        pairs, auxdata = taken_apart
         children, entries = [child for _, child in pairs], [entry for entry, _ in pairs]
         return OneLevel(type(value), auxdata, children, entries, value)
 
@@ -88,9 +88,9 @@ class OneLevel(NamedTuple):
 
     def _named_fields(self) -> Fields | None:
         """Return the named fields, where they say all that JAX compares."""
-        found = [getattr(entry, "name", getattr(entry, "key", None)) for entry in self.entries or ()]
-        names = tuple(name for name in found if isinstance(name, str))
-        if self.entries is None or names != tuple(found):
+        attributes = [getattr(entry, "name", getattr(entry, "key", None)) for entry in self.entries or ()]
+        names = tuple(name for name in attributes if isinstance(name, str))
+        if self.entries is None or names != tuple(attributes):
             return None
         if isinstance(self.value, Mapping):
             return Fields(names) if self.auxdata == names else None
@@ -102,17 +102,17 @@ class OneLevel(NamedTuple):
 
     def _key_entries(self) -> tuple[Entry, ...] | None:
         """Return the key entries of the children; None where the type was registered without."""
-        found: list[Entry] = []
+        key_entries: list[Entry] = []
         for entry in self.entries or ():
             if isinstance(name := getattr(entry, "name", None), str):
-                found.append(name)
+                key_entries.append(name)
             elif isinstance(index := getattr(entry, "idx", None), int):
-                found.append(index)
+                key_entries.append(index)
             elif hasattr(entry, "key") and type(entry).__name__ != "FlattenedIndexKey":
-                found.append(Item(key_of(entry.key)))
+                key_entries.append(Item(key_of(entry.key)))
             else:
                 return None
-        return None if self.entries is None else tuple(found)
+        return None if self.entries is None else tuple(key_entries)
 
 
 class StaticLeaf(NamedTuple):
@@ -142,5 +142,5 @@ class StaticLeaf(NamedTuple):
 
 def _tree_util() -> Any:
     """Return `jax.tree_util` where this process has imported JAX; it may be in the middle of that."""
-    found = getattr(sys.modules.get("jax"), "tree_util", None)
-    return found if hasattr(found, "default_registry") else None
+    module = getattr(sys.modules.get("jax"), "tree_util", None)
+    return module if hasattr(module, "default_registry") else None

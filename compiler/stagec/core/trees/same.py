@@ -41,9 +41,9 @@ def key(value: Any) -> Hashable:
     return kind, parts, value
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether two static values are the same."""
-    return one is other or (type(one) is type(other) and key(one) == key(other))
+    return value is other or (type(value) is type(other) and key(value) == key(other))
 
 
 def _parts(value: Any) -> Hashable | None:

@@ -377,19 +377,19 @@ def _shown(key: Key) -> str:
 
 def _items(given: Mapping[Any, object], keys: Sequence[Key], children: Sequence[Tree], path: str) -> list[object]:
     """Return the value of each key, which must be all that is given; what holds no array may be left out."""
-    found, missing, left = [], [], dict(given)
+    values, missing, left = [], [], dict(given)
     for key, child in zip(keys, children, strict=True):
         names = [name for name in (_live(key), getattr(key, "plain", key)) if name in left]
         if names:
-            found.append(left.pop(names[0]))
+            values.append(left.pop(names[0]))
         elif child._has_leaf():
             missing.append(key)
         else:
-            found.append(_LEFT_OUT)
+            values.append(_LEFT_OUT)
     if missing or left:
         faults = [f"key {key!r} is missing" for key in missing] + [f"key {key!r} is not wanted" for key in left]
         raise TreeMismatch(path, ", ".join(faults))
-    return found
+    return values
 
 
 def _attributes(value: object, names: Sequence[str]) -> dict[str, object]:
