@@ -60,10 +60,10 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
         return list(cpu_client(count or 1).local_devices())
     from stagec.pjrt import accelerators  # most processes run on the CPU
 
-    found = list(_once(platform, lambda: accelerators.make_client(platform)).local_devices())
-    if count is not None and count > len(found):
-        raise LoadError("device-count", f"{count} devices are wanted, this process has {len(found)} of {platform}")
-    return found[:count]
+    local = list(_once(platform, lambda: accelerators.make_client(platform)).local_devices())
+    if count is not None and count > len(local):
+        raise LoadError("device-count", f"{count} devices are wanted, this process has {len(local)} of {platform}")
+    return local[:count]
 
 
 def platform_of(device: _jax.Device) -> str:
@@ -84,10 +84,10 @@ def compile_options(ids: Sequence[int], replicated: bool = False) -> xla_client.
 
 
 def _once(key: str | int, make: Callable[[], Any]) -> Any:
-    found = _CLIENTS.get(key)
-    if found is None:
+    made = _CLIENTS.get(key)
+    if made is None:
         with turns.for_this_machine(), _LOCK:
-            found = _CLIENTS.get(key)
-            if found is None:
-                found = _CLIENTS[key] = make()
-    return found
+            made = _CLIENTS.get(key)
+            if made is None:
+                made = _CLIENTS[key] = make()
+    return made

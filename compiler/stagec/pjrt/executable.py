@@ -92,10 +92,10 @@ class Executable:
         forms = [xla_client.HloSharding.from_proto(proto) for proto in protos() or ()]
         if len(forms) == 1:  # XLA may say once what all share, and something where there are none; JAX does the same
             forms *= len(arrays)
-        found = [Sharding(self.devices, form, kind) for form, kind in zip(forms, memory_kinds, strict=True)]
-        for sharding, (shape, _) in zip(found, arrays, strict=True):
+        shardings = [Sharding(self.devices, form, kind) for form, kind in zip(forms, memory_kinds, strict=True)]
+        for sharding, (shape, _) in zip(shardings, arrays, strict=True):
             sharding.parts(shape)
-        return found
+        return shardings
 
     def _arrays(
         self,
@@ -103,12 +103,14 @@ class Executable:
         shardings: Sequence[Sharding],
         layouts_of: Callable[[], Sequence[_jax.PjRtLayout]],
     ) -> list[AbstractArray]:
-        found = layouts.of_executable(layouts_of, arrays, shardings)
-        for layout, sharding in zip(found, shardings, strict=True):
+        own_layouts = layouts.of_executable(layouts_of, arrays, shardings)
+        for layout, sharding in zip(own_layouts, shardings, strict=True):
             if layout and sharding.memory_kind:
                 what = f"it wants an array in layout {layout} in {sharding.memory_kind}, and stagec makes other layouts"
                 raise ValueError(f"{what} in a device's own memory alone; leave out the layout, or the kind of memory")
-        return [abstract_array(*array, of, layout) for array, of, layout in zip(arrays, shardings, found, strict=True)]
+        return [
+            abstract_array(*array, of, layout) for array, of, layout in zip(arrays, shardings, own_layouts, strict=True)
+        ]
 
     def _of_results(self, count: int) -> list[str | None]:
         """Return the kind of memory of each result; None for the device's own."""

@@ -41,8 +41,8 @@ class _Platforms(dict[str, Platform]):
         self._devices = devices
 
     def __missing__(self, name: str) -> Platform:
-        self[name] = found = _platform(name, self._devices)
-        return found
+        self[name] = platform = _platform(name, self._devices)
+        return platform
 
 
 def describe(devices: Sequence[Any] = ()) -> Host:

@@ -42,13 +42,13 @@ def of_executable(
 
 def _found(layout: _jax.PjRtLayout, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> str | None:
     device = sharding.devices[0]
-    found, usual = (
-        one._xla_layout()
-        for one in (layout, device.client.get_default_layout(dtype, sharding.shard_shape(shape), device))
+    actual, usual = (
+        candidate._xla_layout()
+        for candidate in (layout, device.client.get_default_layout(dtype, sharding.shard_shape(shape), device))
     )
     # XLA writes how many bits an element has where that is less than a byte; the usual layout does not say it.
-    alike = not found.tiling() and found.minor_to_major() == usual.minor_to_major()
-    return None if alike or str(found) == str(usual) else str(layout)
+    alike = not actual.tiling() and actual.minor_to_major() == usual.minor_to_major()
+    return None if alike or str(actual) == str(usual) else str(layout)
 
 
 @functools.cache

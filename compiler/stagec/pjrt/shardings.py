@@ -62,11 +62,11 @@ class Sharding:
 
     def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
         """Return what each of `devices` holds of an array of `shape`. Raises ValueError as `placement`."""
-        found = self._parts.get(shape)
-        if found is None:
+        held = self._parts.get(shape)
+        if held is None:
             spec = self.spec or xla_client.HloSharding.replicate()
-            found = self._parts[shape] = placement(spec, shape, len(self.devices))
-        return found
+            held = self._parts[shape] = placement(spec, shape, len(self.devices))
+        return held
 
     def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Return what each of `devices` is to hold of `values`; of addends the first has all. Raises ValueError."""
@@ -80,12 +80,12 @@ class Sharding:
 
     def holders(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return numbers of `devices` that together hold an array of `shape`, each part once; addends in order."""
-        found = self._holders.get(shape)
-        if found is None:
+        numbers = self._holders.get(shape)
+        if numbers is None:
             parts = self.parts(shape)
             first = [number for number, part in enumerate(parts) if parts.index(part) == number]
-            found = self._holders[shape] = tuple(sorted(first, key=lambda number: parts[number].addend))
-        return found
+            numbers = self._holders[shape] = tuple(sorted(first, key=lambda number: parts[number].addend))
+        return numbers
 
     def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[_jax.Device, Index]:
         """Return the part of an array of `global_shape` that each device holds."""
@@ -95,7 +95,7 @@ class Sharding:
         """Return the shape of the part that each device holds."""
         if self.spec is None:
             return global_shape
-        return tuple(one.stop - one.start for one in self.parts(global_shape)[0].slices)
+        return tuple(part.stop - part.start for part in self.parts(global_shape)[0].slices)
 
     def same(self, other: Sharding, shape: tuple[int, ...]) -> bool:
         """Whether an array of `shape` lies in the same memory of the same devices in the same parts."""

@@ -74,8 +74,8 @@ class Weights(dict[str, Weight]):
 
             files = Files(archive.path, archive.index, None, "use")
         self._files = files
-        found = archive.index["weights"].items()
-        super().__init__({name: Weight(entry["aval"], self._reader(archive, mapped, entry)) for name, entry in found})
+        entries = archive.index["weights"].items()
+        super().__init__({name: Weight(entry["aval"], self._reader(archive, mapped, entry)) for name, entry in entries})
 
     def release(self) -> None:
         """Let go of all of them."""
@@ -119,13 +119,13 @@ class Bound:
         self._args: dict[int, Any] = {}
         self._kwargs: dict[str, Any] = {}
         first = 0
-        for top, found, keys in ((positional, self._args, range(self._count)), (keyword, self._kwargs, keyword.keys)):
+        for top, bound, keys in ((positional, self._args, range(self._count)), (keyword, self._kwargs, keyword.keys)):
             for key, tree in zip(keys, top.children, strict=True):
                 leaves = range(first, first + tree.num_leaves)
                 first += tree.num_leaves
                 if leaves and first - 1 in self.weights:
                     # What stands for a node of the model's own type is taken by every function.
-                    found[key] = tree.unflatten([self.weights[leaf] for leaf in leaves])
+                    bound[key] = tree.unflatten([self.weights[leaf] for leaf in leaves])
 
     def fill(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return all arguments of a call: bound ones where the caller left them out, the caller's where it did not.

@@ -55,9 +55,9 @@ def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def _array(path: str, aval: Aval, sharding: Any, kind: str, memory: str | None) -> dict[str, Any]:
-    found = _TYPE.fullmatch(kind)
-    assert found, kind
-    sizes, order, rest = found.groups(default="")
+    match = _TYPE.fullmatch(kind)
+    assert match, kind
+    sizes, order, rest = match.groups(default="")
     tiles = _TILES.search(rest)
     return {
         "path": path,

@@ -19,16 +19,16 @@ def inline_known_branches(module: ir.Module) -> None:
 
 def _inline_below(operation: Any) -> bool:
     """Inline what is known now; return whether there was any, for a branch may have branches too."""
-    found = False
+    inlined = False
     for block in [block for region in operation.regions for block in region.blocks]:
         for inner in list(block.operations):
             index = _known(inner.operands[0]) if inner.operation.name == "stablehlo.case" else None
             if index is None:
-                found |= _inline_below(inner.operation)
+                inlined |= _inline_below(inner.operation)
             else:
                 _inline(inner, index)
-                found = True
-    return found
+                inlined = True
+    return inlined
 
 
 def _inline(case: Any, index: int) -> None:

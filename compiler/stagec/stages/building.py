@@ -75,8 +75,8 @@ def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Comp
         return lowered.compile(target=spec.target)
     except DoesNotFit as error:
         avals = [lowered.flat_in_avals[i] for i in lowered.kept_var_idx]
-        found = limits.does_not_fit(error, _names(exported, lowered), avals, lowered.nr_devices, spec)
-        raise StagecError(found) from error
+        message = limits.does_not_fit(error, _names(exported, lowered), avals, lowered.nr_devices, spec)
+        raise StagecError(message) from error
     except CannotCompile as error:
         raise problem(error, spec, _how_to_locate(error, lowered)) from error
 
@@ -143,8 +143,8 @@ def _how_to_locate(error: CannotCompile, lowered: Lowered) -> str:
     """Say how to find the lines of the model that XLA's message is about; "" where it is about no operation."""
     with mlir.make_context():
         operations = locations.of_module(ir.Module.parse(lowered.module))
-    found = locations.locate(str(error.__cause__ or error), operations)
-    names = list(dict.fromkeys(operation.name or operation.target or operation.opcode for operation in found))
+    named = locations.locate(str(error.__cause__ or error), operations)
+    names = list(dict.fromkeys(operation.name or operation.target or operation.opcode for operation in named))
     if not names:
         return ""
     return (

@@ -25,13 +25,13 @@ _INDEX = json_shapes.record(
 """Shape of the index: `devices` has the member of each kind of device."""
 
 
-def write(found: Mapping[str, bytes]) -> bytes:
+def write(by_kind: Mapping[str, bytes]) -> bytes:
     """Return the bytes of the file. found: serialized `Exported` by the kind of device that it is for."""
-    if not found:
+    if not by_kind:
         return b""
-    numbers = {serialized: number for number, serialized in enumerate(dict.fromkeys(found.values()))}
+    numbers = {serialized: number for number, serialized in enumerate(dict.fromkeys(by_kind.values()))}
     members = {f"{number}.exported": serialized for serialized, number in numbers.items()}
-    names = {kind: f"{numbers[serialized]}.exported" for kind, serialized in found.items()}
+    names = {kind: f"{numbers[serialized]}.exported" for kind, serialized in by_kind.items()}
     listed = {"format": archive.FORMAT, "kind": "lowered", "devices": names, "members": archive.members_table(members)}
     return archive.encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
 
@@ -45,8 +45,8 @@ def read(data: bytes, target: TargetSpec) -> bytes | None:
     if not data or device is None:
         return None
     try:
-        found = archive.Archive("what JAX lowered for devices", data, _INDEX)
-        member = found.index["devices"].get(device["device_kind"])
-        return found[member] if member else None
+        container = archive.Archive("what JAX lowered for devices", data, _INDEX)
+        member = container.index["devices"].get(device["device_kind"])
+        return container[member] if member else None
     except LoadError as error:
         raise NotExported(str(error)) from error

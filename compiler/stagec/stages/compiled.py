@@ -229,17 +229,17 @@ class Compiled:
         by_index = dict(zip(self.description.kept_var_idx, values, strict=True))
         return [by_index.get(i) for i in range(len(self.description.in_avals))]
 
-    def _shardings(self, found: Sequence[OnDevices], avals: Sequence[Aval]) -> list[Sharding]:
+    def _shardings(self, placements: Sequence[OnDevices], avals: Sequence[Aval]) -> list[Sharding]:
         result: list[Sharding] = []
-        for one, aval in zip(found, avals, strict=True):
-            if one.spec is None:
-                result.append(SingleDeviceSharding(memory_kind=one.memory_kind))
+        for placement, aval in zip(placements, avals, strict=True):
+            if placement.spec is None:
+                result.append(SingleDeviceSharding(memory_kind=placement.memory_kind))
                 continue
             try:
-                named = named_sharding(one.spec, len(aval.shape), self.mesh or Mesh((), ()))
-                result.append(dataclasses.replace(named, memory_kind=one.memory_kind))
+                named = named_sharding(placement.spec, len(aval.shape), self.mesh or Mesh((), ()))
+                result.append(dataclasses.replace(named, memory_kind=placement.memory_kind))
             except ValueError:
-                result.append(GSPMDSharding(str(one.spec), one.memory_kind))
+                result.append(GSPMDSharding(str(placement.spec), placement.memory_kind))
         return result
 
     def serialize(self) -> bytes:
@@ -249,13 +249,13 @@ class Compiled:
         that is the features of this machine's CPU.
         """
         members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
-        found = {
+        listed = {
             "format": archive.FORMAT,
             "kind": "compiled",
             "mesh": dataclasses.asdict(self.mesh) if self.mesh else None,
             "members": archive.members_table(members),
         }
-        return archive.encode({archive.INDEX: archive.encode_index(found), **dict(sorted(members.items()))})
+        return archive.encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
 
     @staticmethod
     def deserialize(serialized: bytes) -> Compiled:
@@ -265,10 +265,10 @@ class Compiled:
         executable at the first use.
         """
         name = "a serialized Compiled"
-        found = archive.Archive(name, bytes(serialized), _INDEX)
+        container = archive.Archive(name, bytes(serialized), _INDEX)
         try:
-            description = Description.from_json(found[_DESCRIPTION])
-            axes = found.index["mesh"]
+            description = Description.from_json(container[_DESCRIPTION])
+            axes = container.index["mesh"]
             mesh = _read_mesh(axes) if axes else None
         except (ValueError, KeyError, TypeError) as error:
             raise LoadError("format", f"{name}: {error}") from error
@@ -278,7 +278,7 @@ class Compiled:
         refusal = host.cpu_refusal(description.target.requires, host.cpu_flags())
         if refusal:
             raise LoadError("cpu-feature", f"{name}: {refusal}")
-        return Compiled(found[_EXECUTABLE], description, None, mesh)
+        return Compiled(container[_EXECUTABLE], description, None, mesh)
 
 
 def _read_mesh(axes: Mapping[str, Any]) -> Mesh:
@@ -286,6 +286,6 @@ def _read_mesh(axes: Mapping[str, Any]) -> Mesh:
 
 
 def _layout(layout: _jax.PjRtLayout) -> Layout:
-    found = layout._xla_layout()
-    tiling = tuple(map(tuple, found.tiling()))
-    return Layout(tuple(found.minor_to_major()[::-1]), tiling, found.element_size_in_bits())
+    xla_layout = layout._xla_layout()
+    tiling = tuple(map(tuple, xla_layout.tiling()))
+    return Layout(tuple(xla_layout.minor_to_major()[::-1]), tiling, xla_layout.element_size_in_bits())

@@ -89,11 +89,11 @@ def settings(target: TargetSpec) -> dict[str, Scalar]:
 
 def fields(target: TargetSpec) -> dict[str, Any]:
     """Return the fields of a target, with a digest in the place of a whole file."""
-    found = dataclasses.asdict(target)
-    found["compiler_options"] = described(target.compiler_options)
-    if found.get("autotuning_results"):
-        found["autotuning_results"] = hashlib.sha256(found["autotuning_results"].encode()).hexdigest()
-    return found
+    values = dataclasses.asdict(target)
+    values["compiler_options"] = described(target.compiler_options)
+    if values.get("autotuning_results"):
+        values["autotuning_results"] = hashlib.sha256(values["autotuning_results"].encode()).hexdigest()
+    return values
 
 
 def _provider(program: Lowered, name: str) -> str:

@@ -76,8 +76,8 @@ class Exported:
     @staticmethod
     def deserialize(serialized: bytes | bytearray) -> Exported:
         """Read what `serialize`, here or in JAX, wrote. Raises NotExported when the bytes are something else."""
-        found: Exported = _serialization("deserialize").read(Exported, bytes(serialized))
-        return found
+        exported: Exported = _serialization("deserialize").read(Exported, bytes(serialized))
+        return exported
 
     def serialize(self, vjp_order: int = 0) -> bytes:
         """Return the bytes that `jax.export.deserialize` reads.
@@ -194,20 +194,22 @@ class Exported:
     @functools.cached_property
     def _usage(self) -> Call:
         """How a call is written, for messages; names of parameters that nobody said may be in the module."""
-        found = Call(self.fun_name, self.in_tree, self.in_avals, self.out_tree, self.out_avals, self._parameters)
-        return found if self._parameters else dataclasses.replace(found, parameters=self._stored_names(found))
+        usage = Call(self.fun_name, self.in_tree, self.in_avals, self.out_tree, self.out_avals, self._parameters)
+        return usage if self._parameters else dataclasses.replace(usage, parameters=self._stored_names(usage))
 
     def _stored_names(self, call: Call) -> list[str]:
         """Return the name of each positional argument that JAX stored; "" for one that the module does not take."""
         stored = mlir.argument_names(self.mlir_module_serialized, len(self.module_kept_var_idx))
         names = dict(zip(self.module_kept_var_idx, stored, strict=True))
         paths = list(map(argument_path, self.in_tree.paths()))
-        found = []
-        for one in call.arguments:
-            if not one.by_keyword:
-                ends = [(names.get(leaf, ""), paths[leaf].removeprefix(one.place)) for leaf in one.leaves]
-                found.append(next((name[: len(name) - len(end)] for name, end in ends if name.endswith(end)), ""))
-        return found
+        stored_names = []
+        for argument in call.arguments:
+            if not argument.by_keyword:
+                ends = [(names.get(leaf, ""), paths[leaf].removeprefix(argument.place)) for leaf in argument.leaves]
+                stored_names.append(
+                    next((name[: len(name) - len(end)] for name, end in ends if name.endswith(end)), "")
+                )
+        return stored_names
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Return the size of each dimension variable for arguments of these shapes, flat.
@@ -255,11 +257,11 @@ def _hlo(shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[xla_c
 
 
 def _over(mesh: Any, shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[NamedSharding | None, ...]:
-    def one(sharding: OneSharding, aval: Aval) -> NamedSharding | None:
+    def placed(sharding: OneSharding, aval: Aval) -> NamedSharding | None:
         if sharding is None:
             return None
         if isinstance(sharding, NamedSharding):
             return sharding.with_mesh(mesh)
         return named_sharding(sharding, len(aval.shape), mesh)
 
-    return tuple(map(one, shardings, avals))
+    return tuple(map(placed, shardings, avals))

@@ -55,8 +55,8 @@ def out_info(out_tree: Tree, out_avals: Sequence[Aval], formats: Sequence[Format
     """Return an `OutInfo` for each result, in the structure of the result."""
     return out_tree.unflatten(
         [
-            OutInfo(tuple(map(int, aval.shape)), dtype_of(aval), found)
-            for aval, found in zip(out_avals, formats, strict=True)
+            OutInfo(tuple(map(int, aval.shape)), dtype_of(aval), form)
+            for aval, form in zip(out_avals, formats, strict=True)
         ]
     )
 

@@ -44,12 +44,12 @@ def take(
     links, places = hardware.links, mesh.coords if mesh else ()
     devices = description.nr_devices
     items = totals.itemize(
-        hlo.parse(program), devices, lambda one: links.seconds(one, devices, places) if links else None
+        hlo.parse(program), devices, lambda exchange: links.seconds(exchange, devices, places) if links else None
     )
     exchanges: dict[tuple[str, str], dict[str, Any]] = {}
-    for (kind, among), found in items.exchanges.items():
+    for (kind, among), counts in items.exchanges.items():
         row = exchanges.setdefault((kind, collectives.axes(kind, among, sizes)), {})
-        for name, value in found.items():
+        for name, value in counts.items():
             row[name] = UNKNOWN if value is None or row.get(name) == UNKNOWN else row.get(name, 0) + value
     largest = buffers(program)
     limits = {name: value for name, value in vars(spec.limits).items() if value is not None and name not in _NO_LIMIT}
@@ -58,15 +58,15 @@ def take(
         "kind": "inventory",
         "executable_sha256": description.executable_sha256,
         "operations": {
-            opcode: {name: UNKNOWN if value is None else value for name, value in found.items()}
-            for opcode, found in items.operations.items()
+            opcode: {name: UNKNOWN if value is None else value for name, value in counts.items()}
+            for opcode, counts in items.operations.items()
         },
         "exchanges": [{"kind": kind, "axes": axes, **row} for (kind, axes), row in sorted(exchanges.items())],
         "arrays": [
-            {"kind": one.kind, "name": one.name, "type": one.type, "bytes": one.bytes}
-            for one in named(largest[:_ARRAYS], description, names)
+            {"kind": buffer.kind, "name": buffer.name, "type": buffer.type, "bytes": buffer.bytes}
+            for buffer in named(largest[:_ARRAYS], description, names)
         ],
-        "more": {"count": len(largest[_ARRAYS:]), "bytes": sum(one.bytes for one in largest[_ARRAYS:])},
+        "more": {"count": len(largest[_ARRAYS:]), "bytes": sum(buffer.bytes for buffer in largest[_ARRAYS:])},
         "hardware": {"memory": hardware.memory, "bandwidth": hardware.bandwidth, "flops": hardware.flops},
         "limits": limits,
     }

@@ -150,18 +150,18 @@ def _table(description: Description, program: str, names: Sequence[str]) -> str:
     ]
     if analysis["alias_bytes"] not in (0, UNKNOWN):
         sums[-1] += f" ({in_bytes(analysis['alias_bytes'])} of them in the memory of arguments)"
-    found = named(buffers(program)[:_LARGEST], description, names)
-    rows = [(in_bytes(one.bytes), one.kind, f"{one.name} {one.type}".strip()) for one in found]
+    largest = named(buffers(program)[:_LARGEST], description, names)
+    rows = [(in_bytes(buffer.bytes), buffer.kind, f"{buffer.name} {buffer.type}".strip()) for buffer in largest]
     return "\n".join([", ".join(sums), "largest, on each device:", *_rows(rows)])
 
 
-def named(found: Sequence[Buffer], description: Description, names: Sequence[str]) -> Iterator[Buffer]:
+def named(arrays: Sequence[Buffer], description: Description, names: Sequence[str]) -> Iterator[Buffer]:
     """Yield buffers with the names of arguments and results, as a person knows them. names: as for `exceeded`."""
     arguments = dict(enumerate(names))
     results = {index: f"result{path}" for index, path in enumerate(description.out_tree.paths())}
-    for one in found:
-        table = {"argument": arguments, "result": results}.get(one.kind, {})
-        yield dataclasses.replace(one, name=table.get(one.index, one.name))
+    for buffer in arrays:
+        table = {"argument": arguments, "result": results}.get(buffer.kind, {})
+        yield dataclasses.replace(buffer, name=table.get(buffer.index, buffer.name))
 
 
 def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -175,6 +175,6 @@ def _aval_size(aval: Aval) -> int:
 
 
 def _moved(description: Description) -> str:
-    found = description.analysis["collectives"].items()
-    every = ((kind, entry) for kind, entry in found if UNKNOWN not in entry.values())
+    collectives = description.analysis["collectives"].items()
+    every = ((kind, entry) for kind, entry in collectives if UNKNOWN not in entry.values())
     return ", ".join(f"{entry['count']:,} {kind} of {in_bytes(entry['bytes'])} in all" for kind, entry in every)

@@ -79,7 +79,7 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
         for function in module.body.operations
         if function.operation.name == "func.func"
     }
-    found: list[Operation] = []
+    operations: list[Operation] = []
     called: set[str] = set()
     done: set[tuple[str, str, tuple[Frame, ...]]] = set()
 
@@ -98,7 +98,7 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
             target = ""
             if operation.name == "stablehlo.custom_call":
                 target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            found.append(Operation(name, operation.name.rpartition(".")[2], target, frames))
+            operations.append(Operation(name, operation.name.rpartition(".")[2], target, frames))
             if operation.name == "func.call":
                 calls.append((ir.FlatSymbolRefAttr(operation.attributes["callee"]).value, name, frames))
             return ir.WalkResult.ADVANCE
@@ -112,7 +112,7 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
     for function in functions:
         if function not in called:
             expand(function, "", ())
-    return tuple(found)
+    return tuple(operations)
 
 
 def locate(text: str, operations: Iterable[Operation]) -> list[Operation]:
@@ -188,12 +188,12 @@ def add_note(error: BaseException, debug: Path, hlo: str) -> None:
     if "RESOURCE_EXHAUSTED" in text:
         text = "\n".join(largest(hlo))
     try:
-        found = as_text(find(debug, text)).rstrip()
+        lines = as_text(find(debug, text)).rstrip()
     except (OSError, ValueError) as unreadable:
         error.add_note(f"{debug}: {unreadable}")
         return
-    if found:
-        error.add_note(f"what it is about, by {debug.name}:\n{found}")
+    if lines:
+        error.add_note(f"what it is about, by {debug.name}:\n{lines}")
 
 
 def _frames(location: ir.Location, function: str = "") -> Iterator[Frame]:

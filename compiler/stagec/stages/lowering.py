@@ -236,7 +236,7 @@ def _memory_kinds(main: ir.OpView, which: str, count: int) -> tuple[str | None, 
     """Return the memory of each array that `main` takes ("arg_attrs") or gives ("res_attrs"); None: the usual one."""
     if which not in main.attributes:
         return (None,) * count
-    attributes = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes[which])]
+    attributes = [ir.DictAttr(attribute) for attribute in ir.ArrayAttr(main.attributes[which])]
     kinds = [ir.StringAttr(a["mhlo.memory_kind"]).value if "mhlo.memory_kind" in a else "device" for a in attributes]
     return tuple(None if kind == "device" else kind for kind in kinds)
 

@@ -85,28 +85,28 @@ def mesh(module: ir.Module) -> dict[str, int] | None:
 
 def custom_calls(module: ir.Module) -> set[str]:
     """Return the targets of the custom calls in a module."""
-    found: set[str] = set()
+    targets: set[str] = set()
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name == "stablehlo.custom_call":
-            found.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+            targets.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return found
+    return targets
 
 
 def has_operation(module: ir.Module, prefix: str) -> bool:
     """Whether a module has an operation whose name starts with `prefix`, such as "chlo."."""
-    found = False
+    matched = False
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        found = operation.name.startswith(prefix)
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+        nonlocal matched
+        matched = operation.name.startswith(prefix)
+        return ir.WalkResult.INTERRUPT if matched else ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return found
+    return matched
 
 
 def inventory(artifact: bytes) -> dict[str, str]:
@@ -121,12 +121,12 @@ def argument_names(serialized: bytes, count: int) -> list[str]:
     """Return the names of a module's last `count` arguments: JAX's, such as "params['w']"; "" where it has none."""
     with context() as current:
         module = read_artifact(current, serialized)
-        found = [""] * count
+        result = [""] * count
         for function in module.body.operations:
             # Of a module with symbolic dimensions, main calls the function that JAX made.
             if re.search(r'"(main|_wrapped_jax_export_main)"', str(function.attributes["sym_name"])):
                 arguments = list(function.regions[0].blocks[0].arguments)
                 names = [re.fullmatch(r'loc\("(.*)"\)', str(argument.location)) for argument in arguments]
                 last = [name[1] if name else "" for name in names[len(names) - count :]]
-                found = last if len(last) == count and any(last) else found
-    return found
+                result = last if len(last) == count and any(last) else result
+    return result

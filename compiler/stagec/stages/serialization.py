@@ -484,8 +484,8 @@ class _Writer:
             getattr(self._builder, method or "PrependUOffsetTRelativeSlot")(slot, value, default)
         return int(self._builder.EndObject())
 
-    def _tables(self, one: Callable[[T], int], values: Iterable[T]) -> int:
-        return self._offsets([one(value) for value in values])
+    def _tables(self, writer: Callable[[T], int], values: Iterable[T]) -> int:
+        return self._offsets([writer(value) for value in values])
 
     def _strings(self, strings: Iterable[str]) -> int:
         return self._offsets([self._builder.CreateString(string) for string in strings])

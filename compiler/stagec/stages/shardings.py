@@ -236,13 +236,15 @@ def named_sharding(hlo: xla_client.HloSharding, ndim: int, mesh: Any) -> NamedSh
         every = (name for name, size in target.shape.items() if size > 1)
         return NamedSharding(target, PartitionSpec(unreduced=every))
     if hlo.is_tiled():
-        for found in _partitions(list(hlo.tile_assignment_dimensions())[:ndim], target.shape):
-            left = [name for name, size in target.shape.items() if size > 1 and not any(name in axes for axes in found)]
+        for partition in _partitions(list(hlo.tile_assignment_dimensions())[:ndim], target.shape):
+            left = [
+                name for name, size in target.shape.items() if size > 1 and not any(name in axes for axes in partition)
+            ]
             for unreduced in _subsets(left) if _UNREDUCED in hlo.subgroup_types() else [()]:
-                if NamedSharding(target, PartitionSpec(*found, unreduced=unreduced)).to_hlo(ndim) == hlo:
+                if NamedSharding(target, PartitionSpec(*partition, unreduced=unreduced)).to_hlo(ndim) == hlo:
                     # JAX leaves out dimensions at the end that are whole.
-                    kept = max((i + 1 for i, axes in enumerate(found) if axes), default=0)
-                    return NamedSharding(target, PartitionSpec(*found[:kept], unreduced=unreduced))
+                    kept = max((i + 1 for i, axes in enumerate(partition) if axes), default=0)
+                    return NamedSharding(target, PartitionSpec(*partition[:kept], unreduced=unreduced))
     raise ValueError(f"{hlo} is not a sharding over {target}")
 
 
