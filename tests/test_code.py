@@ -40,7 +40,7 @@ WRITTEN = {test: written(path) for test, path in TESTS.items()}
 
 def test_packages_import_what_the_table_says() -> None:
     """tools/imports.py: `PACKAGES` has every import between packages, and none that nobody needs."""
-    assert imports.arrows(EDGES) == {name: set(one.imports) for name, one in imports.PACKAGES.items()}
+    assert imports.arrows(EDGES) == {name: set(row.imports) for name, row in imports.PACKAGES.items()}
 
 
 def test_rooms_of_a_package_import_what_the_table_says() -> None:
@@ -48,12 +48,12 @@ def test_rooms_of_a_package_import_what_the_table_says() -> None:
 
 
 def test_packages_of_others_are_those_of_the_table() -> None:
-    found: dict[str, set[str]] = {name: set() for name in imports.PACKAGES}
+    used: dict[str, set[str]] = {name: set() for name in imports.PACKAGES}
     for name, path in FILES.items():
         if package := imports.package(name):
-            others = {one for one, ours in imports.imports(path, FILES) if not ours}
-            found[package] |= others - sys.stdlib_module_names
-    assert found == {name: set(one.others) for name, one in imports.PACKAGES.items()}
+            others = {other for other, ours in imports.imports(path, FILES) if not ours}
+            used[package] |= others - sys.stdlib_module_names
+    assert used == {name: set(row.others) for name, row in imports.PACKAGES.items()}
 
 
 def test_nothing_imports_in_circles() -> None:
@@ -98,17 +98,28 @@ def test_every_package_is_listed() -> None:
 
 def test_expressions_are_parsed_in_one_place() -> None:
     """Python 3.11's parser is safe for one thread at a time: `expressions` has the lock."""
-    found = [path.name for path in sorted(FILES.values()) if "ast.parse(" in path.read_text("utf-8")]
-    assert found == ["expressions.py"]
+    parsing = [path.name for path in sorted(FILES.values()) if "ast.parse(" in path.read_text("utf-8")]
+    assert parsing == ["expressions.py"]
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     """What is read is data: docs/security.md."""
     for path in FILES.values():
-        others = {one for one, _ in imports.imports(path, FILES)}
+        others = {other for other, _ in imports.imports(path, FILES)}
         assert {"pickle", "marshal", "shelve", "copyreg"}.isdisjoint(others), path
         calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {function.id for function in calls if isinstance(function, ast.Name)}, path
+
+
+def test_variables_are_named_for_what_they_are() -> None:
+    """Not `found` or `one`, which may be anything: neither a variable, nor a parameter, nor a function."""
+    vague = []
+    for path in FILES.values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = {getattr(node, field, None) for field in ("id", "arg", "name")}
+            if not names.isdisjoint({"found", "one"}):
+                vague.append(f"{path.relative_to(imports.SOURCES)}:{getattr(node, 'lineno', '')}")
+    assert not vague, f"name these for what they are: {', '.join(dict.fromkeys(vague))}"
 
 
 def test_every_private_name_of_jax_is_listed() -> None:
