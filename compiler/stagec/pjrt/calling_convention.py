@@ -249,7 +249,9 @@ class Signature:
         if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
             return list(leaves)
         return [
-            leaf if type(leaf) in _ARRAYS and leaf.dtype == dtype else self._to_numpy(leaf, dtype, i)
+            leaf
+            if (type(leaf) in _ARRAYS or isinstance(leaf, DeviceArray)) and leaf.dtype == dtype
+            else self._to_numpy(leaf, dtype, i)
             for i, (leaf, dtype) in enumerate(zip(leaves, self._dtypes, strict=True))
         ]
 
