@@ -158,9 +158,9 @@ class Signature:
             return self._made_usage()
         from stagec.core.telling.calls import Call  # calls that fit do without
 
-        found = self.description
-        trees = found.in_tree, found.in_avals, found.out_tree, found.out_avals
-        return Call(self.name, *trees, self._parameters, donated=found.donated)
+        known = self.description
+        trees = known.in_tree, known.in_avals, known.out_tree, known.out_avals
+        return Call(self.name, *trees, self._parameters, donated=known.donated)
 
     def path(self, leaf: int) -> str:
         """Return where a leaf is in the arguments, with the name of its parameter: `params['w']`."""
@@ -218,10 +218,10 @@ class Signature:
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[Any], structure: Any
     ) -> Sequence[Any]:
         """Return the leaves, and remember where each is among those that C++ finds. Raises CallError ("structure")."""
-        found = self._flatten(args, kwargs)
+        own = self._flatten(args, kwargs)
         places = {id(leaf): i for i, leaf in enumerate(leaves)}
         if len(places) == len(leaves):  # each is another object
-            order = [places.pop(id(leaf), -1) for leaf in found]
+            order = [places.pop(id(leaf), -1) for leaf in own]
             ordered, known = order == [*range(len(leaves))], -1 not in order
             self._orders[structure] = _Known(
                 range(len(order)) if ordered else order if known else None,
@@ -230,7 +230,7 @@ class Signature:
                 # What jaxlib takes for leaves and the function does not: fields of modules that are not arrays.
                 tuple((i, leaves[i]) for i in places.values()),
             )
-        return found
+        return own
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         try:
@@ -277,7 +277,7 @@ class Signature:
     def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
         """Return a Python number as an array of `dtype`: an integer becomes a float, a float no integer, as in JAX."""
         aval = self.description.in_avals[i]
-        given = next(kind for kind, one in enumerate(_NUMBERS) if isinstance(value, one))
+        given = next(rank for rank, kind in enumerate(_NUMBERS) if isinstance(value, kind))
         wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
         if given > wanted:
             name = _NUMBERS[given].__name__
