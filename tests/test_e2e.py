@@ -540,7 +540,12 @@ def test_an_executable_over_its_limit_is_named_and_fails_alone(built: Workspace)
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("models/models.toml", 'name = "models"', "name = models", "models/models.toml: line 2"),
+        (
+            "models/models.toml",
+            'name = "models"',
+            "name = models",
+            "models/models.toml: not TOML: Invalid value (at line 2",
+        ),
         (
             "models/models.toml",
             'version = "2.1.0"',
