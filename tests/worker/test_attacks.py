@@ -270,7 +270,7 @@ do("getpid of i386", ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_ch
 def test_it_writes_to_nothing_of_the_machine(attacked: Attacked) -> None:
     """What is tried changes nothing where it is possible, but for files that are made."""
     packages = next(entry for entry in sys.path if entry.endswith("site-packages"))
-    code = Path(COMPILER, "stagec", "core", "version.py").resolve().parent
+    code = Path(COMPILER, "stagec", "core", "builds", "version.py").resolve().parent
     there = [
         *("models/data.txt", "models/evil.py", "bazel-out/m.evil.spec", f"{code}/version.py", "/etc/passwd"),
         *("/proc/self/oom_score_adj", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/exe"),
