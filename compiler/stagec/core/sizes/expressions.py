@@ -8,20 +8,20 @@ _PARSING = threading.Lock()
 
 
 def parse(text: str) -> ast.expr:
-    """Return the syntax tree of a Python expression; nothing is evaluated. Raises ValueError where it is none."""
+    """Return the syntax tree of a Python expression; nothing is evaluated. Raises ValueError for anything else."""
     try:
         with _PARSING:
             return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # before 3.11.4 a null byte is a ValueError
         raise ValueError(f"not an expression: {error}") from None
 
 
 def module(text: str) -> ast.Module:
-    """Return the syntax tree of a Python file; nothing is run. Raises ValueError where it is none, with the line."""
+    """Return the syntax tree of a Python file; nothing is run. Raises ValueError for anything else, with the line."""
     try:
         with _PARSING:
             return ast.parse(text)
     except SyntaxError as error:
-        raise ValueError(f"line {error.lineno}: {error.msg}") from None
+        raise ValueError(f"line {error.lineno}: {error.msg}" if error.lineno else f"not Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not Python: {error}") from None
