@@ -259,6 +259,17 @@ def test_an_entry_point_without_stagec_is_left_to_its_owner(tmp_path: Path) -> N
     assert (tmp_path / "MODULE.bazel").read_text() == mine
 
 
+def test_a_build_file_with_the_targets_of_another_manifest(tmp_path: Path) -> None:
+    """A file cannot load two macros under one name."""
+    mine = 'load("@deep_manifest//:defs.bzl", "aot_manifest")\naot_manifest(name = "deep")\n'
+    files = {"models/BUILD": mine, "models/net.py": "def predict(n: int): ..."}
+    assert init(tmp_path, "models/net.py:predict", files=files).returncode == 0
+    assert (tmp_path / "models" / "BUILD").read_text() == mine + dedent("""
+        load("@models_manifest//:defs.bzl", models_targets = "aot_manifest")
+        models_targets(name = "models", deps = glob(["*.py"]))
+        """)
+
+
 def test_a_manifest_that_is_not_toml(tmp_path: Path) -> None:
     files = {"models/models.toml": "[manifest]\nname = models\n", "models/net.py": "def predict(n: int): ..."}
     done = init(tmp_path, "models/net.py:predict", files=files)

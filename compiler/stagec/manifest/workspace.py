@@ -196,7 +196,12 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
         return
     deps = [files, *([_toml(labels)] if labels else [])]
     rule = f'name = "{name}", deps = {" + ".join(deps)}{f", {imports}" if function.beside else ""}'
-    changes.add(path, f'load("@{name}_manifest//:defs.bzl", "aot_manifest")\naot_manifest({rule})\n')
+    # A file cannot load two macros under one name.
+    macro, loaded = "aot_manifest", '"aot_manifest"'
+    if macro in text:
+        macro = f"{name}_targets"
+        loaded = f"{macro} = {loaded}"
+    changes.add(path, f'load("@{name}_manifest//:defs.bzl", {loaded})\n{macro}({rule})\n')
 
 
 def _label(root: Path, path: Path, changes: Changes) -> str:
