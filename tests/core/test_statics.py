@@ -1,9 +1,11 @@
-"""Static parts of pytree nodes are described by what they are: the same in every process, and told apart."""
+"""Static parts of pytree nodes are described by what they are: the same in every process, and differences show."""
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -18,6 +20,8 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from stagec.core.trees import statics
 from tests.building import COMPILER, ROOT
@@ -183,6 +187,41 @@ def test_a_description_is_the_same_in_every_process() -> None:
     }
     assert len(found) == 1
     assert " at 0x" not in found.pop()
+
+
+VALID = [
+    statics.describe(value) for value in (1j, b"a", (1, 2), {1: 2}, math.nan, np.float32(1), np.ones(2), np.dtype("f4"))
+]
+BROKEN = [{"complex": []}, {"dtype": "9" * 1000}, {"dict": [["a", 1], True]}, {"set": [[1]]}, {"treedef": ["*"]}]
+
+
+def described() -> st.SearchStrategy[Any]:
+    """Draw JSON with the keys of descriptions: most of it describes nothing."""
+    names = sorted({name for part in (*VALID, *BROKEN) for name in part})
+    leaf = (
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(VALID + BROKEN)
+    )
+    return st.recursive(
+        leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(names), inner, max_size=3)
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(described(), described())
+@example({"complex": []}, {"complex": [1.0]})
+@example({"dtype": "9" * 1000}, {"dtype": "<f4"})
+@example({"dict": [["a", 1], True]}, {"dict": [["a", 1]]})
+def test_what_describes_nothing_is_refused(first: Any, second: Any) -> None:
+    with contextlib.suppress(statics.Unknown, ValueError, TypeError):
+        statics.rebuild(first)
+    assert isinstance(statics.text(first), str)
+    assert isinstance(statics.difference(first, second), str)
+
+
+def test_broken_descriptions_are_never_rebuilt() -> None:
+    for broken in BROKEN:
+        with pytest.raises((ValueError, TypeError)):
+            statics.rebuild(broken)
 
 
 def test_nothing_is_imported_and_called_to_rebuild() -> None:

@@ -12,12 +12,14 @@ each kind of value. Standard library only: numpy's arrays are known by their att
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
 import json
 import math
+import re
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +32,7 @@ LARGEST_ARRAY = 1024
 _MOST = 100_000
 """Values in a description: those of the largest model that we know are a tenth."""
 _DEEPEST = 60
+_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\w*(\[\w+\])?", re.ASCII)
 _WORD = 2**63
 """Integers from there on are strings: readers of JSON differ."""
 
@@ -72,7 +75,10 @@ def _rebuild_part(part: Any, of: object) -> Any:
 def text(described: Any) -> str:
     """Write a description for a reader, as Python would: `Color.RED`, `(0, 'a')`."""
     kind, parts = _kind_of(described)
-    return kind.text(*parts) if kind.text else canonical(described)
+    if kind.text:
+        with contextlib.suppress(ValueError, TypeError):  # it is of the shape of a description, and is not one
+            return kind.text(*parts)
+    return canonical(described)
 
 
 def plain(described: Any) -> Any:
@@ -94,13 +100,20 @@ def difference(was: Any, now: Any, where: str = "") -> str:
     """
     (kind, before), (kind_now, after) = _kind_of(was), _kind_of(now)
     names = [i for i, of in enumerate(kind.shape.values()) if of is str]
-    if kind is kind_now and kind.parts and all(before[i] == after[i] for i in names):
-        for old, new in zip(kind.parts(*before), kind.parts(*after), strict=False):
+    if kind is kind_now and all(before[i] == after[i] for i in names):
+        for old, new in zip(_parts_of(kind, before), _parts_of(kind, after), strict=False):
             for step in (step for step in old if old.keys() == new.keys() and old[step] != new[step]):
                 return difference(old[step], new[step], where + (step if step.startswith((".", "[")) else ""))
     if any(isinstance(side, dict) and side.keys() == {"sha256"} for side in (was, now)):
         return f"{where.removeprefix('.') or 'it'} is another one than it was"
     return f"{where.removeprefix('.') or 'it'} is {_cut(text(now))}, it was {_cut(text(was))}"
+
+
+def _parts_of(kind: _Kind, parts: list[Any]) -> _Parts:
+    if kind.parts:
+        with contextlib.suppress(ValueError, TypeError):  # as in `text`
+            return kind.parts(*parts)
+    return ()
 
 
 def _cut(written: str, longest: int = 120) -> str:
@@ -145,6 +158,10 @@ class _Describer:
 
 def _float(_: _Describer, value: float, where: str) -> Any:
     return value if math.isfinite(value) else {"float": str(value)}
+
+
+def _complex(real: float, imag: float) -> complex:
+    return complex(real, imag)
 
 
 def _member(describer: _Describer, value: enum.Enum, where: str) -> Any:
@@ -233,13 +250,19 @@ def _array(_: _Describer, value: Any, where: str) -> Any:
 def _rebuild_array(dtype: str, shape: list[int], kind: str, data: str | None, _: str | None) -> Any:
     if data is None or not (kind == "numpy:ndarray" or (kind.startswith("numpy:") and not shape)):
         raise Unknown(kind)
-    array = _here("numpy:frombuffer")(bytes.fromhex(data), dtype)
+    array = _here("numpy:frombuffer")(bytes.fromhex(data), _rebuild_dtype(dtype))
     return array.reshape(shape) if kind == "numpy:ndarray" else array[0]
 
 
 def _dtype(dtype: Any) -> str:
     """Return how numpy writes a dtype; those of ml_dtypes have only a name."""
     return str(dtype.name if dtype.kind == "V" and not dtype.names else dtype.str)
+
+
+def _rebuild_dtype(name: str) -> Any:
+    if not _DTYPE.fullmatch(name):  # numpy reads others as Python's literals
+        raise ValueError(f"not the name of a dtype: {_cut(repr(name))}")
+    return _here("numpy:dtype")(name)
 
 
 def _function(describer: _Describer, value: types.FunctionType, where: str) -> Any:
@@ -265,7 +288,7 @@ def _local(describer: _Describer, value: Any, where: str) -> Any:
 def _made(describer: _Describer, value: Any, where: str) -> Any:
     try:
         reduced: Any = value.__reduce_ex__(4)
-    except Exception as error:  # of a class of whoever
+    except Exception as error:  # of a user's class
         kind = _name(type(value))
         raise ValueError(f"{where or 'it'} is a {kind}, which no two processes have in common") from error
     if isinstance(reduced, str):
@@ -365,7 +388,7 @@ _KINDS = (
     _Kind(int, {"int": str}, lambda d, v, w: v if abs(v) < _WORD else {"int": str(v)}, int, str),
     _Kind(float, {"float": str}, _float, float, str),
     _Kind(complex, {"complex": list}, lambda d, v, w: {"complex": [_float(d, v.real, w), _float(d, v.imag, w)]},
-          lambda parts: complex(*parts)),
+          lambda parts: _complex(*parts)),
     _Kind(bytes, {"bytes": str}, lambda d, v, w: {"bytes": v.hex()}, bytes.fromhex, lambda b: repr(bytes.fromhex(b))),
     _Kind(tuple, {"tuple": list}, lambda d, v, w: {"tuple": d.items(v, w)},
           tuple, lambda items: f"({_listed(items)}{',' * (len(items) == 1)})", _items),
@@ -386,7 +409,7 @@ _KINDS = (
           {"array": str, "shape": list, "kind": str, "bytes": str | None, "sha256": str | None}, _array,
           _rebuild_array, lambda dtype, shape, *_: f"an array of {dtype} and shape {tuple(shape)}"),
     _Kind(lambda v: type(v).__module__ in ("numpy", "numpy.dtypes") and hasattr(v, "itemsize") and not v.names,
-          {"dtype": str}, lambda d, v, w: {"dtype": _dtype(v)}, lambda name: _here("numpy:dtype")(name), str),  # noqa: PLW0108
+          {"dtype": str}, lambda d, v, w: {"dtype": _dtype(v)}, _rebuild_dtype, str),
     _Kind(lambda v: isinstance(v, types.FunctionType), {"function": str, "closure": dict, "defaults": list}, _function,
           None, _short, lambda _, closure, defaults: (_attributes(closure), {"defaults": defaults})),
     _Kind(lambda v: isinstance(v, types.MethodType), {"method": str, "of": object},
