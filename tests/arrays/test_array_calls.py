@@ -1,4 +1,4 @@
-"""Calls of functions of `stagec.jit`: what is told apart, what is refused and where, and sizes as numbers.
+"""Calls of functions of `stagec.jit`: which calls differ, which are refused and where, and sizes as numbers.
 
 Modules: `arrays/places.py`, `frontends/array_tracer.py`.
 """

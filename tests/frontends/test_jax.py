@@ -1,4 +1,4 @@
-"""Exporting user code: what goes wrong there, and what the user is told. Each case runs the command, as Bazel does.
+"""Exporting user code: what goes wrong there, and what the message says. Each case runs the command, as Bazel does.
 
 Modules: `cli/export.py`, `frontends/entries.py`, `frontends/user_code.py`.
 """
