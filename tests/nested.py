@@ -1,4 +1,4 @@
-"""Bazel inside of a test: a user's workspace with stagec checked out beside it."""
+"""Bazel inside a test: a user's workspace with stagec checked out beside it."""
 
 import importlib.metadata
 import json

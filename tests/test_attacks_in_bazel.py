@@ -190,7 +190,7 @@ def _text(path: Path) -> str:
 
 SAID = (
     "this system does not let stagec's workers isolate actions (unshare: No space left on device), so each action "
-    "runs in a sandbox of Bazel's, without a worker: docs/security.md says what a system has to allow"
+    "runs in a Bazel sandbox, without a worker: docs/security.md says what a system has to allow"
 )
 
 

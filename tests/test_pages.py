@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tokenize
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import stagec
 from stagec.manifest import load_manifest, plan
 from tests.building import COMPILER, ROOT
+from tools import imports
 from tools.pages.generated import PAGES, PYTHON, Page
 from tools.pages.hooks import OUTSIDE
 
@@ -31,8 +33,11 @@ REFUSED = (
     r"\b(?:inside|outside) of\b",
     r"\bfor ever\b",
     r"\bnobody's\b",
+    r"\b[Ww]hoever\b",
+    r"\b(?:is|are) wanted\b",
 )
-"""What plain English says in another way: "is not a", "pad", "string", "again", "inside"."""
+"""What plain English says in another way: "is not a", "pad", "string", "again", "inside", "expected"."""
+_WORDS = {tokenize.STRING, tokenize.COMMENT}
 PROGRAMS = r"    (?:\./bazelw|tools/\w|python3|openssl|\.venv/)"
 RUN_ELSEWHERE = {
     "./bazelw run //docs:serve": "tests/test_site.py",
@@ -73,6 +78,18 @@ def test_links_say_where_they_lead(page: str) -> None:
 def test_the_words_are_plain(page: str) -> None:
     text = " ".join(PROSE[page].split())
     assert [match[0] for pattern in REFUSED for match in re.finditer(pattern, text)] == []
+
+
+@pytest.mark.parametrize(
+    "package", sorted({path.parent for path in imports.modules().values()}), ids=lambda path: path.name
+)
+def test_words_of_code(package: Path) -> None:
+    """Docstrings, messages and comments of the package read like the pages."""
+    for path in sorted(package.glob("*.py")):
+        with path.open("rb") as source:
+            kept = [token for token in tokenize.tokenize(source.readline) if token.type in _WORDS]
+        refused = [(token, match[0]) for token in kept for p in REFUSED for match in re.finditer(p, token.string)]
+        assert not refused, [f"{path.name}:{token.start[0]}: {words}" for token, words in refused]
 
 
 @pytest.mark.parametrize("page", WRITTEN)

@@ -83,6 +83,6 @@ def test_a_function_of_jaxs_is_refused_with_the_key_to_write(kalman: NestedBazel
     assert done.returncode == 1
     said = """functions.track.frontend: to trace model:track, stagec needs the package jax, which is not installed
   write frontend = "arrays" for a function of stagec.numpy,
-  or add jax to the lock of stagec.python(lock = ...); outside of Bazel, pip install jax=="""
+  or add jax to the lock of stagec.python(lock = ...); outside Bazel, pip install jax=="""
     assert said in done.stderr
     assert "Traceback" not in done.stderr

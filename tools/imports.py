@@ -33,7 +33,7 @@ def _package(about: str, imports: str = "", others: str = "") -> Package:
     return Package(about, tuple(imports.split()), frozenset(others.split()))
 
 
-# From the top to the bottom. Whoever adds an import between packages writes it here, and says in the change why.
+# From the top to the bottom. To add an import between packages, write it here, and say in the change why.
 PACKAGES: Mapping[str, Package] = {
     "cli": _package(
         "the commands: argv, what they print, exit statuses",

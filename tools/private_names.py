@@ -150,7 +150,7 @@ def _has(kind: type, attribute: str) -> bool:
 
 
 def _of_python() -> set[str]:
-    """Return the attributes of Python's own classes and NumPy's."""
+    """Return the attributes of the classes of Python and NumPy."""
     numpy = importlib.import_module("numpy")
     kinds = [value for value in vars(builtins).values() if isinstance(value, type)]
     kinds += [Path, re.Match, re.Pattern, types.FunctionType, types.CodeType, types.FrameType, types.TracebackType]

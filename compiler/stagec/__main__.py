@@ -63,7 +63,7 @@ if __name__ == "__main__":
         sys.exit(2)
     from stagec.cli import main
 
-    # An action of Bazel's, without a worker: its arguments are in a file.
+    # A Bazel action, without a worker: its arguments are in a file.
     if "STAGEC_PYTHON_ABI" in os.environ and len(sys.argv) == 3 and sys.argv[2].startswith("@"):
         from stagec.worker import alone
 

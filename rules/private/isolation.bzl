@@ -5,7 +5,7 @@ load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_pat
 
 _CHECK = "import sys; from stagec.worker import isolation; sys.exit(isolation.problem())"
 
-_SAID = "this system does not let stagec's workers isolate actions (%s), so each action runs in a sandbox of Bazel's, " + \
+_SAID = "this system does not let stagec's workers isolate actions (%s), so each action runs in a Bazel sandbox, " + \
         "without a worker: docs/security.md says what a system has to allow"
 
 def _isolation_check_impl(repository_ctx):

@@ -16,7 +16,7 @@ load("//rules/private:report.bzl", "aot_report")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
 
-# What planning imports, besides the modules of platforms. A change in one of these files plans every manifest anew; a change in any other file of the
+# What planning imports, besides the modules of platforms. A change in one of these files plans every manifest again; a change in any other file of the
 # compiler does not. tests/test_planner_sources.py holds this list against the imports.
 PLANNER_SOURCES = [
     "stagec/__init__.py",
@@ -103,9 +103,9 @@ def aot_manifest(name, **attributes):
 """
 
 def _watch_beside(repository_ctx, manifest, file):
-    """Has the repository made anew when a file below the manifest's folder changes.
+    """Has the repository made again when a file below the manifest's folder changes.
 
-    It may be missing; returns whether the repository is made anew when it is there.
+    It may be missing; returns whether the repository is made again when it is there.
     """
     folder = repository_ctx.path(manifest).dirname
     if hasattr(repository_ctx, "watch"):

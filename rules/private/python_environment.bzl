@@ -20,7 +20,7 @@ _PROBE = "; ".join([
 ])
 
 def workspace_path(label):
-    """A label's file as its user knows it: the path inside of its repository.
+    """A label's file as its user knows it: the path inside its repository.
 
     Args:
       label: label of a source file.
@@ -31,7 +31,7 @@ def workspace_path(label):
     return label.package + "/" + label.name if label.package else label.name
 
 def watched_path(repository_ctx, label):
-    """The path of a label's file; when the file changes, the repository is made anew.
+    """The path of a label's file; when the file changes, the repository is made again.
 
     Args:
       repository_ctx: the repository rule's context.
@@ -78,7 +78,7 @@ def _probe(repository_ctx, path, declared):
     if lines[3] != "True":
         return "%s: Python %s has no pip (Debian: apt-get install python3-pip)" % (path, version)
     if hasattr(repository_ctx, "watch"):
-        repository_ctx.watch(lines[1])  # another release in its place: the packages are installed anew
+        repository_ctx.watch(lines[1])  # another release in its place: the packages are installed again
     return struct(command = path, version = version, interpreter = lines[1], abi = lines[2])
 
 def _find_python(repository_ctx, declared):

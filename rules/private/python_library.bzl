@@ -32,7 +32,7 @@ def import_roots(label, workspace_name, imports):
         for part in folder.split("/"):
             if part == "..":
                 if len(parts) == 1:
-                    fail("%s: the import root %r is outside of the repository" % (label, folder))
+                    fail("%s: the import root %r is outside the repository" % (label, folder))
                 parts.pop()
             elif part not in ("", "."):
                 parts.append(part)

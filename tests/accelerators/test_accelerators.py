@@ -148,7 +148,7 @@ def test_the_plugin_itself_says_that_there_is_no_device(tmp_path: Path) -> None:
     assert done.stdout.startswith("platform jax-cuda13-pjrt finds no NVIDIA device it can use: ")
 
 
-@pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a target of Bazel's")
+@pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a Bazel target")
 def test_the_bundle_is_made_from_the_current_inputs(bundle: Path) -> None:
     # A manifest is traced by the program itself, with packages that actions have, and not with the plugins.
     manifest = ["tests/accelerators/accelerators.toml", "--import-root", ROOT]
@@ -158,7 +158,7 @@ def test_the_bundle_is_made_from_the_current_inputs(bundle: Path) -> None:
         assert "are made from the same components" in done.stdout
 
 
-@pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a target of Bazel's")
+@pytest.mark.skipif("ACCELERATORS_EXPLAIN" not in os.environ, reason="a Bazel target")
 def test_programs_as_text(bundle: Path) -> None:
     for target in ("v5e-2x2", "four-h200"):
         stem = f"{bundle.stem}.sharded.{target}"

@@ -34,7 +34,7 @@ TOML = (
     b" ", b"nan", b"1e999", b"[" * 500, b"x." * 500, b"9" * 5000, b"-1", b"\xff", b"\n", b"[", b"]", b"'", b'"""', b"{",
     b"../x", b"$(x)", b"\0", b"0x1p3", b"1979-05-27", b"true", b"[[a]]\n", b"f32[9*(a+b)^8]", b"\\u0000",
 )  # fmt: skip
-"""What a manifest may have where something else is wanted."""
+"""What a manifest may have where stagec expects something else."""
 VALUES: Sequence[Any] = (
     None, True, 0, 1, -1, 2**31, 2**63 - 1, 2**64, 1.5, "", "x", "unknown", "../x", "\ud800", "f32[" + "9" * 30 + "]",
     "f32[(a+b+c+d)^8]", [], {}, [[[[]]]], {"tuple": ["*"]},

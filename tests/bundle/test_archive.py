@@ -309,7 +309,7 @@ def test_a_file_that_is_replaced_while_it_is_open(tmp_path: Path) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, what in ((tmp_path, "it is a folder"), (tmp_path / "pipe", "it is no regular file")):
+    for path, what in ((tmp_path, "it is a folder"), (tmp_path / "pipe", "it is not a regular file")):
         with pytest.raises(LoadError, match=f"not a bundle: {what}"):
             Archive(path)
 

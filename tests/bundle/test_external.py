@@ -276,7 +276,7 @@ def test_a_folder_in_the_place_of_weights(built: Path, tmp_path: Path) -> None:
     file.unlink()
     os.mkfifo(file)
     assert stat.S_ISFIFO(file.stat().st_mode)
-    assert f"{file}: it cannot be read: it is no regular file; " in refused(path)
+    assert f"{file}: it cannot be read: it is not a regular file; " in refused(path)
 
 
 def test_what_is_read_does_not_change(built: Path, tmp_path: Path) -> None:

@@ -155,13 +155,13 @@ def test_inputs_that_are_not_what_the_function_takes(built: Path, tmp_path: Path
     arrays = INPUTS | {"args[0]['b']": np.zeros(5, np.float32), "args[1]": np.eye(4), "arg[2]": INPUTS["args[2]"]}
     del arrays["args[2]"]
     assert refused(built, tmp_path, "sharded", **arrays) == dedent("""\
-        m.toml: functions.sharded.golden.inputs: args[0]['b'] of inputs/given.npz is f32[5], f32[6] is wanted
+        m.toml: functions.sharded.golden.inputs: args[0]['b'] of inputs/given.npz is f32[5]; expected f32[6]
           save it with this dtype and shape, or name another bucket
-        m.toml: functions.sharded.golden.inputs: args[1] of inputs/given.npz is f64[4,4], f32[4,4] is wanted
+        m.toml: functions.sharded.golden.inputs: args[1] of inputs/given.npz is f64[4,4]; expected f32[4,4]
           save it with this dtype and shape, or name another bucket
         m.toml: functions.sharded.golden.inputs: inputs/given.npz lacks args[2] (u32[2])
           save it under this name
-        m.toml: functions.sharded.golden.inputs: inputs/given.npz has arg[2], which is no argument
+        m.toml: functions.sharded.golden.inputs: inputs/given.npz has arg[2], which is not an argument
           did you mean "args[2]"?
         """)
     bound = {"args[1]['w']": np.zeros(3, np.float32), "args[2]": np.zeros((1, 3), jax.numpy.bfloat16)}
@@ -193,7 +193,7 @@ def test_a_difference_is_told(built: Path, tmp_path: Path) -> None:
         r"allowed 1e-06 \+ 0.000345 \* \|value\|",
         found[1],
     )
-    assert re.fullmatch(r"          \[0, 0\] is \S+, \S+ is wanted", found[2])
+    assert re.fullmatch(r"          \[0, 0\] is \S+; expected \S+", found[2])
     assert len(found) == 3  # the other elements are equal
 
 
@@ -249,10 +249,10 @@ def test_the_largest_deviations_have_their_indices() -> None:
     found = list(golden.deviations(given, wanted, 0, 1))
     assert [(one.index, one.given) for one in found] == [((0, 2), "4.0"), ((1, 1), "3.0"), ((1, 0), "2.0")]
     given[0, 0] = np.nan
-    assert next(golden.deviations(given, wanted, 0, 1)).as_text() == "[0, 0] is nan, 0.0 is wanted"
+    assert next(golden.deviations(given, wanted, 0, 1)).as_text() == "[0, 0] is nan; expected 0.0"
     first = np.array([2**62, 5], np.int64)
     (one,) = golden.deviations(first, first + np.array([1, 0]), 0, 0)
-    assert one.as_text() == f"[0] is {2**62}, {2**62 + 1} is wanted"
+    assert one.as_text() == f"[0] is {2**62}; expected {2**62 + 1}"
     assert list(golden.deviations(wanted, wanted.copy(), 0, 0)) == []
 
 

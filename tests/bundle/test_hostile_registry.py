@@ -80,11 +80,11 @@ def edits(change: Callable[[dict[str, Any]], None], what: str) -> Any:
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "w/" * 600 + "w"}), "names no file below "),
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\x1b[2J"}), "names no file below the "),
         edits(lambda m: m["layers"][1]["annotations"].clear(), "a layer names no file below the folder: "),
-        edits(lambda m: m["layers"][1].update(digest="sha256:../../x"), "a digest, sha256:... is wanted"),
+        edits(lambda m: m["layers"][1].update(digest="sha256:../../x"), "expected a digest, sha256:..."),
         edits(lambda m: m.update(mediaType=layout.INDEX_TYPE), "mediaType: "),
         edits(lambda m: m.update(artifactType="\x1b[2J" * 1000), "its artifactType is '\\x1b[2J"),
-        edits(lambda m: m.update(config=None), "config: an object is wanted"),
-        edits(lambda m: m["layers"][1].update(size=-1), "size: a whole number is wanted"),
+        edits(lambda m: m.update(config=None), "config: expected an object"),
+        edits(lambda m: m["layers"][1].update(size=-1), "size: expected a whole number"),
     ],
 )
 def test_manifests(hostile: Hostile, tmp_path: Path, change: Callable[[dict[str, Any]], None], what: str) -> None:

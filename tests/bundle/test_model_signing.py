@@ -125,7 +125,7 @@ def test_a_statement_of_another_method(release: Path, tmp_path: Path) -> None:
     (tmp_path / "y.sig").write_text(signing.sign(json.dumps(statement).encode(), key).to_json())
     done = command("verify", release, "--key", public, "--signature", tmp_path / "y.sig")
     assert done.returncode == 1
-    assert 'predicate.serialization.method: "files" is wanted, not "shards"' in done.stdout
+    assert 'predicate.serialization.method: expected "files", not "shards"' in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -46,7 +46,7 @@ def entry(begin: int, end: int, shape: list[Any], dtype: str = "F32") -> dict[st
         ('{"a":1,"a":2}', 0, "the key 'a' is there twice"),
         ({"a": {**entry(0, 4, [1]), "x": 1}}, 4, "a.x: no such key is known"),
         ({"a": {"dtype": "F32", "shape": [1]}}, 4, "a: the key 'data_offsets' is missing"),
-        ({"a": entry(0, 4, [-1])}, 4, "a.shape[0]: a whole number is wanted, not -1"),
+        ({"a": entry(0, 4, [-1])}, 4, "a.shape[0]: expected a whole number, not -1"),
         ({"a": entry(0, 4, [2**62, 2**62])}, 4, "which takes 85,070,591,730,234,615,865,843,651,857,942,052,864 bytes"),
         ({"a": entry(0, 4, [1] * 65)}, 4, "a: its shape has more than 64 dimensions"),
         ({"a": entry(0, 4, [2])}, 4, "a is f32[2], which takes 8 bytes, and its offsets say otherwise"),
@@ -55,7 +55,7 @@ def entry(begin: int, end: int, shape: list[Any], dtype: str = "F32") -> dict[st
         ({"a": entry(0, 4, [1])}, 8, "its arrays end after 4 bytes, and the file has 8"),
         ({"a": entry(0, 4, [1])}, 0, "its arrays end after 4 bytes, and the file has 0"),
         ({"a": {**entry(0, 4, [1]), "data_offsets": [0, 4, 8]}}, 4, "a: its bytes do not start at 0"),
-        ({"__metadata__": {"a": 1}}, 0, "__metadata__.a: a text is wanted, not 1"),
+        ({"__metadata__": {"a": 1}}, 0, "__metadata__.a: expected a string, not 1"),
     ],
 )
 def test_a_file_that_is_not_as_the_format_says(tmp_path: Path, header: Any, size: int, what: str) -> None:

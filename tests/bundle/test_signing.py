@@ -98,7 +98,7 @@ def test_verify_tells_of_each_check(material: Path) -> None:
     )
 
 
-UNSIGNED = "An unsigned bundle is code of whoever gave it to you."
+UNSIGNED = "An unsigned bundle is code of the person who gave it to you."
 
 
 def test_without_a_key_a_bundle_is_intact_and_not_verified(folder: Path, zoo: Path) -> None:
@@ -201,15 +201,15 @@ def test_a_bundle_without_a_signature(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[]", "an object is wanted, not []"),
+        ("[]", "expected an object, not []"),
         (
             '{"payload": "", "payloadType": "text/plain", "signatures": []}',
-            'payloadType: "application/vnd.in-toto+json" is wanted, not "text/plain"',
+            'payloadType: expected "application/vnd.in-toto+json", not "text/plain"',
         ),
         ('{"payload": "", "payload": ""}', "the key 'payload' is there twice"),
         ('{"payloadType": "application/vnd.in-toto+json", "signatures": []}', "the key 'payload' is missing"),
         (f'{ENVELOPE}, "signatures": [{{}}]}}', "signatures[0]: the key 'sig' is missing"),
-        (f'{ENVELOPE}, "signatures": [{{"sig": null}}]}}', "signatures[0].sig: a text is wanted, not null"),
+        (f'{ENVELOPE}, "signatures": [{{"sig": null}}]}}', "signatures[0].sig: expected a string, not null"),
         (
             f'{ENVELOPE}, "signatures": [{{"sig": "A"}}]}}',
             "Invalid base64-encoded string",
@@ -285,7 +285,7 @@ def test_a_file_with_two_keys(folder: Path) -> None:
 
 def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-    irregular = "cannot be read: it is no regular file\n"
+    irregular = "cannot be read: it is not a regular file\n"
     for words in (
         ("verify", "zoo.aot", "--key", "pipe"),
         ("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "pipe"),
@@ -332,18 +332,18 @@ def sign(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
             lambda statement: statement.update(
                 predicateType="https://in-toto.io/attestation/test-result/v0.1", predicate={"result": "FAILED"}
             ),
-            'predicateType: "https://slsa.dev/provenance/v1" is wanted, not '
+            'predicateType: expected "https://slsa.dev/provenance/v1", not '
             '"https://in-toto.io/attestation/test-result/v0.1"',
         ),
         (
             lambda statement: statement["predicate"]["buildDefinition"].update(buildType="urn:stagec:build:bazel:2"),
-            'predicate.buildDefinition.buildType: "urn:stagec:build:bazel:1" is wanted, not "urn:stagec:build:bazel:2"',
+            'predicate.buildDefinition.buildType: expected "urn:stagec:build:bazel:1", not "urn:stagec:build:bazel:2"',
         ),
         (
             lambda statement: statement["predicate"].pop("buildDefinition"),
             "predicate: the key 'buildDefinition' is missing",
         ),
-        (lambda statement: statement["subject"][0].update(name=None), "subject[0].name: a text is wanted, not null"),
+        (lambda statement: statement["subject"][0].update(name=None), "subject[0].name: expected a string, not null"),
         (lambda statement: statement["subject"].append(statement["subject"][0]), "a subject is there twice"),
     ],
 )

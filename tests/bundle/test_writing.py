@@ -173,7 +173,7 @@ def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
     [
         (lambda data: data.pop("in_tree"), "the key 'in_tree' is missing"),
         (lambda data: data.update(in_avals=["x"]), 'in_avals[0]: "x": unknown dtype "x"; write one of '),
-        (lambda data: data["components"].update(x="y"), 'components.x: an object is wanted, not "y"'),
+        (lambda data: data["components"].update(x="y"), 'components.x: expected an object, not "y"'),
     ],
 )
 def test_a_description_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any]], object], what: str) -> None:
@@ -247,15 +247,15 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
     [
         (lambda index: index.update(x=1), "x: no such key is known"),
         (lambda index: index.pop("weights"), "the key 'weights' is missing"),
-        (lambda index: index.update(kind="compiled"), 'kind: "bundle" is wanted, not "compiled"'),
+        (lambda index: index.update(kind="compiled"), 'kind: expected "bundle", not "compiled"'),
         (lambda index: index["targets"]["cpu"].pop("requires"), "targets.cpu: the key 'requires' is missing"),
         (
             lambda index: loop_entry(index).update(nr_devices="1"),
-            'functions.loop.executables[0].nr_devices: a whole number is wanted, not "1"',
+            'functions.loop.executables[0].nr_devices: expected a whole number, not "1"',
         ),
         (
             lambda index: loop_entry(index).update(bucket={"n": True}),
-            "functions.loop.executables[0].bucket.n: a whole number is wanted, not true",
+            "functions.loop.executables[0].bucket.n: expected a whole number, not true",
         ),
         (
             lambda index: loop_entry(index).update(target="h200"),
@@ -276,11 +276,11 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
         ),
         (
             lambda index: index["functions"]["loop"].update(readable_until="soon"),
-            'functions.loop.readable_until: a date such as "2026-11-18", or "unknown", is wanted, not "soon"',
+            'functions.loop.readable_until: expected a date such as "2026-11-18", or "unknown", not "soon"',
         ),
         (
             lambda index: index["functions"]["loop"].update(in_avals=["f32[ 8]"]),
-            'functions.loop.in_avals[0]: an aval as stagec writes it is wanted, not "f32[ 8]"',
+            'functions.loop.in_avals[0]: expected an aval as stagec writes it, not "f32[ 8]"',
         ),
     ],
 )

@@ -73,9 +73,9 @@ def test_some_types(zoo: Path) -> None:
         (gauge(unit="cm"), "gauge.unit: name is 'cm', it was 'm' when the function was built"),
         (
             {**PLAIN, "dial": VECTOR},
-            "gauge.dial: a zoo.Dial, or a tuple of its children, is wanted here, not a value of type ndarray",
+            "gauge.dial: expected a zoo.Dial, or a tuple of its children, not a value of type ndarray",
         ),
-        ({**PLAIN, "dial": (VECTOR,)}, "gauge.dial: 2 elements are wanted here, not 1"),
+        ({**PLAIN, "dial": (VECTOR,)}, "gauge.dial: expected 2 elements, not 1"),
     ],
     ids=["static data", "names", "a static node", "an array", "a child too few"],
 )

@@ -53,7 +53,7 @@ def test_a_device_stays_one(schema: bytes, tmp_path: Path) -> None:
     try:
         os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     except PermissionError:
-        pytest.skip("making a device takes root, outside of Bazel's sandbox")
+        pytest.skip("making a device takes root, outside Bazel's sandbox")
     assert run(null).returncode == 0
     assert stat.S_ISCHR(null.stat().st_mode)
     full = tmp_path / "full"

@@ -92,7 +92,7 @@ def test_a_format_of_the_future_names_who_wrote_it(tmp_path: Path) -> None:
             f"versions.stagec: stagec 1000.0.0 wrote it, and this is {VERSION}, which reads what 0 and older wrote",
         ),
         ("0.999.0", ""),
-        ("new", "versions.stagec: a version such as 1.2.3 is wanted, not 'new'"),
+        ("new", "versions.stagec: expected a version such as 1.2.3, not 'new'"),
     ],
 )
 def test_the_version_that_wrote_a_bundle_is_looked_at(tmp_path: Path, version: str, what: str) -> None:

@@ -20,19 +20,6 @@ import jax
 import jax.numpy as np
 
 STATE = {"w": np.ones(3)}
-
-
-class Set:
-    def __init__(self):
-        self.parts = {"w": [np.ones(3)]}
-
-    def __call__(self, params, x):
-        self.parts["w"][0] = x
-        return np.sum(x)
-
-    def method(self, params, x):
-        self.w = x
-        return np.sum(x)
 """
 LIBRARIES = """
 import equinox as eqx
@@ -114,7 +101,8 @@ def element(params, x):
 def returned_element(params, x):
     params["w"][0] = 1
     return np.sum(x), params
-
+"""
+BOTH = """
 
 class Set:
     def __init__(self):
@@ -127,8 +115,7 @@ class Set:
     def method(self, params, x):
         self.w = x
         return np.sum(x)
-"""
-BOTH = """
+
 
 held = Set()
 method = held.method

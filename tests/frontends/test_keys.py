@@ -362,7 +362,7 @@ NOT_BUILT = {
     ),
     "a StableHLO file that does not parse": (
         {"entry": "broken.mlir"},
-        "pkg/m.toml: functions.f.entry: pkg/broken.mlir is no StableHLO module: "
+        "pkg/m.toml: functions.f.entry: pkg/broken.mlir is not a StableHLO module: "
         "line 2, column 23: custom op 'retur' is unknown",
     ),
     "a StableHLO file without main": (

@@ -149,7 +149,7 @@ def test_types_that_cannot_be_described() -> None:
         "      serialize_auxdata=..., deserialize_auxdata=...)\n"
         "function: the result has a dict with a key that cannot be described: "
         "it is a _thread.lock, which no two processes have in common\n"
-        "  use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+        "  use numbers, strings, members of enums, dataclasses, or tuples of these as keys"
     )
 
 
@@ -228,7 +228,7 @@ def test_a_key_that_cannot_be_described() -> None:
         export(lambda x: {frozenset({1}): x}, VECTOR)
     assert str(error.value) == (
         "<lambda>: the result has a dict with a key that cannot be described: it is {1}\n"
-        "  use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+        "  use numbers, strings, members of enums, dataclasses, or tuples of these as keys"
     )
 
 

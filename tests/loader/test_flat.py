@@ -46,12 +46,12 @@ def test_flat_results_are_those_of_a_call(bundle: stagec.Bundle) -> None:
 def test_flat_calls_check_what_xla_does_not(bundle: stagec.Bundle) -> None:
     flat = bundle["mlp"].flat(PARAMS, X)
     b, w = PARAMS["b"], PARAMS["w"]
-    assert refusal_of(flat, b, w) == ("structure", "mlp: 2 arrays are given, 3 are wanted")
-    assert refusal_of(flat, b, w, X[:1]) == ("shape", "mlp: x is f32[1,16], f32[4,16] is wanted")
+    assert refusal_of(flat, b, w) == ("structure", "mlp: 2 arrays are given; expected 3")
+    assert refusal_of(flat, b, w, X[:1]) == ("shape", "mlp: x is f32[1,16]; expected f32[4,16]")
     small = stagec.device_put(X[:1])
-    assert refusal_of(flat, b, w, small) == ("shape", "mlp: x is f32[1,16], f32[4,16] is wanted")
+    assert refusal_of(flat, b, w, small) == ("shape", "mlp: x is f32[1,16]; expected f32[4,16]")
     code, text = refusal_of(flat, b, w, X.astype(np.float16))
-    assert (code, text) == ("dtype", "mlp: x has dtype float16, float32 is wanted (f32[4,16])")
+    assert (code, text) == ("dtype", "mlp: x has dtype float16; expected float32 (f32[4,16])")
     bundle.close()
     assert refusal_of(flat, b, w, X) == ("closed", "mlp: the bundle was closed")
 
@@ -98,8 +98,8 @@ def test_containers_that_do_not_fit_after_one_that_does(bundle: stagec.Bundle) -
     for params, what in (
         ({"w": PARAMS["w"]}, "mlp: params: key 'b' is missing"),
         ({**PARAMS, 3: X}, "mlp: params: key 3 is not wanted"),
-        ({**PARAMS, "b": None}, "mlp: params['b']: an array is wanted here, not None"),
-        ({**PARAMS, "b": [X]}, "mlp: params['b']: an array is wanted here, not a list of 1"),
+        ({**PARAMS, "b": None}, "mlp: params['b']: expected an array, not None"),
+        ({**PARAMS, "b": [X]}, "mlp: params['b']: expected an array, not a list of 1"),
     ):
         for _ in range(2):
             code, text = refusal_of(bundle["mlp"], params, X)

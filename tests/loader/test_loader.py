@@ -54,19 +54,19 @@ def test_a_key_of_jax_is_its_words(bundle: stagec.Bundle) -> None:
 
     expected = bundle["draw"](np.array([0, 7], np.uint32))
     jax.tree.map(np.testing.assert_array_equal, bundle["draw"](jax.random.key(7)), expected)
-    with pytest.raises(stagec.CallError, match="draw: key has dtype key<rbg>, uint32 is wanted \\(key<fry>"):
+    with pytest.raises(stagec.CallError, match="draw: key has dtype key<rbg>; expected uint32 \\(key<fry>"):
         bundle["draw"](jax.random.key(7, impl="rbg"))
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "code", "text"),
     [
-        ((PARAMS,), {}, "structure", f"mlp: args: 2 elements are wanted here, not 1{CALL}{PARAMS_ROWS}{X_ROW}"),
+        ((PARAMS,), {}, "structure", f"mlp: args: expected 2 elements, not 1{CALL}{PARAMS_ROWS}{X_ROW}"),
         (
             (PARAMS,),
             {"x": IMAGES},
             "structure",
-            f"mlp: args: 2 elements are wanted here, not 1; x: by position, not by keyword{CALL}{PARAMS_ROWS}{X_ROW}",
+            f"mlp: args: expected 2 elements, not 1; x: by position, not by keyword{CALL}{PARAMS_ROWS}{X_ROW}",
         ),
         (
             (PARAMS, IMAGES),
@@ -79,32 +79,32 @@ def test_a_key_of_jax_is_its_words(bundle: stagec.Bundle) -> None:
             ([PARAMS["w"]], IMAGES),
             {},
             "structure",
-            f"mlp: params: a dict is wanted here, not a list of 1{CALL}{PARAMS_ROWS}",
+            f"mlp: params: expected a dict, not a list of 1{CALL}{PARAMS_ROWS}",
         ),
         (
             (PARAMS, [IMAGES]),
             {},
             "structure",
-            f"mlp: x: an array is wanted here, not a list of 1{CALL}\n    x  f32[batch,16]",
+            f"mlp: x: expected an array, not a list of 1{CALL}\n    x  f32[batch,16]",
         ),
-        ((PARAMS, None), {}, "structure", f"mlp: x: an array is wanted here, not None{CALL}\n    x  f32[batch,16]"),
+        ((PARAMS, None), {}, "structure", f"mlp: x: expected an array, not None{CALL}\n    x  f32[batch,16]"),
         (
             (PARAMS, IMAGES.astype(np.float16)),
             {},
             "dtype",
-            "mlp: x has dtype float16, float32 is wanted (f32[batch,16])",
+            "mlp: x has dtype float16; expected float32 (f32[batch,16])",
         ),
         (
             (PARAMS, IMAGES[:3]),
             {},
             "shape",
-            "mlp: x is f32[3,16], f32[1,16] or f32[4,16] is wanted (buckets: batch = 1; batch = 4)",
+            "mlp: x is f32[3,16]; expected f32[1,16] or f32[4,16] (buckets: batch = 1; batch = 4)",
         ),
         (
             ({**PARAMS, "b": np.zeros(5, np.float32)}, IMAGES),
             {},
             "shape",
-            "mlp: params['b'] is f32[5], f32[4] is wanted (buckets: batch = 1; batch = 4)",
+            "mlp: params['b'] is f32[5]; expected f32[4] (buckets: batch = 1; batch = 4)",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_call_that_does_not_fit(
 def test_python_numbers_take_the_dtype_of_the_parameter(bundle: stagec.Bundle) -> None:
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(bundle["named"](x, np.zeros(7, np.float32), shift=2, power=3), x**3 + 2)
-    with pytest.raises(stagec.CallError, match=r"shift is a Python complex, float32 is wanted"):
+    with pytest.raises(stagec.CallError, match=r"shift is a Python complex; expected float32"):
         bundle["named"](x, np.zeros(7, np.float32), shift=2j, power=2)
 
 
@@ -203,11 +203,11 @@ def test_types_that_are_imported(zoo: Path) -> None:
     ("cloud", "text"),
     [
         (Cloud(VECTOR, [], "cm"), "cloud: unit is 'cm', it was 'm' when the function was built"),
-        (VECTOR, "cloud: tests.zoo.zoo:Cloud, or a dict of its fields, is wanted here: mean, points are missing"),
+        (VECTOR, "cloud: expected tests.zoo.zoo:Cloud, or a dict of its fields: mean, points are missing"),
         ({"mean": VECTOR, "points": [], "x": 1}, "cloud: key 'x' is not wanted"),
         (
             {"mean": VECTOR, "points": [{"x": VECTOR}, {}]},
-            "cloud.points[0]: tests.zoo.zoo:Point, or a dict of its fields, is wanted here: y is missing",
+            "cloud.points[0]: expected tests.zoo.zoo:Point, or a dict of its fields: y is missing",
         ),
     ],
 )

@@ -510,7 +510,7 @@ class TestPadding:
         with pytest.raises(stagec.CallError) as refusal:
             stagec.load(zoo)["pooled"](np.ones((9, 3), np.float32))
         assert str(refusal.value) == (
-            "pooled: x is f32[9,3], f32[2,3] or f32[8,3] is wanted "
+            "pooled: x is f32[9,3]; expected f32[2,3] or f32[8,3] "
             "(buckets: n = 2; n = 8; smaller sizes of n are padded)"
         )
 

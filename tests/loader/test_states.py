@@ -168,8 +168,7 @@ def test_objects_with_other_static_parts_are_refused(bundle: Path, model: Any) -
         ),
         (
             changed(states, "net", model.Other(model.nnx.Rngs(0))),
-            "states['net']: a states_of_libraries:Net, or a dict of its children, is wanted here, "
-            "not a value of type Other",
+            "states['net']: expected a states_of_libraries:Net, or a dict of its children, not a value of type Other",
         ),
         (
             changed(states, "graph", model.nnx.split(model.Other(model.nnx.Rngs(0)))[0]),
@@ -245,7 +244,7 @@ except stagec.CallError as error:
         "['layers', 'norm'] [0, 1] [0, 1]",
         "['step', 'params', 'opt_state'] ['dict', 'dict'] tuple",
         "[1, 2] ['RED'] [(0, 'b'), (1, 'a')]",
-        "doubled: states['train']: a flax.training.train_state:TrainState, or a dict of its children, is wanted here, "
+        "doubled: states['train']: expected a flax.training.train_state:TrainState, or a dict of its children, "
         "not a value of type int",
     ]
 

@@ -200,7 +200,7 @@ def test_children_without_arrays_may_be_left_out(bundle: stagec.Bundle) -> None:
     for wrong, text in (
         ({"base": None}, "shift is missing"),
         ({"shift": X, "bass": None}, "key 'bass' is not wanted"),
-        ({"shift": X, "base": X}, "None is wanted here"),
+        ({"shift": X, "base": X}, "expected None"),
         ({"shift": X, "kind": {"name": "m"}}, "name is 'm', it was 'n'"),
     ):
         for _ in range(2):

@@ -82,7 +82,7 @@ def test_bfloat16_comes_through_a_file(zoo: Path, tmp_path: Path) -> None:
         (("named", "--random"), "there is no function 'named'; write one of attention, "),
         (
             ("mlp", "--inputs", "other.npz"),
-            "mlp: args[0]['b'] is missing; args[0]['w'] is missing; args[0] is no argument\n",
+            "mlp: args[0]['b'] is missing; args[0]['w'] is missing; args[0] is not an argument\n",
         ),
         (
             ("mlp", "--inputs", "objects.npz"),

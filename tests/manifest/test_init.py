@@ -508,7 +508,7 @@ def test_the_checkout_of_stagec_is_no_workspace_of_models() -> None:
         ),
         (["net.py:predict", "--workspace", "nowhere"], "nowhere: no such folder\n  make it, or name another one\n"),
         (["models/net.py:predict", "--args", "f32[3]"], "--args: not a value of TOML: "),
-        (["models/net.py:predict", "--args", '"f32[3]"'], "--args: a list is wanted, with a tree of avals for each"),
+        (["models/net.py:predict", "--args", '"f32[3]"'], "--args: expected a list, with a tree of avals for each"),
     ],
 )
 def test_wrong_names(tmp_path: Path, words: list[str], said: str) -> None:

@@ -123,7 +123,7 @@ def test_results_are_numpy_arrays_unless_the_caller_gives_device_arrays(built: P
 def test_another_number_of_arguments(built: Path) -> None:
     with pytest.raises(stagec.CallError) as refusal:
         stagec.load(built)["apply"](X, X)
-    what = "1 positional arguments are wanted without the bound params, scale, or 3 with it; 2 are given"
+    what = "expected 1 positional arguments without the bound params, scale, or 3 with it; 2 are given"
     rows = """
   the call is apply([params], x, [scale], /) -> f32[n,5]
     params       dict  bound to w.safetensors
@@ -177,7 +177,7 @@ def test_the_command_line_knows_of_them(built: Path) -> None:
             "functions.apply.bind[1]: the argument is f32[5,3], the weight f32[3,5]",
         ),
         (lambda index: index["functions"]["apply"]["bind"].pop(0), "an argument is bound in part"),
-        (lambda index: index["functions"]["apply"]["bind"].reverse(), "sorted numbers of 4 arguments are wanted"),
+        (lambda index: index["functions"]["apply"]["bind"].reverse(), "expected sorted numbers of 4 arguments"),
         (lambda index: index["functions"]["apply"]["bind"][2].update(leaf=4), "sorted numbers of 4 arguments"),
         (lambda index: index["functions"]["plus"]["bind"][0].update(weight="x"), "there is no weight 'x'"),
         (
@@ -268,11 +268,11 @@ def test_everything_that_is_wrong_with_weights_is_told(built: Path, tmp_path: Pa
     done = command("bundle", *words(built), *given, "--output", tmp_path / "m.aot")
     assert done.returncode == 2
     assert done.stderr == (
-        "m.toml: functions.apply.bind.params: w of w.safetensors is f32[3,5], f32[5,3] is wanted\n"
+        "m.toml: functions.apply.bind.params: w of w.safetensors is f32[3,5]; expected f32[5,3]\n"
         "  save it with this dtype and shape, or change the aval\n"
         "m.toml: functions.apply.bind.params: w.safetensors lacks b.0 (f32[5])\n"
         "  save it under this name\n"
-        "m.toml: functions.apply.bind.scale: scales.1 of other.safetensors is f16[], f32[] is wanted\n"
+        "m.toml: functions.apply.bind.scale: scales.1 of other.safetensors is f16[]; expected f32[]\n"
         "  save it with this dtype and shape, or change the aval\n"
         "m.toml: functions.apply.bind.params: w.safetensors has b, c, and nothing is bound to that\n"
         "  leave it out of the file, or write a prefix\n"

@@ -92,7 +92,7 @@ def test_what_is_no_profile_is_told(tmp_path: Path) -> None:
     told = [
         (
             ["m.toml", "m.profile.json", "gone"],
-            "m.toml: is neither a profile nor build events of Bazel's\n"
+            "m.toml: is neither a profile nor a file of Bazel's build events\n"
             "  give *.profile.json files, folders with them, or a file of --build_event_json_file\n"
             "gone: cannot be read: No such file or directory\n"
             "m.profile.json: is not a profile of format 1\n",

@@ -60,24 +60,24 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a manifest without a name": (
         lambda build: build["externalParameters"].update(manifest="models/m.toml"),
-        ".externalParameters.manifest: an object is wanted",
+        ".externalParameters.manifest: expected an object",
     ),
     "an absolute manifest": (
         lambda build: build["externalParameters"].update(manifest={"name": "/etc/passwd"}),
-        '.externalParameters.manifest.name: a path below the checkout is wanted, not "/etc/passwd"',
+        '.externalParameters.manifest.name: expected a path below the checkout, not "/etc/passwd"',
     ),
     "a manifest elsewhere": (
         lambda build: build["externalParameters"].update(manifest={"name": "models/../../m.toml"}),
-        ".externalParameters.manifest.name: a path below the checkout is wanted",
+        ".externalParameters.manifest.name: expected a path below the checkout",
     ),
     "no Python": (lambda build: build.pop("internalParameters"), ": the key 'internalParameters' is missing"),
     "numbers for Python": (
         lambda build: build["internalParameters"].update(python=[3]),
-        ".internalParameters.python[0]: a text is wanted, not",
+        ".internalParameters.python[0]: expected a string, not",
     ),
     "a source that is a text": (
         lambda build: build["resolvedDependencies"].append("models/f.py"),
-        ".resolvedDependencies[2]: an object is wanted",
+        ".resolvedDependencies[2]: expected an object",
     ),
     "a source without a digest": (
         lambda build: build["resolvedDependencies"].append({"name": "models/f.py"}),
@@ -85,15 +85,15 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a digest that is a text": (
         lambda build: build["resolvedDependencies"].append({"name": "models/f.py", "digest": "00"}),
-        ".resolvedDependencies[2].digest: a digest is wanted",
+        ".resolvedDependencies[2].digest: expected a digest",
     ),
     "an empty digest": (
         lambda build: build["resolvedDependencies"].append({"name": "models/f.py", "digest": {}}),
-        ".resolvedDependencies[2].digest: a digest is wanted",
+        ".resolvedDependencies[2].digest: expected a digest",
     ),
     "an absolute source": (
         lambda build: build["resolvedDependencies"].append({**SOURCE, "name": "/etc/shadow"}),
-        ".resolvedDependencies[2].name: a relative path, or the name of a package is wanted",
+        ".resolvedDependencies[2].name: expected a relative path, or the name of a package",
     ),
 }
 

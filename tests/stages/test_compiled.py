@@ -123,8 +123,8 @@ def test_an_argument_that_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [
-        ((PARAMS, f32(5, 3)), "shape", "model: {1} is f32[5,3], f32[4,3] is wanted"),
-        ((PARAMS, X.astype(np.int32)), "dtype", "model: {1} has dtype int32, float32 is wanted (f32[4,3])"),
+        ((PARAMS, f32(5, 3)), "shape", "model: {1} is f32[5,3]; expected f32[4,3]"),
+        ((PARAMS, X.astype(np.int32)), "dtype", "model: {1} has dtype int32; expected float32 (f32[4,3])"),
         (
             ({"w": X}, X),
             "structure",
@@ -212,8 +212,8 @@ def test_python_numbers_are_taken_where_they_fit() -> None:
         (jnp.uint8, -1, "args[0] is a number that uint8 cannot hold (u8[])"),
         (jnp.int32, 2**31, "args[0] is a number that int32 cannot hold (i32[])"),
         (jnp.float32, 10**400, "args[0] is a number that float32 cannot hold (f32[])"),
-        (jnp.bfloat16, 2j, "args[0] is a Python complex, bfloat16 is wanted (bf16[])"),
-        (jnp.bool_, 1, "args[0] is a Python int, bool is wanted (bool[])"),
+        (jnp.bfloat16, 2j, "args[0] is a Python complex; expected bfloat16 (bf16[])"),
+        (jnp.bool_, 1, "args[0] is a Python int; expected bool (bool[])"),
     ):
         with pytest.raises(stagec.CallError) as refusal:
             lower(lambda x: x, jax.ShapeDtypeStruct((), dtype)).compile()(number)
@@ -276,9 +276,9 @@ def test_each_signature_is_compiled_once() -> None:
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((3, 5, 6), "<lambda>: x.shape[1] is 5, 4 is wanted (2*c with c = 2)"),
-        ((3, 4, 7), "<lambda>: x.shape[2] is 7, 6 is wanted (b+c+1 with b = 3, c = 2)"),
-        ((3, 4), "<lambda>: x has shape (3, 4), 3 dimensions are wanted (f32[b,2*c,b+c+1])"),
+        ((3, 5, 6), "<lambda>: x.shape[1] is 5; expected 4 (2*c with c = 2)"),
+        ((3, 4, 7), "<lambda>: x.shape[2] is 7; expected 6 (b+c+1 with b = 3, c = 2)"),
+        ((3, 4), "<lambda>: x has shape (3, 4); expected 3 dimensions (f32[b,2*c,b+c+1])"),
     ],
 )
 def test_sizes_that_do_not_follow(shape: tuple[int, ...], text: str) -> None:
@@ -299,7 +299,7 @@ def test_dimensions_of_the_result_follow() -> None:
     )
     assert exported.out_avals == (parse_aval("f32[2*b*c]"),)
     assert exported.call(f32(2, 3), f32(6)).shape == (12,)
-    with pytest.raises(stagec.CallError, match=r"\.shape\[0\] is 7, 6 is wanted \(b\*c with b = 2, c = 3\)"):
+    with pytest.raises(stagec.CallError, match=r"\.shape\[0\] is 7; expected 6 \(b\*c with b = 2, c = 3\)"):
         exported.call(f32(2, 3), f32(7))
 
 
@@ -479,7 +479,7 @@ def test_a_donated_argument_in_the_memory_of_the_host_is_refused(kind: str) -> N
 
 
 def test_a_hundred_thousand_devices_are_refused() -> None:
-    words = "100,000 devices are wanted, and a machine's CPU becomes 4,096 at most"
+    words = "100,000 devices are asked for, and a machine's CPU becomes 4,096 at most"
     x = f32(4)
     with pytest.raises(LoadError, match=words):
         stagec.devices("cpu", 100_000)

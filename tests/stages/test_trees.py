@@ -119,10 +119,10 @@ def test_other_json(data: object) -> None:
     [
         ({"a": 1}, "", "key 'b' is missing"),
         ({"a": 1, "b": (1,), "c": 2}, "", "key 'c' is not wanted"),
-        ({"a": 1, "b": (1, 2)}, "['b']", "1 elements are wanted here, not 2"),
-        ({"a": 1, "b": [1]}, "['b']", "a tuple is wanted here, not a list of 1"),
-        ({"a": None, "b": (1,)}, "['a']", "an array is wanted here, not None"),
-        (7, "", "a dict is wanted here, not a value of type int"),
+        ({"a": 1, "b": (1, 2)}, "['b']", "expected 1 elements, not 2"),
+        ({"a": 1, "b": [1]}, "['b']", "expected a tuple, not a list of 1"),
+        ({"a": None, "b": (1,)}, "['a']", "expected an array, not None"),
+        (7, "", "expected a dict, not a value of type int"),
     ],
 )
 def test_a_value_of_another_structure(value: object, path: str, what: str) -> None:

@@ -647,5 +647,5 @@ def test_a_system_that_does_not_let_it_is_told(tmp_path: Path) -> None:
             assert status == 1
             assert said.splitlines() == [
                 "stagec: a worker cannot isolate its actions on this system (unshare: No space left on device)",
-                "  run bazel shutdown: the next build sees it, and runs each action in a sandbox of Bazel's",
+                "  run bazel shutdown: the next build sees it, and runs each action in a Bazel sandbox",
             ]

@@ -25,7 +25,7 @@ def as_markdown(schema: Schema) -> str:
     """Return a section for each table of a manifest, with one for each of its keys.
 
     The anchor of a key is its path without the names that the user chooses: `functions.golden.atol`. In a table for one
-    platform, the platform takes the place of the target's name: `targets.cpu.isa`.
+    platform, the platform stands in place of the target's name: `targets.cpu.isa`.
     """
     sections = [_section(schema, *table) for table in _tables(schema, (), (), schema)]
     return "\n\n".join([*sections, *_values(schema)]) + "\n"

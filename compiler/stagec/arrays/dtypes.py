@@ -113,11 +113,11 @@ def default(kind: str) -> DType:
 
 
 OF_PYTHON: Mapping[type, str] = {bool: BOOL, int: SIGNED, float: FLOATING, complex: COMPLEX}
-"""The kinds of Python's numbers."""
+"""The kinds of Python numbers."""
 
 
 def of_python(kind: type) -> DType:
-    """Return the default dtype of Python's bool, int, float or complex."""
+    """Return the default dtype of a Python bool, int, float or complex."""
     return default(OF_PYTHON[kind])
 
 

@@ -109,7 +109,7 @@ class Buffer:
 def buffers(program: str) -> list[Buffer]:
     """Return the arrays of an optimized program, largest first; not all of them exist at the same time.
 
-    Those inside of fusions never exist, and those in a memory of a core's own are left out.
+    Those inside fusions never exist, and those in a memory of a core's own are left out.
     """
     instructions = [op for part in hlo.parse(program).computations.values() for op in part.instructions.values()]
     fused = {

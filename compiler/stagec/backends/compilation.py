@@ -107,7 +107,7 @@ class Backend(Protocol):
     def layers(self, serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
         """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text).
 
-        Where there is no text for a reader it is "". Raises ValueError when the bytes are no such executable.
+        Where there is no text for a reader it is "". Raises ValueError when the bytes are not such an executable.
         """
 
 

@@ -56,7 +56,7 @@ MOST_MEMBERS = 2**16 - 2
 LONGEST_NAME = 255
 """Characters of a name: what file systems take, so that every member can be written to a file of its name."""
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-"""A relative path in ASCII whose parts do not start with a dot or a dash: never outside of the folder it is put in."""
+"""A relative path in ASCII whose parts do not start with a dot or a dash: never outside the folder it is put in."""
 
 # The records of a zip (APPNOTE.TXT of PKWARE, 4.3.7, 4.3.12, 4.3.16), with the constants that ours have.
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")

@@ -85,7 +85,7 @@ class Bindings(Generic[Array]):
                 missing.append(f"{name} ({aval})")
                 continue
             if Aval(aval.dtype, aval.shape) != tensor.aval:
-                what = f"{name} of {file} is {tensor.aval}, {aval} is wanted"
+                what = f"{name} of {file} is {tensor.aval}; expected {aval}"
                 self._report(spec, argument, what, "save it with this dtype and shape, or change the aval")
             self.tensors[f"{file}:{name}"] = tensor
             yield {"leaf": leaf, "weight": f"{file}:{name}"}

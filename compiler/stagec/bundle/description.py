@@ -1,4 +1,4 @@
-"""What is known of one executable: written beside it as JSON, and read by whoever loads it. Standard library only."""
+"""What is known of one executable: written beside it as JSON, and read when it is loaded. Standard library only."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ class Description(NamedTuple):
         if len(self.donated) != count:
             raise ValueError(f"donated: {len(self.donated)} arguments, there are {count}")
         if list(self.kept_var_idx) != sorted({index for index in self.kept_var_idx if index < count}):
-            raise ValueError(f"kept_var_idx: sorted indices of {count} arguments are wanted")
+            raise ValueError(f"kept_var_idx: expected sorted indices of {count} arguments")
         if len(self.abi["parameters"]) != len(self.kept_var_idx) or len(self.abi["results"]) != len(self.out_avals):
             raise ValueError("abi: it has other numbers of parameters and results than kept_var_idx and out_avals")
         if not self.nr_devices:
-            raise ValueError("nr_devices: at least one is wanted")
+            raise ValueError("nr_devices: expected at least one")
 
 
 def _counted_anew(analysis: object) -> object:
@@ -222,7 +222,7 @@ _HARDWARE = {
 }
 TARGET = json_shapes.record(_HARDWARE, rest=json_shapes.anything)
 """Shape of a target without its name: the hardware, and settings as in the manifest."""
-_COUNT = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant("unknown"))
+_COUNT = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant("unknown"))
 _ROOFLINE = json_shapes.record(
     {
         "compute_seconds": json_shapes.number,
@@ -238,7 +238,7 @@ _ANALYSIS = json_shapes.record(
     {
         **dict.fromkeys((*_BYTES, "flops", "bytes_accessed"), _COUNT),
         "collectives": json_shapes.table(json_shapes.record(dict.fromkeys(_MOVED, _COUNT))),
-        "roofline": json_shapes.either('a roofline, or "unknown",', _ROOFLINE, json_shapes.constant("unknown")),
+        "roofline": json_shapes.either('a roofline or "unknown"', _ROOFLINE, json_shapes.constant("unknown")),
         "unknown": json_shapes.array(json_shapes.text),
     }
 )

@@ -36,7 +36,7 @@ _SIMPLE = re.compile(r"~?[a-z0-9_<>]+\[(?:[A-Za-z0-9_]+(?:,[A-Za-z0-9_]+)*)?\]")
 _NAME = json_shapes.matching("[A-Za-z_][A-Za-z0-9_-]*", "a name of letters, digits, _ and -")
 _VERSION = json_shapes.matching("[A-Za-z0-9][A-Za-z0-9.+_-]*", "a version of letters, digits and . + _ -")
 _VARIANT = json_shapes.either('a name of letters, digits, _ and -, or "",', _NAME, json_shapes.constant(""))
-_DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown",')
+_DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown"')
 _VERSIONS = json_shapes.table(json_shapes.text)
 _SIZES = json_shapes.table(json_shapes.count)
 
@@ -196,7 +196,7 @@ def _check_writer(version: str) -> None:
     """Raise ValueError for a bundle of a later major version: it may mean something else by the same keys."""
     major = re.match(r"(\d{1,9})\.\d+\.\d+", version)
     if not major:
-        raise ValueError(f"versions.stagec: a version such as 1.2.3 is wanted, not {shown(version)!r}")
+        raise ValueError(f"versions.stagec: expected a version such as 1.2.3, not {shown(version)!r}")
     ours = int(VERSION.partition(".")[0])
     if int(major[1]) > ours:
         what = f"stagec {shown(version)} wrote it, and this is {VERSION}, which reads what {ours} and older wrote"
@@ -233,7 +233,7 @@ def _is_call(tree: Tree) -> bool:
 def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     leaves = [entry["leaf"] for entry in function["bind"]]
     if leaves != sorted(set(leaves)) or any(leaf >= len(function["in_avals"]) for leaf in leaves):
-        raise ValueError(f"{where}: sorted numbers of {len(function['in_avals'])} arguments are wanted")
+        raise ValueError(f"{where}: expected sorted numbers of {len(function['in_avals'])} arguments")
     if not leaves:
         return
     if not _is_call(Tree.from_json(function["in_tree"])):

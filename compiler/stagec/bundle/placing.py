@@ -97,7 +97,7 @@ class Folder:
 
         files: digest by path. bundle: path of the bundle. Raises StagecError.
         """
-        # The bundle comes last: whoever reads it then has what is beside it.
+        # The bundle comes last: a process that reads it then has the files beside it.
         new = {path: files[path] for path in sorted(files, key=bundle.__eq__) if path not in self.there}
         uses, at = [*new.values()], bundle
         stale = [
@@ -189,7 +189,7 @@ def locked(path: Path) -> Iterator[Folder]:
             top = stack.enter_context(writing.folder(path))
             work = _lock(path, top, stack)
             yield Folder(path, top, work)
-            # Renamed first: whoever comes now makes one of their own.
+            # Renamed first: a process that comes now makes its own.
             gone = f"{WORK}.{os.urandom(8).hex()}"
             os.rename(WORK, gone, src_dir_fd=top, dst_dir_fd=top)
             shutil.rmtree(gone, dir_fd=top)

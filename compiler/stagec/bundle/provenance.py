@@ -1,7 +1,7 @@
 """What a bundle was built from: an in-toto statement with SLSA's provenance, the same bytes for the same inputs.
 
 Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.2/build-provenance;
-docs/build-type.md says what each field means. Nothing of the machine is in it: no path outside of the workspace, no
+docs/build-type.md says what each field means. Nothing of the machine is in it: no path outside the workspace, no
 host, no time.
 """
 

@@ -278,8 +278,8 @@ class Registry:
     def _list(self, image: Reference, own: Mapping[str, Descriptor], gone: Collection[str] = ()) -> None:
         """Write the list of what is said about an image until it has all but what is `gone`. Raises StagecError.
 
-        It is for registries without an API for referrers, and for other clients. skopeo before 1.14 writes a list anew,
-        without artifactType.
+        It is for registries without an API for referrers, and for other clients. skopeo before 1.14 rewrites a
+        list without artifactType.
         """
         tag = image._replace(tag=_list_tag(image), digest="")
         for _ in range(_ROUNDS):

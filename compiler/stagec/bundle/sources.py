@@ -200,7 +200,7 @@ class Part:
 
 
 class OnDisk(Part):
-    """A whole file that goes into an archive, in the same way. It is opened anew each time: there may be thousands."""
+    """A whole file that goes into an archive, in the same way. It is opened again each time: there may be thousands."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError when the file cannot be opened."""

@@ -12,8 +12,8 @@ from stagec.core.telling.refusal import LoadError
 
 VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
 """Verdicts: signed by enough of the keys; not damaged, and nobody was asked who made it; neither."""
-UNSIGNED = "An unsigned bundle is code of whoever gave it to you."
-"""What "intact" does not say: whoever changes a bundle computes its digests again."""
+UNSIGNED = "An unsigned bundle is code of the person who gave it to you."
+"""What "intact" does not say: someone who changes a bundle computes its digests again."""
 STATUS = {VERIFIED: 0, REFUSED: 1, INTACT: 3}
 """Exit statuses of the command: a script must not mix them up."""
 

@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
     parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
-    parser.add_argument("--label", default="", help="what messages call it: the label of a target of Bazel's")
+    parser.add_argument("--label", default="", help="what messages call it: the label of a Bazel target")
 
 
 def preload() -> None:

@@ -109,7 +109,7 @@ def split(text: str, parts: int) -> list[str]:
     """Return the values of an option that is `A=B=...`, as many as `parts`. Raises StagecError."""
     values = text.split("=")
     if len(values) != parts:
-        raise StagecError(Problem("", "", f"{text!r} has {len(values)} parts divided by '=', {parts} are wanted"))
+        raise StagecError(Problem("", "", f"{text!r} has {len(values)} parts divided by '='; expected {parts}"))
     return values
 
 

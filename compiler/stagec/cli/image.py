@@ -84,7 +84,7 @@ def _checked(file: FileOf) -> Iterator[bytes]:
         state.update(piece)
         yield piece
     if state.hexdigest() != file.sha256:
-        raise StagecError(Problem(file.path, "", f"its sha256 is {state.hexdigest()}; {file.sha256} is wanted"))
+        raise StagecError(Problem(file.path, "", f"its sha256 is {state.hexdigest()}; expected {file.sha256}"))
 
 
 def run(options: argparse.Namespace) -> None:

@@ -135,7 +135,7 @@ def _args(text: str) -> object:
             Problem(
                 "--args",
                 "",
-                "a list is wanted, with a tree of avals for each argument",
+                "expected a list, with a tree of avals for each argument",
                 "write for example '[\"f32[n,3]\"]'",
             )
         )

@@ -1,6 +1,6 @@
 """How many bytes of a device's main memory an instruction of an optimized program reads and writes.
 
-An instruction reads its operands and writes its result. A fusion does so as a whole: what is inside of it is in no
+An instruction reads its operands and writes its result. A fusion does so as a whole: what is inside it is in no
 memory. Where only a part of an array is read or written, the part counts. These are XLA's rules
 (xla/service/hlo_cost_analysis.cc), but that XLA counts arrays in a core's own memory as well.
 """

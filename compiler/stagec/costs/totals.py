@@ -99,7 +99,7 @@ class Counter:
         return {} if instruction.opcode in hlo.FREE else self._instruction(instruction, scope, chains, False)
 
     def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
-        """Return the metrics of a computation. chains: of exchanges that were counted; None outside of fusions."""
+        """Return the metrics of a computation. chains: of exchanges that were counted; None outside fusions."""
         total: Metrics = {}
         counted = set[str]() if chains is None else chains
         for instruction in scope.computation.instructions.values():

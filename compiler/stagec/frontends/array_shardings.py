@@ -45,9 +45,9 @@ def _of_arguments(in_shardings: Any) -> Any:
 
 
 def constrained(function: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> Callable[..., Any]:
-    """Return a function of positional arguments whose arguments and result are split like this, inside of a trace.
+    """Return a function of positional arguments whose arguments and result are split like this, inside a trace.
 
-    As JAX lowers a `jax.jit` inside of another one: by `with_sharding_constraint`.
+    As JAX lowers a `jax.jit` inside another one: by `with_sharding_constraint`.
     """
 
     def call(*args: Any) -> Any:

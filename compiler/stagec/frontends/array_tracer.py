@@ -355,7 +355,7 @@ def _compiled(compiled: Compiled, results: Sequence[ShapedArray]) -> Run:
 def _placed(leaf: Any, aval: ShapedArray) -> execution.Array:
     if isinstance(leaf, execution.Array):
         return leaf
-    if aval.dtype is dtypes.KEY:  # of JAX's, which whoever has such an array has imported
+    if aval.dtype is dtypes.KEY:  # JAX's dtype: a caller who has such an array has imported JAX
         return execution.array(np.asarray(sys.modules["jax"].random.key_data(leaf))).as_keys()
     if isinstance(leaf, ShapeDtypeStruct):
         raise TypeError(f"{leaf} has no elements: a call takes arrays; trace, lower and eval_shape take this")

@@ -20,7 +20,7 @@ from stagec.core.telling.errors import Problem, nearest
 from stagec.frontends import msgpack_headers
 
 Tree: TypeAlias = Any
-"""Dicts, lists and None, with avals as texts in the places of arrays."""
+"""Dicts, lists and None, with avals as strings in the places of arrays."""
 _SHORT = {dtype.numpy_name: name for name, dtype in DTYPES.items() if not name.startswith("key<")}
 """Our names of dtypes by numpy's."""
 _SHOWN = 8
@@ -142,7 +142,7 @@ def _at(tree: Any, path: str) -> Any:
 
 
 def _texts(node: Any, path: str, wide: bool) -> Tree:
-    """Return the same tree with avals as texts. wide: numbers of Python have 64 bits, as JAX makes them then."""
+    """Return the same tree with avals as strings. wide: numbers of Python have 64 bits, as JAX makes them then."""
     if isinstance(node, Mapping):
         return {name: _texts(child, _join(path, name), wide) for name, child in node.items()}
     if isinstance(node, list | tuple):

@@ -94,7 +94,7 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names and attributes that the code, and functions inside of it, may use."""
+    """Yield the global names and attributes that the code, and functions inside it, may use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

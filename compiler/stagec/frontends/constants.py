@@ -56,7 +56,7 @@ def _is_splat(operation: ir.Operation) -> bool:
 
 
 def advice(spec: FunctionSpec, constants: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Return what to say of each of what `find` returned. It is no mistake."""
+    """Return what to say of each of what `find` returned. It is not a mistake."""
     problems: list[Problem] = []
     for constant in constants:
         origin = " of ".join(filter(None, (constant["name"], constant["where"]))) or "an array"

@@ -156,7 +156,7 @@ def abstracted(spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any],
 
 
 def is_example(leaf: Any) -> bool:
-    """Say whether a leaf stands for an argument: it has shape and dtype, or is a number of Python's."""
+    """Say whether a leaf stands for an argument: it has shape and dtype, or is a Python number."""
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, NUMBERS)
 
 

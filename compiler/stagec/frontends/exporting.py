@@ -20,7 +20,7 @@ def export(
 ) -> jax.export.Exported:
     """Export a function under `jax.jit`; JAX keeps what it traced, and does not trace again.
 
-    disabled: checks of JAX's. allow: is given the names of custom calls that JAX promises nothing for; it raises what
+    disabled: JAX's checks. allow: is given the names of custom calls that JAX promises nothing for; it raises what
     is to be said of one that the artifact must not have. Raises what JAX raises.
     """
 

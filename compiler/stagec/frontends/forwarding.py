@@ -1,4 +1,4 @@
-"""A function of JAX's that loses no update, and which results of a jaxpr are its arguments as they were.
+"""A JAX function that loses no update, and which results of a jaxpr are its arguments as they were.
 
 A transformation such as `nnx.jit` or `nnx.remat` gives a model's arrays out of an inner program again, the unchanged
 ones too: as other tracers of the same values.
@@ -15,7 +15,7 @@ from stagec.frontends import updates
 
 
 def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[..., Any]:
-    """Return what `updates.watched` makes of a function of JAX's."""
+    """Return what `updates.watched` makes of a JAX function."""
     return updates.watched(function, refusal, _value, "NAME = jax.tree.map(lambda leaf: leaf, NAME)", same)
 
 

@@ -69,7 +69,7 @@ def frontend(spec: FunctionSpec) -> Frontend:
             raise
         what, _, install = sentence.partition(": ")
         write = 'write frontend = "arrays" for a function of stagec.numpy,\n'
-        write += f"or add jax to the lock of stagec.python(lock = ...); outside of Bazel, {install}"
+        write += f"or add jax to the lock of stagec.python(lock = ...); outside Bazel, {install}"
         raise spec.problem("frontend", what, write) from error
 
 

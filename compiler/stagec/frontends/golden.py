@@ -80,14 +80,14 @@ def _from_file(
         have = Aval(_NAMES.get(str(values[i].dtype), str(values[i].dtype)), values[i].shape)
         if have != Aval(avals[i].dtype, avals[i].shape):
             other = ", or name another bucket" if spec.golden["bucket"] else ""
-            what = f"{path} of {file} is {have}, {avals[i]} is wanted"
+            what = f"{path} of {file} is {have}; expected {avals[i]}"
             faults.append((what, f"save it with this dtype and shape{other}"))
     for path in sorted(given.keys() - wanted.keys()):
         if path in paths:
             faults.append((f"{file} has {path}, which is bound to weights", "leave it out of the file"))
         else:
             write = nearest(path, wanted.keys() - given.keys()) or "leave it out of the file"
-            faults.append((f"{file} has {path}, which is no argument", write))
+            faults.append((f"{file} has {path}, which is not an argument", write))
     if faults:
         raise StagecError(*(problem for fault in faults for problem in spec.problem("golden.inputs", *fault).problems))
     return values

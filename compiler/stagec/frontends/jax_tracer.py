@@ -218,7 +218,7 @@ def _exclude_our_files() -> None:
 class _AsTraced:
     """A `jax.stages.Wrapped` that was traced: `jax.export` lowers what it gives, and traces nothing again.
 
-    It would otherwise see other settings of JAX's, of those that are set for a while (`jax.enable_x64`, a mesh).
+    It would otherwise see other JAX settings, of those that are set for a while (`jax.enable_x64`, a mesh).
     """
 
     def __init__(self, traced: Any) -> None:

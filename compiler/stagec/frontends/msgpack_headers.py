@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _WINDOW = 1 << 16
-"""Bytes of the longest value that is no extension: a name, or shape and dtype."""
+"""Bytes of the longest value that is not an extension: a name, or shape and dtype."""
 _EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 """First byte of an extension -> bytes of its length."""
 _FIXED = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
@@ -32,7 +32,7 @@ class Array:
 
 
 def read(path: Path) -> Any:
-    """Return the tree of a file: dicts and lists, with an `Array` for each array, and numbers, texts and None as such.
+    """Return the tree of a file: dicts and lists, with an `Array` for each array, numbers, strings and None as such.
 
     Raises ValueError where the file is something else or not whole, and ImportError without msgpack.
     """
@@ -114,7 +114,7 @@ class _Reader:
         except self._msgpack.OutOfData:
             raise ValueError(f"it is cut off, or a name is too long, at byte {self.at:,}") from None
         except (self._msgpack.UnpackException, ValueError) as error:
-            raise ValueError(f"byte {self.at:,} is no msgpack ({error or type(error).__name__})") from None
+            raise ValueError(f"byte {self.at:,} is not msgpack ({error or type(error).__name__})") from None
         self.at += unpacker.tell()
         return value
 

@@ -1,6 +1,6 @@
 """Everything of JAX's and Python's that stagec changes while a model is traced: what, why, and until when.
 
-A change holds inside of a `with` statement, for the thread that entered it or for all. The attribute is replaced when
+A change holds inside a `with` statement, for the thread that entered it or for all. The attribute is replaced when
 the first thread enters and put back when the last one leaves, under one lock: threads that trace at once leave nothing
 behind. What stands there meanwhile asks what holds for the thread that calls it. Standard library only.
 
@@ -55,7 +55,7 @@ class Patch:
 
     @contextlib.contextmanager
     def by(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-        """Have calls go to `make(before)` inside of the `with` statement; `before` is the function that stood there."""
+        """Have calls go to `make(before)` inside the `with` statement; `before` is the function that stood there."""
         with _LOCK:
             if not self._users:
                 self._before = vars(self.object).get(self.name) or getattr(self.object, self.name)

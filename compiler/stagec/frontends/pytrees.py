@@ -1,6 +1,6 @@
 """Describe the types of pytree nodes, so that an artifact can hold them and a loader can do without their code.
 
-JAX serializes tuples, lists, dicts with texts as keys, and None; any other type needs a name and its static data as
+JAX serializes tuples, lists, dicts with strings as keys, and None; any other type needs a name and its static data as
 bytes (https://docs.jax.dev/en/latest/export/export.html, register_pytree_node_serialization). Types that the user
 registered so keep what they were registered with. The others are described by what JAX knows of every node: namedtuples
 as JAX itself does it, and the rest as `core/trees/one_level.py` says.
@@ -103,7 +103,7 @@ def ours(exported: jax.export.Exported) -> Exported:
 
 
 def _weak(avals: Sequence[Aval], theirs: Sequence[Any]) -> tuple[Aval, ...]:
-    """Return avals with the weak types of JAX's, which no file has."""
+    """Return avals with JAX's weak types, which no file has."""
     pairs = zip(avals, theirs, strict=True)
     return tuple(dataclasses.replace(aval, weak_type=getattr(theirs, "weak_type", False)) for aval, theirs in pairs)
 
@@ -202,7 +202,7 @@ def _owner(kind: type) -> str:
 def _advice(kind: type) -> str:
     """What to write for a type that cannot be described."""
     if kind is dict:
-        return "use numbers, texts, members of enums, dataclasses, or tuples of these as keys"
+        return "use numbers, strings, members of enums, dataclasses, or tuples of these as keys"
     if kind is StaticLeaf:
         return "write a function of a module, or keep what it says in the function"
     if serializer(kind):

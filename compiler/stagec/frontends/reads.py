@@ -32,7 +32,7 @@ _OPENS_NO_FILES = frozenset({"jax_cuda13_plugin", "jaxlib", "ml_dtypes", "msgpac
 """Packages whose native code opens no file of the user's by its path, but for the modules that follow."""
 _OPENS_FILES = ("_dbm", "_gdbm", "_sqlite3", "scipy.io.")
 _TAKES_NAMES = frozenset({"glob", "importlib", "os", "pathlib", "shutil"})
-"""Modules of Python's that ask `os.scandir` for names alone; its entries have sizes too."""
+"""Python modules that ask `os.scandir` for names alone; its entries have sizes too."""
 
 
 class Reads:
@@ -120,7 +120,7 @@ class Reads:
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:
-    """Return which file it is, by whatever name: files in a sandbox of Bazel's are links, which a model may follow."""
+    """Return which file it is, by whatever name: files in a Bazel sandbox are links, which a model may follow."""
     return file.st_dev, file.st_ino
 
 

@@ -69,7 +69,7 @@ _STATES: dict[str, _State] = {}
 
 @contextlib.contextmanager
 def clock_and_chance() -> Iterator[None]:
-    """Have a model read the same clock and draw the same random numbers in each process, inside of `with`.
+    """Have a model read the same clock and draw the same random numbers in each process, inside `with`.
 
     Local time is UTC. Afterwards all is as it was. It holds for all threads: have one that traces.
     """
@@ -99,7 +99,7 @@ def clock_and_chance() -> Iterator[None]:
 def again(what: str) -> None:
     """Have the clock and random numbers go on from where they were when this was called with `what` first.
 
-    So a function that is traced twice is the same twice. Outside of `clock_and_chance` it does nothing.
+    So a function that is traced twice is the same twice. Outside `clock_and_chance` it does nothing.
     """
     if not _WORLD.depth:
         return

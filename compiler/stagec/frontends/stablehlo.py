@@ -142,7 +142,7 @@ def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.M
         versioned = any(operation.operation.name.startswith("vhlo.") for operation in module.body.operations)
         return mlir.read_artifact(context, data) if versioned else module
     except Exception as error:  # jaxlib raises ValueError or MLIRError, by version
-        raise spec.problem("entry", f"{file} is no StableHLO module: {_reason(str(error))}") from error
+        raise spec.problem("entry", f"{file} is not a StableHLO module: {_reason(str(error))}") from error
 
 
 def _reason(message: str) -> str:
@@ -166,7 +166,7 @@ def _aval(spec: FunctionSpec, kind: ir.Type, what: str) -> Aval:
         raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}", "make it a tensor of static shape")
     known = aval(kind)
     if known is None:
-        raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}, which is no dtype of JAX")
+        raise spec.problem("entry", f"{spec.entry}: {what} of main is {kind}, which is not a dtype of JAX")
     return known
 
 

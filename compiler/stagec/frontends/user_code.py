@@ -137,7 +137,7 @@ def _advice(error: BaseException, manifest: str) -> list[str]:
         program = bool(names) and Path(names[-1]).name == "subprocess.py"  # it looked for a program
         return [] if program or not importer else [_missing_file(error.filename, importer, manifest)]
     if isinstance(error, ModuleNotFoundError) and error.name:
-        # What an installed package imports is no file of the workspace.
+        # What an installed package imports is not a file of the workspace.
         return _missing_module(error.name, importer if names and is_users(names[-1]) else None, manifest)
     part = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
     if isinstance(error, ImportError) and part and any(map(is_users, _folders(part[2]))):

@@ -113,7 +113,7 @@ def merge(files: Iterable[Iterable[Result]], device: Device) -> list[Result]:
     """Return the results of several files as one, of `device`: sorted, and each kernel once.
 
     Drivers report a clock or a bandwidth that differs a little from the data sheet's, and XLA finds a result by them.
-    So the properties of `device` take the place of those of the device that kernels were timed on.
+    So the properties of `device` replace those of the device that kernels were timed on.
     """
     properties = _properties(device)
     merged: dict[tuple[str, str, int], Result] = {}

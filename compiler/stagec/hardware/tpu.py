@@ -45,7 +45,7 @@ def entries() -> list[Entry]:
 def target(name: str) -> TpuTarget | None:
     """Return the target of a topology ("v5e:2x2"), called with - for the colon: its name is a part of file names.
 
-    None when it is no topology. Raises StagecError, which names near ones, when there is no such topology.
+    None when it is not a topology. Raises StagecError, which names near ones, when there is no such topology.
     """
     # With "_" for the colon, which libtpu takes as well, it may be a name like any other.
     plain = name.removesuffix("_untwisted").removesuffix("_twisted")

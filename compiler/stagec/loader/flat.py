@@ -58,7 +58,7 @@ class Flat:
     def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[DeviceArray]:
         """Run the executable on leaves that no earlier call had the like of."""
         if len(leaves) != len(self._shapes):
-            what = f"{self._signature.name}: {len(leaves)} arrays are given, {len(self._shapes)} are wanted"
+            what = f"{self._signature.name}: {len(leaves)} arrays are given; expected {len(self._shapes)}"
             raise CallError("structure", what)
         arrays = self._signature.check_dtypes(leaves)
         if [array.shape for array in arrays] != self._shapes:
@@ -72,7 +72,7 @@ class Flat:
     def _refusal(self, arrays: Sequence[Any]) -> CallError:
         wrong = [i for i, array in enumerate(arrays) if array.shape != self._shapes[i]]
         avals, path = self._signature.description.in_avals, self._signature.path
-        faults = [f"{path(i)} is {Aval(avals[i].dtype, arrays[i].shape)}, {avals[i]} is wanted" for i in wrong]
+        faults = [f"{path(i)} is {Aval(avals[i].dtype, arrays[i].shape)}; expected {avals[i]}" for i in wrong]
         return CallError("shape", f"{self._signature.name}: {'; '.join(faults)}")
 
     def __repr__(self) -> str:

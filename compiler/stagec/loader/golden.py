@@ -33,7 +33,7 @@ class Deviation:
 
     def as_text(self) -> str:
         """Return it for a person."""
-        return f"[{', '.join(map(str, self.index))}] is {self.given}, {self.wanted} is wanted"
+        return f"[{', '.join(map(str, self.index))}] is {self.given}; expected {self.wanted}"
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def errors(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: 
 
 
 def deviations(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: float) -> Iterator[Deviation]:
-    """Yield the elements that are farthest from what is wanted, by how much is allowed; none where all are equal."""
+    """Yield the elements that are farthest from the expected ones, measured by the tolerance; none if all are equal."""
     if given is None or given.dtype != wanted.dtype or given.shape != wanted.shape or not wanted.size:
         return
     if wanted.dtype.kind in "biu":  # 64-bit integers have more digits than a float

@@ -300,7 +300,7 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
     if offer.nr_devices is not None and available is not None and available < offer.nr_devices:
         where = "were named" if asked.num_devices is not None else "are here"
         yield "device-count", f"it runs on {offer.nr_devices} devices, {available} {where}"
-    # What a CPU lacks for speed alone is no fault: `requires` has only flags without which the code must not run.
+    # What a CPU lacks for speed alone is not a fault: `requires` has only flags without which the code must not run.
     if name == "cpu" and (refusal := cpu_refusal(offer.requires, host.cpu_flags)):
         yield "cpu-feature", refusal
     if offer.kind == "executable":

@@ -104,7 +104,7 @@ def structured(
     paths = _paths(description)
     given: Mapping[str, Any] = {**function.weights, **arguments}
     faults = [f"{path} is missing" for path in paths if path not in given]
-    faults += [f"{path} is no argument" for path in arguments if path not in paths]
+    faults += [f"{path} is not an argument" for path in arguments if path not in paths]
     if faults:
         raise CallError("structure", f"{function.name}: {'; '.join(faults)}")
     leaves = [as_dtype(given[path], dtype_of(aval)) for path, aval in zip(paths, description.in_avals, strict=True)]

@@ -85,7 +85,7 @@ class Variant:
 
     @property
     def weights(self) -> Mapping[str, Weight]:
-        """What takes the place of the arguments that callers leave out, by path: `args[0]['w']`."""
+        """The weights bound to arguments, which callers leave out, by path: `args[0]['w']`."""
         return {self._interface.paths[i]: weight for i, weight in self._bound.weights.items()} if self._bound else {}
 
     def select(self, shapes: Shapes | None = None, devices: Sequence[_jax.Device] | None = None) -> Selection:
@@ -288,7 +288,7 @@ class Variant:
             wanted = sorted({str(offer.static_avals[i]) for offer in executables})
             given = Aval(executables[0].static_avals[i].dtype, leaf.shape)
             if leaf is not OMITTED and str(given) not in wanted:
-                faults.append(f"{self._interface.path(i)} is {given}, {' or '.join(wanted)} is wanted")
+                faults.append(f"{self._interface.path(i)} is {given}; expected {' or '.join(wanted)}")
         names = (bucket_name(offer.bucket, " = ", ", ") for offer in executables)
         buckets = "; ".join(dict.fromkeys(filter(None, names)))
         what = "; ".join(faults) or "the sizes of the arguments belong to different buckets"

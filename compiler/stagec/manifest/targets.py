@@ -57,7 +57,7 @@ def target_files(manifest: str | Path) -> Iterator[str]:
 
     They are descriptions of devices, and results of autotuning.
 
-    Whoever plans a manifest anew when a file changes asks for them, also when the plan fails.
+    To plan a manifest again when a file changes, ask for them, also when the plan fails.
     """
     try:
         tables = toml.parse(reading.whole(manifest, toml.LARGEST).decode()).get("targets", {})

@@ -37,7 +37,7 @@ class _Source(NamedTuple):
 def file_pattern(ending: str) -> str:
     """The one rule for files that a manifest names: a path below its folder, by the characters of a bundle's members.
 
-    Labels of Bazel's, words of commands and keys of the index are made of it. ending: a regular expression.
+    Bazel labels, words of commands and keys of the index are made of it. ending: a regular expression.
     """
     return rf"^{_FOLDERS}{_PART}\.{ending}$"
 

@@ -289,7 +289,7 @@ def _entry_point(root: Path, file: str, name: str, manifest: str, stagec: str, c
 
 
 def _text(path: Path) -> str:
-    """Return what is in a file; "" where there is none. It is searched for names: what is no UTF-8 does not matter."""
+    """Return a file as a string, to search for names in it; "" if there is none. Bytes that are not UTF-8 go."""
     return path.read_text("utf-8", errors="replace") if path.is_file() else ""
 
 
@@ -311,7 +311,7 @@ def write(root: Path, changes: Changes) -> dict[str, str]:
 def _append(root: Path, path: str, text: str) -> bytes | None:
     """Add lines at the end of a file; return what was in it, None where there was none.
 
-    Raises OSError, also for a link and what is not a regular file: nothing outside of the workspace is written to.
+    Raises OSError, also for a link and what is not a regular file: nothing outside the workspace is written to.
     """
     folder = root.joinpath(path).parent
     folder.mkdir(parents=True, exist_ok=True)

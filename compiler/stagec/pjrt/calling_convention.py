@@ -153,7 +153,7 @@ class Signature:
 
     @property
     def usage(self) -> Call:
-        """How it is called: what whoever made it knows, else what its trees say."""
+        """How it is called: what its maker knows, else what its trees say."""
         if self._made_usage:
             return self._made_usage()
         from stagec.core.telling.calls import Call  # calls that fit do without
@@ -243,8 +243,8 @@ class Signature:
     def check_dtypes(self, leaves: Sequence[Any]) -> list[Any]:
         """Return flat arguments as numpy or device arrays of the right dtypes. Raises CallError ("dtype").
 
-        64-bit arrays become 32-bit ones where those are wanted, unless JAX's `jax_enable_x64` is set, as in JAX. A
-        Python number takes the dtype that is wanted, where that can hold it.
+        64-bit arrays become 32-bit ones where the function takes those, unless JAX's `jax_enable_x64` is set: as in
+        JAX. A Python number takes the dtype of the parameter, where that can hold it.
         """
         if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
             return list(leaves)
@@ -263,7 +263,7 @@ class Signature:
             return self._of_number(leaf, dtype, i)
         given: Any = getattr(leaf, "dtype", "")
         if str(given).startswith("key<") and aval.dtype in (str(given), "u32"):  # the description may have its words
-            # whoever has such an array of JAX's has imported it
+            # a caller who has such an array has imported JAX
             return leaf.words() if hasattr(leaf, "words") else sys.modules["jax"].random.key_data(leaf)
         values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
@@ -271,7 +271,7 @@ class Signature:
                 return values.astype(dtype)
         if values.dtype != dtype:
             has = given or values.dtype
-            raise CallError("dtype", f"{self.name}: {self.path(i)} has dtype {has}, {dtype} is wanted ({aval})")
+            raise CallError("dtype", f"{self.name}: {self.path(i)} has dtype {has}; expected {dtype} ({aval})")
         return values
 
     def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
@@ -281,7 +281,7 @@ class Signature:
         wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
         if given > wanted:
             name = _NUMBERS[given].__name__
-            raise CallError("dtype", f"{self.name}: {self.path(i)} is a Python {name}, {dtype} is wanted ({aval})")
+            raise CallError("dtype", f"{self.name}: {self.path(i)} is a Python {name}; expected {dtype} ({aval})")
         try:
             if wanted != 1 or holds(aval.dtype, int(value)):
                 with np.errstate(over="ignore"):

@@ -28,7 +28,7 @@ def too_many(num_devices: int) -> str:
     """Return why a CPU does not become so many devices; "" where it does."""
     if num_devices <= MOST_CPU_DEVICES:
         return ""
-    return f"{num_devices:,} devices are wanted, and a machine's CPU becomes {MOST_CPU_DEVICES:,} at most"
+    return f"{num_devices:,} devices are asked for, and a machine's CPU becomes {MOST_CPU_DEVICES:,} at most"
 
 
 def cpu_client(num_devices: int) -> _jax.Client:
@@ -62,7 +62,7 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
 
     local = list(_once(platform, lambda: accelerators.make_client(platform)).local_devices())
     if count is not None and count > len(local):
-        raise LoadError("device-count", f"{count} devices are wanted, this process has {len(local)} of {platform}")
+        raise LoadError("device-count", f"{count} devices are asked for, this process has {len(local)} of {platform}")
     return local[:count]
 
 

@@ -31,7 +31,7 @@ def refusal() -> str | None:
         return None
     oldest, before = (".".join(map(str, bound)) for bound in (OLDEST, BEFORE))
     return (
-        f"jaxlib {version()} is outside of the range that stagec was tested with: "
+        f"jaxlib {version()} is outside the range that stagec was tested with: "
         f"install one from {oldest} to before {before}"
     )
 

@@ -1,4 +1,4 @@
-"""MLIR's context for modules of JAX's."""
+"""MLIR's context for JAX's modules."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ArraySpecs: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
 _COLLECTIVES = threading.Lock()
 """Held by a call on several devices of one CPU until it is done: they share the CPU's threads, so that parts of two
-such calls, each waiting until its other parts have a thread, would wait for ever (XLA ends the process after 40 s)."""
+such calls, each waiting until its other parts have a thread, would wait forever (XLA ends the process after 40 s)."""
 
 
 def donation_refusal(platform: str, memory_kinds: Mapping[int, str], donated: Sequence[bool]) -> str:

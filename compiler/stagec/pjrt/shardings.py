@@ -114,7 +114,7 @@ def placement(sharding: xla_client.HloSharding, shape: Sequence[int], num_device
     """Return what each device holds of an array of `shape`.
 
     Raises ValueError when a dimension is not a multiple of the number of its parts: XLA would pad it. And where devices
-    hold what is no part of one array: of axes that are manual at the program's border, or on one device alone.
+    hold what is not a part of one array: of axes that are manual at the program's border, or on one device alone.
     """
     whole = tuple(slice(0, size) for size in shape)
     if sharding.is_replicated():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Weight:
-    """One array of a bundle, which takes the place of an argument.
+    """An array of a bundle that is bound to an argument.
 
     shape, dtype: of the array.
 
@@ -139,7 +139,7 @@ class Bound:
         if len(args) != left:
             usage = self._usage()
             bound = ", ".join(usage.path(f"args[{i}]") for i in self._args)
-            what = f"{left} positional arguments are wanted without the bound {bound}, or {self._count} with it"
+            what = f"expected {left} positional arguments without the bound {bound}, or {self._count} with it"
             raise CallError("structure", f"{self._name}: {what}; {len(args)} are given{usage.after()}")
         given = iter(args)
         return tuple(self._args[i] if i in self._args else next(given) for i in range(self._count)), kwargs

@@ -230,7 +230,7 @@ def _told(metric: str, value: Metric) -> str:
     return in_bytes(value) if metric in _BYTES else f"{value:,.0f}"
 
 
-_METRIC = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant(UNKNOWN))
+_METRIC = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant(UNKNOWN))
 _BASELINE = json_shapes.record(
     {
         "format": json_shapes.count,

@@ -155,8 +155,8 @@ def _containers(first: Tree, second: Tree, written: Callable[[str], str], path: 
         if same and child != other:
             return _containers(child, other, written, f"{path}{f'.{name}' if name.isidentifier() else f'[{name}]'}")
     where = written(path) if path else "the whole"
-    texts = (what_it_is(tree) for tree in (first, second))
-    return f"{where}: {' -> '.join(dict.fromkeys(texts))}"
+    kinds = (what_it_is(tree) for tree in (first, second))
+    return f"{where}: {' -> '.join(dict.fromkeys(kinds))}"
 
 
 def _short(value: object) -> str:

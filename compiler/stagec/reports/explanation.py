@@ -45,7 +45,7 @@ def explain(
 
     A file is a bundle (.aot), an executable (.xla) or exported artifact (.exported) with its description beside it, or
     such a description (.json). An exported artifact without one is compared by what it holds itself. Or it stands for
-    the current inputs: a manifest (.toml), or what an explain target of Bazel's writes; one artifact is compared with
+    the current inputs: a manifest (.toml), or what a Bazel explain target writes; one artifact is compared with
     the one of the same function, variant, target and bucket.
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
     plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.

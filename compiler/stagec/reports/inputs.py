@@ -42,7 +42,7 @@ class Inputs:
 def read(
     path: str, roots: Sequence[str], packages: Sequence[str] = (), plugins: Mapping[str, Path] | None = None
 ) -> Inputs | None:
-    """Return the inputs that a file stands for: a manifest (.toml), or the JSON of an explain target of Bazel's.
+    """Return the inputs that a file stands for: a manifest (.toml), or the JSON of a Bazel explain target.
 
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports, stagec
     among them; empty: those of this process. plugins: for a platform, the folder with the packages of its plugin, where

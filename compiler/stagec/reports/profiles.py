@@ -21,8 +21,8 @@ _PHASES = ("import", "trace", "lower", "export", "refine", "compile", "analyze",
 def read(paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return the profiles that files stand for, in the order of their starts.
 
-    A path is a profile, a folder with profiles at any depth, or a file of Bazel's `--build_event_json_file` that names
-    them. Raises StagecError for any other file, and where there is no profile at all.
+    A path is a profile, a folder with profiles at any depth, or a file that names them: Bazel's
+    `--build_event_json_file` writes it. Raises StagecError for any other file, and where there is no profile at all.
     """
     files: dict[Path, None] = {}
     problems = []
@@ -39,7 +39,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
             problems.append(Problem(text, "", f"cannot be read: {error.strerror}"))
         except (ValueError, AttributeError, TypeError):
             write = f"give *{_SUFFIX} files, folders with them, or a file of --build_event_json_file"
-            problems.append(Problem(text, "", "is neither a profile nor build events of Bazel's", write))
+            problems.append(Problem(text, "", "is neither a profile nor a file of Bazel's build events", write))
     profiles = []
     for file in files:
         try:

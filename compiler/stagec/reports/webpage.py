@@ -69,7 +69,7 @@ def _digest(text: str) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON that is safe inside of a script element."""
+    """JSON that is safe inside a script element."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
 
 

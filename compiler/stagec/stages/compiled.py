@@ -156,7 +156,7 @@ class Compiled:
         for i, (leaf, aval) in enumerate(zip(leaves, self.description.in_avals, strict=True)):
             if leaf.shape != aval.shape:
                 place, given = self._signature.path(i), Aval(aval.dtype, leaf.shape)
-                raise CallError("shape", f"{self.description.function}: {place} is {given}, {aval} is wanted")
+                raise CallError("shape", f"{self.description.function}: {place} is {given}; expected {aval}")
         return self._signature.call(leaves)
 
     @functools.cached_property

@@ -222,7 +222,7 @@ class Exported:
             given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
             if len(given) != len(aval.shape):
                 place = self._usage.path(argument_path(path))
-                what = f"{place} has shape {shape}, {len(aval.shape)} dimensions are wanted ({aval})"
+                what = f"{place} has shape {shape}; expected {len(aval.shape)} dimensions ({aval})"
                 raise CallError("shape", f"{self.fun_name}: {what}")
             equations += zip(aval.shape, given, strict=True)
         try:

@@ -81,7 +81,7 @@ def from_json(text: bytes) -> dict[str, Any]:
     """Read what `to_json` wrote. Raises ValueError, naming the key at fault, when it is something else."""
     data = strict_json.parse(text, LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inventory":
-        raise ValueError("it is no inventory of an executable")
+        raise ValueError("it is not an inventory of an executable")
     if data.get("format") != FORMAT:
         raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
     _INVENTORY(data)
@@ -89,7 +89,7 @@ def from_json(text: bytes) -> dict[str, Any]:
 
 
 _NO_LIMIT = ("key", "allow_unknown")
-_METRIC = json_shapes.either('a number, or "unknown",', json_shapes.number, json_shapes.constant(UNKNOWN))
+_METRIC = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant(UNKNOWN))
 _RATE = json_shapes.either("a number, or nothing,", json_shapes.number, json_shapes.constant(None))
 _LIMIT = json_shapes.either(
     "a number, or a table of numbers,", json_shapes.number, json_shapes.table(json_shapes.number)

@@ -71,10 +71,10 @@ def exceeded(
         yield Problem(spec.manifest, at, what, write, _about(spec))
 
 
-def _listed(texts: Sequence[str]) -> str:
-    """The first of some texts, and how many more there are."""
-    more = [f"{len(texts) - _REASONS} more"] if len(texts) > _REASONS else []
-    return ", ".join([*texts[:_REASONS], *more])
+def _listed(reasons: Sequence[str]) -> str:
+    """The first of some reasons, and how many more there are."""
+    more = [f"{len(reasons) - _REASONS} more"] if len(reasons) > _REASONS else []
+    return ", ".join([*reasons[:_REASONS], *more])
 
 
 def _pair(key: str, metric: float, limit: float) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def _pair(key: str, metric: float, limit: float) -> tuple[str, str]:
 
 
 def advice(spec: ExecutableSpec, seconds: float) -> Problem | None:
-    """Return what to say of the time that compiling took; None when it is within the limit. It is no mistake."""
+    """Return what to say of the time that compiling took; None when it is within the limit. It is not a mistake."""
     limit = spec.limits.compile_time
     if limit is None or seconds <= limit:
         return None

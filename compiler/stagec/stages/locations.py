@@ -116,7 +116,7 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
 
 
 def locate(text: str, operations: Iterable[Operation]) -> list[Operation]:
-    """Return the operations that `text`, the name of one or a message of XLA's, speaks of; equal ones once.
+    """Return the operations that `text`, the name of one or an XLA message, speaks of; equal ones once.
 
     The first way of speaking that fits counts: by name, by instruction, by custom call, by opcode. An error from inside
     a custom call (`[execute] ...`) says no name: all custom calls are returned.

@@ -53,7 +53,7 @@ def to_portable(bytecode: bytes) -> bytes:
     """Return a StableHLO module in MLIR's bytecode form as a portable artifact, without locations.
 
     Its version is the newest that a StableHLO of twelve weeks before this jaxlib's reads, as `jax.export` chooses it
-    (https://openxla.org/stablehlo/compatibility). What is no StableHLO, Shardy's shardings, stays as it is.
+    (https://openxla.org/stablehlo/compatibility). Other dialects (Shardy's shardings) stay as they are.
     """
     with context():
         module = ir.Module.parse(bytecode)

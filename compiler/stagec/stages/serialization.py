@@ -76,7 +76,7 @@ class _Table:
     def __init__(self, buffer: bytes, position: int, budget: _Budget) -> None:
         budget.take(4)  # its own offset to its vtable
         if not 0 <= position <= len(buffer):
-            raise ValueError("an offset points outside of the file")
+            raise ValueError("an offset points outside the file")
         self._table = flatbuffers.table.Table(buffer, position)
         self._budget = budget
 
@@ -318,7 +318,7 @@ def _read_sharding(table: _Table, meshes: Sequence[Mesh]) -> OneSharding:
     try:
         return xla_client.HloSharding.from_proto(proto)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
-        raise ValueError(f"not a sharding of XLA's: {error}") from error
+        raise ValueError(f"not a sharding that XLA wrote: {error}") from error
 
 
 _Field: TypeAlias = tuple[int, str, Any, Any]

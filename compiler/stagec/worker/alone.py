@@ -1,7 +1,7 @@
 """An action that Bazel runs in a process of its own, because it keeps no workers here.
 
 A fork does the work, so that this process can say how it died, and which file it looked for that is not declared: what
-a worker says too. Only a sandbox of Bazel's hides such a file.
+a worker says too. Only a Bazel sandbox hides such a file.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class Isolation:
                 theirs.set_inheritable(True)
                 confinement.keep_capabilities()
                 theirs.sendall(_READY)
-                # Run anew, its program and libraries are files of the Root. Of those of the machine, an action of their
-                # owner's could change the mode, through /proc/self/exe.
+                # Run again: its program and libraries are files of the Root. Of those of the machine, an action of
+                # their owner's could change the mode, through /proc/self/exe.
                 os.execve(interpreter, [interpreter, *words, str(theirs.fileno())], environment)
         theirs.close()
         _expect(ours.recv(_LONGEST))
@@ -126,7 +126,7 @@ class Isolation:
             self._root.enter(files, folder, inputs)
         keep_open(connection.fileno())
         os.dup2(0, 2)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what others leave behind is nobody's
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what others leave behind has no parent that waits
         kinds = ("pid", *(() if files is None else _KINDS))
         socket.send_fds(connection, [_READY], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
         os.closerange(3, _MANY)

@@ -93,7 +93,7 @@ class Root:
     def is_stale(self) -> bool:
         """Return whether another file or folder is at the path of a package than when this was made.
 
-        What is shown is the old one, which may be deleted: Bazel makes a repository anew as a new folder.
+        What is shown is the old one, which may be deleted: Bazel makes a repository again as a new folder.
         """
         return any(_identity(path) != state for path, state in self._states.items())
 

@@ -28,7 +28,7 @@ _IN_PLACE = ("bundle",)
 """Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
 their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
 _CANNOT = """stagec: a worker cannot isolate its actions on this system ({})
-  run bazel shutdown: the next build sees it, and runs each action in a sandbox of Bazel's
+  run bazel shutdown: the next build sees it, and runs each action in a Bazel sandbox
 """
 _CANNOT_NOW = """stagec: the worker cannot do this action ({})
   build again; if it stays so, run bazel shutdown before

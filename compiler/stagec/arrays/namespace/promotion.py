@@ -15,7 +15,7 @@ from stagec.arrays.values import SCALARS, Literal, Value, literal
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether x is one of Python's numbers, whose dtype gives way to that of arrays."""
+    """Whether x is a Python number, whose dtype gives way to that of arrays."""
     return type(x) in dtypes.OF_PYTHON
 
 

@@ -173,7 +173,7 @@ def backward_program(program: Program, wanted: Sequence[bool]) -> tuple[Program,
     """Return the program of a program's vector-Jacobian product, and the numbers of the inputs that it gives.
 
     It takes the arguments, and then the cotangents of those results that are floats; it gives the cotangents of those
-    inputs that are wanted and floats, zeros where they are zero.
+    inputs that are asked for and floats, zeros where they are zero.
     """
     given = [i for i, aval in enumerate(program.out_avals) if is_differentiable(aval)]
     numbers = [i for i, aval in enumerate(program.in_avals) if wanted[i] and is_differentiable(aval)]

@@ -172,7 +172,7 @@ def stored_features(serialized: bytes) -> frozenset[str]:
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
     """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
 
-    Where there is no text for a reader it is "". Raises ValueError when the bytes are no serialized executable.
+    Where there is no text for a reader it is "". Raises ValueError when the bytes are not a serialized executable.
     """
     from jaxlib import xla_client
 

@@ -23,7 +23,7 @@ _SIMPLE = ord("r")
 
 
 def records(file: bytes) -> Iterator[bytes]:
-    """Yield the records in order. Raises ValueError when the bytes are no such file, or of a form that is not known."""
+    """Yield the records in order. Raises ValueError if the bytes are not such a file, or of an unknown form."""
     for chunk in _chunks(file):
         yield from _records(chunk)
 

@@ -32,7 +32,7 @@ def digest(*parts: bytes) -> str:
 def entry(name: str, value: object, content: bytes | None = None) -> dict[str, str]:
     """Return the row of a component.
 
-    value: what a reader is shown; anything that is no text is written as canonical JSON.
+    value: what a reader is shown; anything but a string is written as canonical JSON.
     content: what is digested, where that is more than the text.
     """
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

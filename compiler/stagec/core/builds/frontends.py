@@ -54,7 +54,7 @@ TRACERS = tuple(frontend.name for frontend in FRONTENDS if not frontend.endings)
 def of_entry(entry: str, name: str | None = None) -> Frontend:
     """Return the frontend of a function by its `entry`: that of the file's ending; of no file, the named one.
 
-    name: the key `frontend`; None, and what is no name: JAX.
+    name: the key `frontend`; None, and anything that is not a name: JAX.
     """
     files = (
         frontend for frontend in FRONTENDS if frontend.endings and ":" not in entry and entry.endswith(frontend.endings)

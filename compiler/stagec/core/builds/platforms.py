@@ -1,6 +1,6 @@
 """The platforms that there are: what each is called, and what compiles for it and runs on it.
 
-Whoever adds one writes a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
+To add one, write a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
 is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler.
 `python3 tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
 """

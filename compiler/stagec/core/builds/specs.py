@@ -50,7 +50,7 @@ class FunctionSpec:
     allow_custom_calls: targets of custom calls that the module may have although stagec does not know them.
     matmul_precision: a value of jax_default_matmul_precision; None: JAX's own default.
     padding: dimension -> "fill" and "mask": what a loader pads. It changes no byte of the artifact.
-    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside of
+    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside
         the bundle. It changes no byte of the artifact.
     golden: empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store, and
         "outputs": path of a result -> its own "rtol" and "atol". No byte of the artifact differs.

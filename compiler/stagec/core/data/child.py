@@ -1,6 +1,6 @@
 """Call a function in a child process: native code that reads what nobody vouched for may crash, or never end.
 
-The child has limits of memory and time. That keeps who asked alive; it is no sandbox. Standard library only.
+The child has limits of memory and time. That keeps who asked alive; it is not a sandbox. Standard library only.
 """
 
 from __future__ import annotations

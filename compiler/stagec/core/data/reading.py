@@ -17,7 +17,7 @@ class ChangedError(OSError):
 
 
 class NotRegularError(OSError):
-    """What is no regular file: a pipe or a device may be waited for, or read, for ever."""
+    """A file that is not a regular file: reading a pipe or a device may never end."""
 
 
 class RegularFile:
@@ -39,7 +39,7 @@ class RegularFile:
         weakref.finalize(self, os.close, self.descriptor)
         status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
-            what = "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no regular file"
+            what = "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file"
             raise NotRegularError(errno.EINVAL, what)
         self.size = status.st_size
 

@@ -39,7 +39,7 @@ def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
     escapes = "\\u" in text
-    if escapes or text.count("[") + text.count("{") > DEEPEST:  # most texts have too few to be too deep
+    if escapes or text.count("[") + text.count("{") > DEEPEST:  # most documents have too few to be too deep
         _walk(value, escapes)
     return value
 
@@ -77,9 +77,9 @@ def _constant(text: str) -> NoReturn:
 
 
 def _walk(value: Any, escapes: bool) -> None:
-    """Check depth, level by level and so without recursion, and texts.
+    """Check depth, level by level and so without recursion, and strings.
 
-    escapes: whether texts may have half of a surrogate pair: UTF-8 has none, so it was written as an escape.
+    escapes: whether strings may have half of a surrogate pair: UTF-8 has none, so it was written as an escape.
     """
     level = [value]
     for _ in range(DEEPEST + 1):

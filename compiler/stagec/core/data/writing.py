@@ -32,7 +32,7 @@ def named(path: str, parts: Iterable[bytes | memoryview]) -> None:
             for part in parts:
                 left = memoryview(part)
                 left = left.cast("B") if left.nbytes else memoryview(b"")
-                while left:  # without a buffer, which would be written when it is closed: a pipe may wait for ever
+                while left:  # without a buffer, which would be written when it is closed: a pipe may wait forever
                     left = left[os.write(descriptor, left) :]
         finally:
             os.close(descriptor)

@@ -132,9 +132,9 @@ def arrow(inputs: Iterable[object], outputs: Iterable[object], most: int = 4) ->
     """Return what a function takes and gives, `most` of each: "(f32[2,3], i32[]) -> (f32[])"."""
 
     def side(avals: Iterable[object]) -> str:
-        texts = list(map(str, avals))
-        more = [f"... {len(texts) - most} more"] if len(texts) > most else []
-        return f"({', '.join([*texts[:most], *more])})"
+        shown = list(map(str, avals))
+        more = [f"... {len(shown) - most} more"] if len(shown) > most else []
+        return f"({', '.join([*shown[:most], *more])})"
 
     return f"{side(inputs)} -> {side(outputs)}"
 

@@ -65,7 +65,7 @@ def _bounds(size: Size, constraints: tuple[Constraint, ...], inner: tuple[Constr
 
 @functools.lru_cache(1024)
 def _of_operands(constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
-    """Return what is used of constraints where bounds of operands are wanted: sums of names, so that it ends."""
+    """Return what is used of constraints for the bounds of operands: sums of names, so that the search ends."""
     linear = [constraint for constraint in constraints if _is_linear(constraint.left - constraint.right)]
     if len(linear) == len(constraints):
         return constraints

@@ -1,4 +1,4 @@
-"""Expressions in texts of manifests and artifacts, read with Python's own parser. Standard library only."""
+"""Expressions in manifests and artifacts, read with Python's own parser. Standard library only."""
 
 import ast
 import threading

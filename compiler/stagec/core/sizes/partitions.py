@@ -21,7 +21,7 @@ _HOW_TO_WRITE = 'write for example "P(data, None)", "P(None, (x, y))", "P()" or 
 
 
 class PartitionError(ValueError):
-    """A text that is no PartitionSpec; `what` says why, `write` what to write instead."""
+    """A string that is not a PartitionSpec; `what` says why, `write` what to write instead."""
 
     def __init__(self, what: str, write: str = _HOW_TO_WRITE) -> None:
         super().__init__(what)

@@ -32,7 +32,7 @@ _HIGHEST_DEGREE = 64
 _LARGEST = 2**63
 """Numbers are below it: no dimension is larger."""
 _DEEPEST = 100
-"""Levels of parentheses, signs, products and calls: each takes a few of Python's own."""
+"""Levels of parentheses, signs, products and calls: each takes a few of Python's levels."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w+|[A-Za-z]", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
@@ -373,7 +373,7 @@ def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()
         if value != size:
             names = [] if isinstance(dim, int) else sorted(names_in(dim))
             solved = f" ({dim} with {', '.join(f'{name} = {sizes[name]}' for name in names)})" if names else ""
-            raise DimensionError(f"{place} is {size}, {value} is wanted{solved}")
+            raise DimensionError(f"{place} is {size}; expected {value}{solved}")
     return sizes
 
 

@@ -20,7 +20,7 @@ class Problem:
     what: what is wrong: one sentence, without a full stop.
     write: what to write or do instead; may have several lines; "" where `what` already says it.
     about: which of several artifacts that the key stands for it is about; "" where there is one.
-    label: Bazel's label of what was to be built; "" outside of such an action.
+    label: Bazel's label of what was to be built; "" outside such an action.
     """
 
     file: str
@@ -59,7 +59,7 @@ class StagecError(Exception):
         self.problems = problems
 
     def of(self, label: str) -> StagecError:
-        """Return the same error of a target of Bazel's; "" is none."""
+        """Return the same error of a Bazel target; "" is none."""
         return StagecError(*(replace(problem, label=label) for problem in self.problems))
 
     def __str__(self) -> str:
@@ -135,6 +135,6 @@ def near(name: str, known: Collection[str]) -> str:
     return f"did you mean {either([show(spelled) for spelled in names])}?" if names else ""
 
 
-def either(texts: Sequence[str]) -> str:
-    """Return texts as a choice: "a, b or c"."""
-    return f"{', '.join(texts[:-1])} or {texts[-1]}" if len(texts) > 1 else texts[0]
+def either(choices: Sequence[str]) -> str:
+    """Return choices as words: "a, b or c"."""
+    return f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else choices[0]

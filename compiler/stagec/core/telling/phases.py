@@ -1,6 +1,6 @@
 """How long the phases of an action take, and its memory: what `--profile FILE` writes.
 
-An instant belongs to one phase. `phase` names what is done inside of a `with` statement; nothing is recorded outside of
+An instant belongs to one phase. `phase` names what is done inside a `with` statement; nothing is recorded outside
 `start` and `report`.
 """
 
@@ -46,7 +46,7 @@ def start() -> None:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the time inside of a `with` statement as this phase, and not as the one around it."""
+    """Count the time inside a `with` statement as this phase, and not as the one around it."""
     recorder = _current.get()
     if recorder is None:
         yield

@@ -1,4 +1,4 @@
-"""A line on the terminal while a command works for long. Where stderr is no terminal, there is none."""
+"""A line on the terminal while a command works for long. Where stderr is not a terminal, there is none."""
 
 from __future__ import annotations
 

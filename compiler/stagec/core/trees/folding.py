@@ -27,15 +27,15 @@ def fold(tree: Tree, leaves: Sequence[str], path: str = "") -> list[Row]:
     """Return the rows of a tree, in an order that its structure alone decides.
 
     Subtrees are one where their structures and all of their leaves are equal. Keys of a dict come in the order in which
-    people count: `layer_2` before `layer_10`. What is no dict has a row that says what it is ("list of 12"), and so has
-    a dict with keys that are no names.
+    people count: `layer_2` before `layer_10`. A value that is not a dict has a row that says what it is
+    ("list of 12"), and so has a dict with keys that are not names.
     leaves: what to say of each leaf, in the order of the tree's. path: what all paths begin with.
     """
     return list(_rows(_Reader(leaves).node(tree), path))
 
 
 def what_it_is(tree: Tree) -> str:
-    """Return what a node that is no leaf is, in a few words: "dict", "list of 12", "pkg.module:Class(unit='m')"."""
+    """Return what a node that is not a leaf is, in a few words: "dict", "list of 12", "pkg.module:Class(unit='m')"."""
     count = len(tree.children)
     match tree.kind:
         case "none":
@@ -92,7 +92,7 @@ class _Item(NamedTuple):
     """Some children that are one.
 
     order: which child was the first of them.
-    parts: of their step, texts and numbers by turns; what is folded is written already.
+    parts: of their step, strings and numbers by turns; what is folded is written already.
     """
 
     order: int
@@ -103,7 +103,7 @@ class _Item(NamedTuple):
 def _folded(node: _Node) -> list[tuple[str, _Node]]:
     """Return the children, equal ones once, with a step for all that are one."""
     parts = [_parts(text) for text in node.steps]
-    # JAX has sorted numbers and all other keys; of texts it puts "layer_10" before "layer_2".
+    # JAX has sorted numbers and all other keys; of strings it puts "layer_10" before "layer_2".
     texts = node.is_dict and all(text.startswith((".", "['")) for text in node.steps)
     order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if texts else range(len(parts))
     items = [_Item(place, parts[i], node.children[i]) for place, i in enumerate(order)]

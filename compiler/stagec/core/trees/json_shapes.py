@@ -1,6 +1,6 @@
 """Shapes of JSON values: what a description or an index must look like. Standard library only.
 
-A shape checks a value and names the key at fault: `functions.f.executables[0].nr_devices: a whole number is wanted, not
+A shape checks a value and names the key at fault: `functions.f.executables[0].nr_devices: expected a whole number, not
 "1"`. Keys that it does not know are refused: what a reader ignores, another reader may obey.
 """
 
@@ -19,11 +19,11 @@ _LONGEST = 1000
 """Characters of what a reader of avals or trees says is wrong: it repeats what it read."""
 
 Shape = Callable[[Any], None]
-"""Takes a value; raises Mismatch where another one is wanted."""
+"""Takes a value; raises Mismatch for a value of another shape."""
 
 
 class Mismatch(ValueError):
-    """A value that has not the shape that is wanted: `what` says so, `where` is its key path.
+    """A value of another shape than the expected one: `what` says so, `where` is its key path.
 
     The path is made on the way out, key by key: a value that fits, and nearly all do, pays nothing for it.
     """
@@ -41,7 +41,7 @@ class Mismatch(ValueError):
 def text(value: Any) -> None:
     """A text."""
     if type(value) is not str:
-        _wanted("a text", value)
+        _wanted("a string", value)
 
 
 def flag(value: Any) -> None:
@@ -106,7 +106,7 @@ def either(what: str, *shapes: Shape) -> Shape:
     return check
 
 
-scalar = either("a text, a number, true or false", text, number, flag)
+scalar = either("a string, a number, true or false", text, number, flag)
 
 
 def array(item: Shape) -> Shape:
@@ -198,4 +198,4 @@ def _read(reader: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _wanted(what: str, value: Any) -> NoReturn:
-    raise Mismatch(f"{what} is wanted, not {shown(json.dumps(value))}")
+    raise Mismatch(f"expected {what}, not {shown(json.dumps(value))}")

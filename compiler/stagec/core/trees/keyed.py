@@ -1,8 +1,8 @@
 """Nodes of pytrees whose fields do not say all: children by their key entries, static parts by a description.
 
 Key entries are JAX's (https://docs.jax.dev/en/latest/custom_pytrees.html#key-paths); `statics.py` describes what is
-compared beside the children. Only trees that have such nodes, or dicts with keys that are no texts, import this module.
-Standard library only.
+compared beside the children. Only trees that have such nodes, or dicts with keys that are not strings, import
+this module. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ hundreds of nodes with a thousand bytes each."""
 
 
 class Symbol(NamedTuple):
-    """A key that is no plain value: a member of an enum, an object of a class with fields, or a tuple with such.
+    """A key that is not a plain value: a member of an enum, an object of a class with fields, or a tuple with such.
 
     described: its description (`statics.describe`), as canonical JSON.
     """
@@ -89,7 +89,7 @@ def key_from_json(described: Any) -> Key:
 def keys_from_json(pairs: list[Any]) -> tuple[tuple[Key, ...], list[Any]]:
     """Return the keys of pairs of a key and something else in their JSON form, and the others.
 
-    Raises ValueError when they are something else, or all are texts, which have another form.
+    Raises ValueError when they are something else, or all are strings, which have another form.
     """
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError(f"not a tree: {pairs!r}")
@@ -210,7 +210,7 @@ def _of_fields(fields: Fields | None) -> Keyed | None:
 
 
 def with_keys(keys: tuple[Key, ...]) -> Keyed:
-    """Return what stands for a dict with these keys in a format whose dicts have texts alone."""
+    """Return what stands for a dict with these keys in a format whose dicts have strings alone."""
     return Keyed(tuple(map(Item, keys)), {})
 
 

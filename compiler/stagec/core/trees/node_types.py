@@ -168,7 +168,7 @@ class NodeTypes:
 
 
 def _static_leaves(node: Tree) -> Iterator[Tree]:
-    """Yield what stands in a node for leaves that are no arrays, down to the next node of a type of the model's."""
+    """Yield what stands in a node for leaves that are not arrays, down to the next node of a type of the model's."""
     for child in node.children:
         if child.name == STATIC:
             yield child
@@ -197,7 +197,7 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
     fields, keyed = node.fields, node.keyed
     for placeholder in PLACEHOLDERS:
         children = [placeholder() for _ in node.children]
-        with contextlib.suppress(Exception):  # of a class of whoever
+        with contextlib.suppress(Exception):  # code of other people
             if keyed is not None and "fields" in keyed.static and keyed.keys is not None:
                 static = {name: statics.rebuild(described) for name, described in keyed.static["fields"].items()}
                 level = OneLevel.of(Fields(keyed.keys, static).build(kind, children))
@@ -277,5 +277,5 @@ def _through_jax(
 def _structure(value: object) -> tuple[list[Any], Any]:
     children = children_by_jax(value)
     if children is None:
-        raise TreeMismatch("", f"{type(value).__qualname__} is no pytree node for JAX here: register it")
+        raise TreeMismatch("", f"{type(value).__qualname__} is not a pytree node for JAX here: register it")
     return children

@@ -82,7 +82,7 @@ class PyTreeNode(NamedTuple):
 
 
 STATIC = "stagec.static"
-"""The name of a node that stands for a field that is no array (`one_level.StaticLeaf`)."""
+"""The name of a node that stands for a field that is not an array (`one_level.StaticLeaf`)."""
 
 
 def name_of(value: Any) -> str:

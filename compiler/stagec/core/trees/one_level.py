@@ -37,7 +37,7 @@ class OneLevel(NamedTuple):
 
     @staticmethod
     def of(value: object) -> OneLevel | None:
-        """Take an object apart; None without JAX, and for what is no node for it."""
+        """Take an object apart; None without JAX, and for an object that is not a node for JAX."""
         jax = _tree_util()
         taken_apart = None if jax is None else jax.default_registry.flatten_one_level_with_keys(value)
         if taken_apart is None:
@@ -116,7 +116,7 @@ class OneLevel(NamedTuple):
 
 
 class StaticLeaf(NamedTuple):
-    """A field of an object that is no array, as `eqx.filter_jit` has it: a node without children (`nodes.STATIC`).
+    """A field of an object that is not an array, as `eqx.filter_jit` has it: a node without children (`nodes.STATIC`).
 
     value: what the field is.
     """
@@ -127,7 +127,7 @@ class StaticLeaf(NamedTuple):
     def of(auxdata: bytes) -> StaticLeaf | None:
         """Return what the static data of such a node describes; None where this process cannot make it."""
         keyed = Keyed.from_bytes(auxdata)
-        with contextlib.suppress(Exception):  # a bundle of whoever
+        with contextlib.suppress(Exception):  # code of other people
             return StaticLeaf(statics.rebuild(keyed.static["aux"])) if keyed else None
         return None
 

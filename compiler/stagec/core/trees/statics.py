@@ -1,7 +1,7 @@
 """Static parts of pytree nodes, and keys of dicts, as data that is the same in every process.
 
 JAX compares static data with `==`, which a file cannot. So a value is described by what it is made of: numbers, strings
-and containers as they are; classes and functions by the name under which they are imported; functions inside of others
+and containers as they are; classes and functions by the name under which they are imported; functions inside others
 by their name and by what they have closed over, not by their code, which is in the program; dataclasses and namedtuples
 by their fields; other objects by what Python's copy protocol says of them
 (https://docs.python.org/3/library/copy.html). No address, no hash and no order of a set is in a description.
@@ -279,7 +279,7 @@ def _partial(describer: _Describer, value: Any, where: str) -> Any:
 
 
 def _local(describer: _Describer, value: Any, where: str) -> Any:
-    """Describe a class inside of a function, or what a decorator made of a function, as `jax.jit` does."""
+    """Describe a class inside a function, or what a decorator made of a function, as `jax.jit` does."""
     if isinstance(value, type):
         return {"local": name_of(value), "wraps": None}
     return {"local": name_of(type(value)), "wraps": describer.value(value.__wrapped__, where)}

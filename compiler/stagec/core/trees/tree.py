@@ -49,7 +49,7 @@ class Tree(NamedTuple):
 
     kind: what the node is.
     children: the subtrees, in the order in which JAX flattens them.
-    keys: of a dict, the key of each child in JAX's order: texts, or other keys (`keyed.Key`); empty otherwise.
+    keys: of a dict, the key of each child in JAX's order: strings, or other keys (`keyed.Key`); empty otherwise.
     name: of a custom node, the name it was registered under for serialization (`module:class` where stagec describes
         it); empty otherwise.
     auxdata: of a custom node, its serialized static data; empty otherwise.
@@ -106,7 +106,7 @@ class Tree(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether readers that know texts as keys and `Fields` alone understand it: formats of files depend on it."""
+        """Whether readers that know strings as keys and `Fields` alone understand it: formats of files depend on it."""
         own = all(type(key) is str for key in self.keys) and self.keyed is None
         return own and all(child.is_plain for child in self.children if child.kind != "leaf")
 
@@ -212,26 +212,26 @@ class Tree(NamedTuple):
         match self.kind:
             case "leaf":
                 if value is None or isinstance(value, tuple | list | dict):
-                    raise TreeMismatch(path, f"an array is wanted here, not {_kind_of(value)}")
+                    raise TreeMismatch(path, f"expected an array, not {_kind_of(value)}")
                 leaves.append(value)
                 return
             case "none":
                 if value is not None:
-                    raise TreeMismatch(path, f"None is wanted here, not {_kind_of(value)}")
+                    raise TreeMismatch(path, f"expected None, not {_kind_of(value)}")
                 return
             case "dict":
                 if not isinstance(value, dict):
-                    raise TreeMismatch(path, f"a dict is wanted here, not {_kind_of(value)}")
+                    raise TreeMismatch(path, f"expected a dict, not {_kind_of(value)}")
                 values: Sequence[object] = _items(value, self.keys, self.children, path)
             case "list" | "tuple":
                 wanted: type = list if self.kind == "list" else tuple
                 if not isinstance(value, wanted):
-                    raise TreeMismatch(path, f"a {self.kind} is wanted here, not {_kind_of(value)}")
+                    raise TreeMismatch(path, f"expected a {self.kind}, not {_kind_of(value)}")
                 values = value  # type: ignore[assignment]
             case "custom":
                 values = self._children_of(value, path, types)
         if len(values) != len(self.children):
-            raise TreeMismatch(path, f"{len(self.children)} elements are wanted here, not {len(values)}")
+            raise TreeMismatch(path, f"expected {len(self.children)} elements, not {len(values)}")
         for child, item, step in zip(self.children, values, self._steps(), strict=True):
             if item is not _LEFT_OUT:
                 child._flatten(item, path + step, leaves, types)
@@ -253,14 +253,14 @@ class Tree(NamedTuple):
             return self._children_by_entries(keyed, value, path)
         if fields is None or (isinstance(value, tuple) and not hasattr(value, "_fields")):
             if not isinstance(value, tuple):
-                what = f"a {self.name}, or a tuple of its children, is wanted here, not {_kind_of(value)}"
+                what = f"expected a {self.name}, or a tuple of its children, not {_kind_of(value)}"
                 raise TreeMismatch(path, what)
             return self._in_places(value, range(len(self.children)))
         given = dict(value) if isinstance(value, Mapping) else _attributes(value, (*fields.names, *fields.static))
         optional = {name for name, child in zip(fields.names, self.children, strict=True) if not child._has_leaf()}
         missing = [name for name in fields.names if name not in given and name not in optional]
         if missing:
-            wanted = f"{self.name}, or a dict of its fields, is wanted here"
+            wanted = f"expected {self.name}, or a dict of its fields"
             raise TreeMismatch(path, f"{wanted}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
         if isinstance(value, Mapping) and (
             extra := [key for key in value if key not in {*fields.names, *fields.static}]
@@ -281,10 +281,10 @@ class Tree(NamedTuple):
         if isinstance(value, tuple | list) and kind is not dict:
             items = self._in_places(value, places)
             if len(items) != len(self.children):
-                raise TreeMismatch(path, f"{len(places)} elements are wanted here, not {len(items)}")
+                raise TreeMismatch(path, f"expected {len(places)} elements, not {len(items)}")
             return items
         instead = f"a {kind.__name__} of its children" if places else "{}"
-        raise TreeMismatch(path, f"a {self.name}, or {instead}, is wanted here, not {_kind_of(value)}")
+        raise TreeMismatch(path, f"expected a {self.name}, or {instead}, not {_kind_of(value)}")
 
     def _in_places(self, items: Sequence[object], places: Sequence[int]) -> Sequence[object]:
         """Return all children where `items` are those of these places, or all that hold arrays; else the items."""
