@@ -21,8 +21,7 @@ import pytest
 
 import stagec
 from stagec.bundle.archive import Archive
-from tests.building import ROOT, checked
-from tests.building import stagec as command
+from tests.building import ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, runners, telling
 from tests.signed import write_keys
 from tests.users import needs_isolation

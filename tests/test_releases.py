@@ -21,8 +21,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle.archive import Archive
 from stagec.core.builds.version import VERSION
-from tests.building import ROOT, checked
-from tests.building import stagec as command
+from tests.building import ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, environment, telling, workspace_files
 from tests.registries import Registry, needs_registry
 from tests.signed import write_keys

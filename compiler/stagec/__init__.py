@@ -31,85 +31,49 @@ from stagec.core.builds.version import VERSION
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 if TYPE_CHECKING:
-    from stagec import lax as lax
-    from stagec import nn as nn
-    from stagec import numpy as numpy
-    from stagec import random as random
-    from stagec.arrays.dims import symbolic_shape
-    from stagec.arrays.dtypes import enable_x64
-    from stagec.arrays.namespace.parallel import set_mesh, shard_map
-    from stagec.arrays.namespace.policies import checkpoint_name, checkpoint_policies
-    from stagec.arrays.namespace.transformations import (
-        checkpoint,
-        custom_vjp,
-        grad,
-        stop_gradient,
-        value_and_grad,
-        vjp,
+    from stagec import lax as lax, nn as nn, numpy as numpy, random as random
+    from stagec.arrays.dims import symbolic_shape as symbolic_shape
+    from stagec.arrays.dtypes import enable_x64 as enable_x64
+    from stagec.arrays.namespace.parallel import set_mesh as set_mesh, shard_map as shard_map
+    from stagec.arrays.namespace.policies import (
+        checkpoint_name as checkpoint_name,
+        checkpoint_policies as checkpoint_policies,
     )
-    from stagec.arrays.primitives.contractions import default_matmul_precision
-    from stagec.arrays.pytrees import register_dataclass, register_pytree_node
-    from stagec.arrays.values import ShapeDtypeStruct
-    from stagec.backends.compilation import CannotCompile
-    from stagec.core.telling.errors import StagecError
-    from stagec.core.telling.refusal import CallError, LoadError
-    from stagec.core.trees.nodes import PyTreeNode
-    from stagec.frontends.jit import Traced, Wrapped
-    from stagec.frontends.staging import jit
-    from stagec.loader.bundle import Bundle
-    from stagec.loader.function import Function
-    from stagec.loader.serving import load
-    from stagec.pjrt.arrays import device_put, make_array_from_single_device_arrays
-    from stagec.pjrt.clients import devices
-    from stagec.stages.compiled import Compiled
-    from stagec.stages.errors import CannotLower, NotExported
-    from stagec.stages.exported import Exported
-    from stagec.stages.lowered import Lowered
-    from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+    from stagec.arrays.namespace.transformations import (
+        checkpoint as checkpoint,
+        custom_vjp as custom_vjp,
+        grad as grad,
+        stop_gradient as stop_gradient,
+        value_and_grad as value_and_grad,
+        vjp as vjp,
+    )
+    from stagec.arrays.primitives.contractions import default_matmul_precision as default_matmul_precision
+    from stagec.arrays.pytrees import (
+        register_dataclass as register_dataclass,
+        register_pytree_node as register_pytree_node,
+    )
+    from stagec.arrays.values import ShapeDtypeStruct as ShapeDtypeStruct
+    from stagec.backends.compilation import CannotCompile as CannotCompile
+    from stagec.core.telling.errors import StagecError as StagecError
+    from stagec.core.telling.refusal import CallError as CallError, LoadError as LoadError
+    from stagec.core.trees.nodes import PyTreeNode as PyTreeNode
+    from stagec.frontends.jit import Traced as Traced, Wrapped as Wrapped
+    from stagec.frontends.staging import jit as jit
+    from stagec.loader.bundle import Bundle as Bundle
+    from stagec.loader.function import Function as Function
+    from stagec.loader.serving import load as load
+    from stagec.pjrt.arrays import (
+        device_put as device_put,
+        make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+    )
+    from stagec.pjrt.clients import devices as devices
+    from stagec.stages.compiled import Compiled as Compiled
+    from stagec.stages.errors import CannotLower as CannotLower, NotExported as NotExported
+    from stagec.stages.exported import Exported as Exported
+    from stagec.stages.lowered import Lowered as Lowered
+    from stagec.stages.shardings import Mesh as Mesh, NamedSharding as NamedSharding, PartitionSpec as PartitionSpec
 
 __version__ = VERSION
-
-__all__ = [
-    "Bundle",
-    "CallError",
-    "CannotCompile",
-    "CannotLower",
-    "Compiled",
-    "Exported",
-    "Function",
-    "LoadError",
-    "Lowered",
-    "Mesh",
-    "NamedSharding",
-    "NotExported",
-    "PartitionSpec",
-    "PyTreeNode",
-    "ShapeDtypeStruct",
-    "StagecError",
-    "Traced",
-    "Wrapped",
-    "__version__",
-    "checkpoint",
-    "checkpoint_name",
-    "checkpoint_policies",
-    "custom_vjp",
-    "default_matmul_precision",
-    "device_put",
-    "devices",
-    "enable_x64",
-    "grad",
-    "jit",
-    "load",
-    "make_array_from_single_device_arrays",
-    "register_dataclass",
-    "register_pytree_node",
-    "set_mesh",
-    "shard_map",
-    "stop_gradient",
-    "symbolic_shape",
-    "value_and_grad",
-    "vjp",
-]
 
 _MODULES = {
     "arrays.dims": ("symbolic_shape",),
@@ -139,7 +103,9 @@ _MODULES = {
     "stages.shardings": ("Mesh", "NamedSharding", "PartitionSpec"),
     "core.trees.nodes": ("PyTreeNode",),
 }
-
+_NAMES = "__version__", *(name for names in _MODULES.values() for name in names)
+if not TYPE_CHECKING:  # type checkers take the names that are imported as themselves above
+    __all__ = list(_NAMES)
 
 _NAMESPACES = "lax", "nn", "numpy", "random"
 """Modules that are attributes without an import of their own, as those of jax."""
@@ -167,4 +133,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_NAMESPACES]
+    return [*_NAMES, *_NAMESPACES]

@@ -11,34 +11,27 @@ key is an array of dtype `key<fry>`: it can be indexed and stacked, and passed t
 """
 
 from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators
-from stagec.arrays.namespace.choices import categorical, choice, permutation, randint
-from stagec.arrays.namespace.keys import PRNGKey, bits, fold_in, key, key_data, key_impl, split, wrap_key_data
-from stagec.arrays.namespace.samplers import (
-    bernoulli,
-    exponential,
-    gumbel,
-    normal,
-    truncated_normal,
-    uniform,
+from stagec.arrays.namespace.choices import (
+    categorical as categorical,
+    choice as choice,
+    permutation as permutation,
+    randint as randint,
 )
-
-__all__ = [
-    "PRNGKey",
-    "bernoulli",
-    "bits",
-    "categorical",
-    "choice",
-    "exponential",
-    "fold_in",
-    "gumbel",
-    "key",
-    "key_data",
-    "key_impl",
-    "normal",
-    "permutation",
-    "randint",
-    "split",
-    "truncated_normal",
-    "uniform",
-    "wrap_key_data",
-]
+from stagec.arrays.namespace.keys import (
+    PRNGKey as PRNGKey,
+    bits as bits,
+    fold_in as fold_in,
+    key as key,
+    key_data as key_data,
+    key_impl as key_impl,
+    split as split,
+    wrap_key_data as wrap_key_data,
+)
+from stagec.arrays.namespace.samplers import (
+    bernoulli as bernoulli,
+    exponential as exponential,
+    gumbel as gumbel,
+    normal as normal,
+    truncated_normal as truncated_normal,
+    uniform as uniform,
+)

@@ -15,8 +15,7 @@ import pytest
 import stagec
 from stagec.core.builds import components
 from stagec.pjrt import accelerators, packages
-from tests.building import COMPILER, ROOT, build, checked
-from tests.building import stagec as explain
+from tests.building import COMPILER, ROOT, build, checked, stagec as explain
 
 
 @pytest.fixture(scope="module")

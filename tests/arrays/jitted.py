@@ -43,7 +43,7 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
 def namespace(module: types.ModuleType) -> types.ModuleType:
     """Return a module with the names of another, of which each function is traced, and each module made so too."""
     found = types.ModuleType(f"{module.__name__}_jitted", __doc__)
-    for name in [*module.__all__, "__array_namespace_info__"]:
+    for name in getattr(module, "__all__", dir(module)):
         value = getattr(module, name, None)
         if isinstance(value, types.ModuleType):
             value = namespace(value)

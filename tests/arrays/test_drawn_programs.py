@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import stagec
 import stagec.lax

@@ -57,6 +57,25 @@ def test_a_process_prints_nothing_of_its_own(use: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("face", ["stagec", "stagec.lax", "stagec.nn", "stagec.numpy.fft", "stagec.random"])
+def test_a_face_gives_what_it_has_and_nothing_else(face: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"from {face} import *", names)
+    public = {name for name in names if not name.startswith("_")}
+    assert {"vjp", "cond", "relu", "rfft", "split"} & public
+    modules = [name for name in public if isinstance(names[name], type(sys))]
+    assert not modules
+    assert not public & {"annotations", "Any", "TYPE_CHECKING"}
+
+
+def test_the_namespace_has_its_extensions() -> None:
+    names: dict[str, Any] = {}
+    exec("from stagec.numpy import *", names)
+    modules = {name for name in names if isinstance(names[name], type(sys))}
+    assert modules == {"fft", "linalg"}
+    assert {"__array_api_version__", "__array_namespace_info__", "int4", "pi"} <= {*names}
+
+
 def test_devices_are_a_tuple() -> None:
     """Since version 2025.12 of the standard."""
     assert type(xp.__array_namespace_info__().devices()) is tuple

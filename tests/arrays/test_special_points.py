@@ -91,7 +91,7 @@ def of_elements() -> dict[str, tuple[Any, Any, int]]:
     """Each function of stagec's, and JAX's, that takes a vector or two and gives floats."""
     found = {}
     for label, ours, theirs in (("np", xp, jnp), ("lax", stagec.lax, jax.lax), ("nn", stagec.nn, jax.nn)):
-        for name in ours.__all__:
+        for name in (name for name in dir(ours) if not name.startswith("_")):
             functions = getattr(ours, name), getattr(theirs, name, None)
             if f"{label}.{name}" in NOT_HERE or None in functions or not isinstance(functions[0], types.FunctionType):
                 continue

@@ -20,8 +20,7 @@ import pytest
 import stagec
 import stagec.lax
 import stagec.numpy as xp
-from stagec import Mesh, NamedSharding
-from stagec import PartitionSpec as P
+from stagec import Mesh, NamedSharding, PartitionSpec as P
 from tests.arrays import split
 from tests.arrays.library import stagecs
 from tests.building import ROOT

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec import lax
-from stagec import numpy as xp
+from stagec import lax, numpy as xp
 from stagec.core.sizes.size import canonical_dimension
 
 SLICES: dict[str, Callable[[Any, Any], Any]] = {

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stagec.backends.cuda import compiler as cuda
-from stagec.backends.cuda import nvidia
+from stagec.backends.cuda import compiler as cuda, nvidia
 from stagec.core.telling.errors import StagecError
-from stagec.hardware import cuda as gpus
-from stagec.hardware import cuda_devices
+from stagec.hardware import cuda as gpus, cuda_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run
 from tests.building import stagec
 

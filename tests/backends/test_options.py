@@ -18,8 +18,7 @@ import stagec
 from stagec.backends import compilation
 from stagec.backends.options import known_options, suggestion
 from stagec.core.builds import compiler_options as options
-from tests.building import stagec as run_stagec
-from tests.building import write_specs
+from tests.building import stagec as run_stagec, write_specs
 
 MANIFEST = """
 [manifest]

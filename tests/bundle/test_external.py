@@ -21,8 +21,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle import external
 from stagec.bundle.archive import Archive
-from tests.building import COMPILER, build, checked
-from tests.building import stagec as command
+from tests.building import COMPILER, build, checked, stagec as command
 from tests.bundles import edited_index
 from tests.signed import write_keys, write_provenance
 

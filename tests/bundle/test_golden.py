@@ -22,8 +22,7 @@ from safetensors.numpy import save_file
 
 from stagec.bundle.archive import INDEX, Archive, members_table
 from stagec.loader import golden
-from tests.building import COMPILER, build, checked
-from tests.building import stagec as command
+from tests.building import COMPILER, build, checked, stagec as command
 from tests.bundles import edited, edited_descriptions
 
 MANIFEST = """

@@ -14,8 +14,7 @@ import pytest
 
 import stagec
 from stagec.bundle import layout
-from tests.building import checked
-from tests.building import stagec as command
+from tests.building import checked, stagec as command
 from tests.registries import Hostile, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
 

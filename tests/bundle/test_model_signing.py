@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import stagec
 from stagec.bundle.dsse import Envelope
-from tests.building import ROOT, checked
-from tests.building import stagec as command
+from tests.building import ROOT, checked, stagec as command
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
 CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R1()}

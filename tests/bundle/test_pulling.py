@@ -15,8 +15,7 @@ import pytest
 
 import stagec
 from stagec.bundle import layout
-from tests.building import COMPILER, PYTHON, action_environment, checked
-from tests.building import stagec as command
+from tests.building import COMPILER, PYTHON, action_environment, checked, stagec as command
 from tests.registries import Hostile, Registry, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
 

@@ -19,8 +19,7 @@ from safetensors.numpy import save_file
 
 import stagec
 from stagec.bundle import layout
-from tests.building import build, checked
-from tests.building import stagec as command
+from tests.building import build, checked, stagec as command
 from tests.registries import Registry, breaking, needs_registry
 from tests.signed import write_keys, write_provenance
 

@@ -4,8 +4,7 @@ import operator
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from stagec.core.sizes.avals import DTYPES, Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
 from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, parse_constraint

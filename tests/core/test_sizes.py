@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from stagec.core.sizes.bounds import bounds, contradiction
 from stagec.core.sizes.size import Constraint, DimensionError, Size, parse, parse_constraint, solve

@@ -20,8 +20,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from stagec.core.trees import statics
 from tests.building import COMPILER, ROOT

@@ -1,8 +1,7 @@
 """The protobuf wire format, checked against messages written out by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagec.core.data import wire
 

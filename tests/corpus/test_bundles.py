@@ -15,8 +15,7 @@ import stagec
 from stagec.bundle import archive
 from stagec.bundle.archive import INDEX
 from stagec.core.builds.version import VERSION
-from tests.building import checked
-from tests.building import stagec as command
+from tests.building import checked, stagec as command
 from tests.bundles import edited
 
 FOLDERS = sorted(path for path in Path(__file__).parent.glob("*-bundles") if path.is_dir())

@@ -17,8 +17,7 @@ from stagec.core.telling.errors import StagecError
 from stagec.manifest.load import load_manifest
 from stagec.manifest.planning import plan
 from stagec.stages.exported import Exported
-from tests.building import action_environment
-from tests.building import stagec as command
+from tests.building import action_environment, stagec as command
 from tests.frontends.exporting import spec
 
 MODEL = '''"""A model."""

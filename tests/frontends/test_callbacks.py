@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import buffer_callback, checkify, io_callback
-from jax.experimental import pallas as pl
+from jax.experimental import buffer_callback, checkify, io_callback, pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
 import stagec

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import build, checked, write_specs
-from tests.building import stagec as command
+from tests.building import build, checked, stagec as command, write_specs
 
 MANIFEST = """
 [manifest]

@@ -20,8 +20,7 @@ from stagec.pjrt import packages
 from stagec.stages import by_device
 from stagec.stages.exported import Exported
 from tests.accelerators import kernels as model
-from tests.building import ROOT, action_environment
-from tests.building import stagec as run_stagec
+from tests.building import ROOT, action_environment, stagec as run_stagec
 from tests.frontends.exporting import spec
 
 F32 = "f32[256,256]"

@@ -4,12 +4,10 @@ import contextlib
 from textwrap import dedent
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagec.core.telling.errors import StagecError
-from stagec.hardware import autotuning
-from stagec.hardware import cuda as gpus
+from stagec.hardware import autotuning, cuda as gpus
 
 H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4800 GB/s, L2 cache: 50 MB"
 TRITON = "triton { block_m: 64 block_n: 32 block_k: 32 num_stages: 3 num_warps: 4 num_ctas: 1 }"

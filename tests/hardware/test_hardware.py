@@ -16,10 +16,7 @@ import pytest
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import CpuTarget, CudaTarget, TpuTarget, to_json
 from stagec.core.telling.errors import StagecError
-from stagec.hardware import catalog, cuda_devices
-from stagec.hardware import cpu as cpus
-from stagec.hardware import cuda as gpus
-from stagec.hardware import tpu as tpus
+from stagec.hardware import catalog, cpu as cpus, cuda as gpus, cuda_devices, tpu as tpus
 from stagec.hardware.cuda_devices import Device
 from stagec.hardware.tpu_topologies import Generation, parse_topology, topologies
 from stagec.manifest.cpu import Isa

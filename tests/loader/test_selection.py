@@ -25,8 +25,7 @@ from stagec.core.sizes.avals import parse_aval
 from stagec.loader.selection import _ORDER, Asked, Offer, select
 from stagec.pjrt import accelerators, host
 from stagec.pjrt.host import Host, Platform
-from tests.building import COMPILER, ROOT, checked
-from tests.building import stagec as command
+from tests.building import COMPILER, ROOT, checked, stagec as command
 from tests.bundles import edited, edited_descriptions, edited_index, only
 
 HERE = Host("0.10.1", frozenset({"avx2", "fma"}), {"cpu": Platform(), "tpu": Platform("this machine has no TPU")})

@@ -18,8 +18,7 @@ import stagec
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
 from stagec.bundle.description import Description
 from stagec.core.trees.tree import Tree
-from tests.building import COMPILER, build
-from tests.building import stagec as command
+from tests.building import COMPILER, build, stagec as command
 
 MANIFEST = """\
 [manifest]

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import stagec
-from tests.building import COMPILER, build, write_specs
-from tests.building import stagec as command
+from tests.building import COMPILER, build, stagec as command, write_specs
 
 MODEL = """
 import dataclasses

@@ -11,8 +11,7 @@ import pytest
 
 import stagec
 from stagec.loader import trials
-from tests.building import checked
-from tests.building import stagec as command
+from tests.building import checked, stagec as command
 
 
 def test_random_arguments_are_of_every_kind(zoo: Path) -> None:

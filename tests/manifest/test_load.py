@@ -12,8 +12,7 @@ from textwrap import dedent
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagec.core.builds.specs import CudaTarget as CudaSpec
 from stagec.core.telling.errors import StagecError, nearest, show

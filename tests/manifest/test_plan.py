@@ -18,8 +18,7 @@ import pytest
 
 from stagec.core.builds.specs import Limits, executable_spec, function_spec, to_json
 from stagec.core.telling.errors import StagecError
-from stagec.hardware import cuda as gpus
-from stagec.hardware import tpu as tpus
+from stagec.hardware import cuda as gpus, tpu as tpus
 from stagec.manifest import Plan, describe, load_manifest, plan
 
 COMPILER = Path(__file__).absolute().parents[2] / "compiler"

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagec.core.trees.same import key, same
 from stagec.pjrt.static_data import StaticData

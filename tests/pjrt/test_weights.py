@@ -18,8 +18,7 @@ from safetensors.numpy import save_file
 
 import stagec
 from stagec.bundle.archive import Archive
-from tests.building import COMPILER, build, checked
-from tests.building import stagec as command
+from tests.building import COMPILER, build, checked, stagec as command
 from tests.bundles import edited_index
 
 MANIFEST = """

@@ -9,8 +9,7 @@ from pathlib import Path
 import jax
 import jax.export
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stagec.stages.errors import NotExported
 from stagec.stages.exported import Exported

@@ -13,8 +13,7 @@ import pytest
 
 import stagec
 from stagec.stages import locations
-from tests.building import build, checked, write_specs
-from tests.building import stagec as command
+from tests.building import build, checked, stagec as command, write_specs
 from tests.signed import write_keys, write_provenance
 
 MODEL = """\

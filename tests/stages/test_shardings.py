@@ -7,11 +7,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jax.sharding import AbstractMesh
-from jax.sharding import NamedSharding as JaxNamedSharding
-from jax.sharding import PartitionSpec as JaxPartitionSpec
+from hypothesis import given, settings, strategies as st
+from jax.sharding import AbstractMesh, NamedSharding as JaxNamedSharding, PartitionSpec as JaxPartitionSpec
 from jaxlib.xla_client import HloSharding
 
 from stagec.stages.exported import Exported

@@ -8,8 +8,7 @@ from typing import Any
 
 import jax
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from stagec.core.trees.keyed import Keyed
 from stagec.core.trees.node_types import NodeTypes

@@ -39,8 +39,9 @@ def _public(root: Path) -> Mapping[str, griffe.Class | griffe.Function]:
     """Return the public names of the package with what they are."""
     package = griffe.load("stagec", search_paths=[root / "compiler"], allow_inspection=False)
     assert isinstance(package, griffe.Module)
-    names = [str(name) for name in package.exports or () if not str(name).startswith("_")]
-    targets = {name: _target(package[name]) for name in names}
+    imported = {name: member for name, member in package.members.items() if isinstance(member, griffe.Alias)}
+    ours = {name: alias for name, alias in imported.items() if alias.target_path.startswith("stagec.")}
+    targets = {name: _target(alias) for name, alias in ours.items()}
     return {name: item for name, item in targets.items() if isinstance(item, griffe.Class | griffe.Function)}
 
 

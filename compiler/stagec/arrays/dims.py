@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stagec.core.sizes.bounds import Interval, bounds, contradiction, without_equal_names
-from stagec.core.sizes.size import Call, Constraint, DimensionError, Size, parse_constraint
-from stagec.core.sizes.size import parse as parse_size
+from stagec.core.sizes.size import Call, Constraint, DimensionError, Size, parse as parse_size, parse_constraint
 
 Shape: TypeAlias = tuple[Any, ...]
 """Sizes: ints, and `Dim` where they are symbolic."""

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import func
-from jaxlib.mlir.dialects import stablehlo as hlo
+from jaxlib.mlir.dialects import func, stablehlo as hlo
 
 from stagec.arrays import dims, lowering
 from stagec.arrays.dims import Dim

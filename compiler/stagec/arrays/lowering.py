@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, sdy
-from jaxlib.mlir.dialects import stablehlo as hlo
+from jaxlib.mlir.dialects import func, sdy, stablehlo as hlo
 
 from stagec.arrays import dims
 from stagec.arrays.dims import Dim, Shape

@@ -12,8 +12,7 @@ from stagec.bundle.archive import FORMAT, INDEX, Content, digest, encode_index, 
 from stagec.bundle.binding import Bindings
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.expiry import readable_until
-from stagec.bundle.external import Description as DescribedFile
-from stagec.bundle.external import Outside
+from stagec.bundle.external import Description as DescribedFile, Outside
 from stagec.bundle.safetensors import Tensor
 from stagec.core.builds import components
 from stagec.core.builds.specs import FunctionSpec

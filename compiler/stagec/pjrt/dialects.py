@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 
 from jaxlib.mlir import ir
-from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
 # Not jaxlib.mlir.dialects.mhlo: its classes are 8,000 objects that nobody here uses, as many as all modules of ours.
-from jaxlib.mlir._mlir_libs import _mlirHlo as mhlo
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext, _mlirHlo as mhlo
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 

@@ -17,10 +17,8 @@ from stagec.arrays.execution import as_one
 from stagec.arrays.namespace.elementwise import logaddexp
 from stagec.arrays.namespace.manipulation import expand_dims
 from stagec.arrays.namespace.promotion import array_of, inexact, promoted
-from stagec.arrays.namespace.statistical import Axis, kept, mean
-from stagec.arrays.namespace.statistical import sum as summed
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import reductions as r
+from stagec.arrays.namespace.statistical import Axis, kept, mean, sum as summed
+from stagec.arrays.primitives import elementwise as p, reductions as r
 from stagec.arrays.primitives.calls import call_custom_vjp, stopped
 from stagec.arrays.primitives.structural import broadcast, convert, full, iota
 from stagec.arrays.values import axes_of, axis_of, broadcast_shapes

@@ -24,9 +24,7 @@ from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar
 from stagec.arrays.namespace.samplers import gumbel, require_fit, row, uniform
 from stagec.arrays.namespace.searching import searchsorted
 from stagec.arrays.namespace.statistical import cumulative_sum
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import reductions as r
-from stagec.arrays.primitives import sorting
+from stagec.arrays.primitives import elementwise as p, reductions as r, sorting
 from stagec.arrays.primitives.slicing import slice_
 from stagec.arrays.primitives.structural import broadcast, convert, full, reshape, transpose
 from stagec.arrays.values import Literal, axis_of, broadcast_shapes, literal, shown

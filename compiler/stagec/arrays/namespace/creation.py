@@ -15,8 +15,7 @@ from stagec.arrays.namespace.datatypes import check_device, check_real
 from stagec.arrays.namespace.promotion import array_of, is_jaxs, is_scalar, like
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate
-from stagec.arrays.primitives.structural import broadcast, convert, iota, reshape
-from stagec.arrays.primitives.structural import full as filled
+from stagec.arrays.primitives.structural import broadcast, convert, full as filled, iota, reshape
 from stagec.arrays.values import SCALARS, Literal, Value
 from stagec.pjrt.arrays import DeviceArray
 

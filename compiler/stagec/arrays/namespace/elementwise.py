@@ -13,8 +13,7 @@ from stagec.arrays.binding import unwrap
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED
 from stagec.arrays.namespace.complexes import computed
 from stagec.arrays.namespace.promotion import array_of, inexact, is_scalar, like, named, promoted
-from stagec.arrays.primitives import cumulative
-from stagec.arrays.primitives import elementwise as p
+from stagec.arrays.primitives import cumulative, elementwise as p
 from stagec.arrays.primitives.reductions import reduce_and, reduce_or
 from stagec.arrays.primitives.structural import broadcast, convert, full
 from stagec.arrays.values import Literal, Value, broadcast_shapes, gives_views

@@ -17,8 +17,7 @@ from stagec.arrays.dtypes import COMPLEX, FLOATING, KINDS
 from stagec.arrays.namespace.datatypes import check_device
 from stagec.arrays.namespace.manipulation import roll
 from stagec.arrays.namespace.promotion import array_of, inexact
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import fourier
+from stagec.arrays.primitives import elementwise as p, fourier
 from stagec.arrays.primitives.matrices import as_dtype, conjugate
 from stagec.arrays.primitives.slicing import pad, slice_
 from stagec.arrays.primitives.structural import convert, transpose

@@ -17,8 +17,7 @@ from stagec.arrays.dtypes import COMPLEX, INEXACT, KINDS, SIGNED
 from stagec.arrays.namespace import statistical
 from stagec.arrays.namespace.linear import matmul, matrices_of
 from stagec.arrays.namespace.promotion import array_of, like, promoted
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import factorizations, matrices, orthogonal, spectra, systems
+from stagec.arrays.primitives import elementwise as p, factorizations, matrices, orthogonal, spectra, systems
 from stagec.arrays.primitives.foreign import require_matrices
 from stagec.arrays.primitives.reductions import reduce_max, reduce_min
 from stagec.arrays.primitives.slicing import slice_

@@ -11,8 +11,7 @@ from typing import Any
 from stagec.arrays import dtypes
 from stagec.arrays.namespace import elementwise, statistical
 from stagec.arrays.namespace.promotion import array_of, promoted
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import matrices
+from stagec.arrays.primitives import elementwise as p, matrices
 from stagec.arrays.primitives.contractions import dot_general
 from stagec.arrays.primitives.slicing import concatenate, slice_
 from stagec.arrays.primitives.structural import broadcast, full, reshape, transpose

@@ -11,8 +11,7 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.namespace.promotion import array_of, dtype_of
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
-from stagec.arrays.primitives.structural import broadcast, convert, transpose
-from stagec.arrays.primitives.structural import reshape as reshaped
+from stagec.arrays.primitives.structural import broadcast, convert, reshape as reshaped, transpose
 from stagec.arrays.tracing import Tracer, refuse
 from stagec.arrays.values import as_view, axes_of, axis_of, gives_views, shown
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from stagec.arrays import binding, dtypes, pytrees, tracing
 from stagec.arrays.namespace.promotion import array_of, inexact, like, named, promoted
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import sorting
+from stagec.arrays.primitives import elementwise as p, sorting
 from stagec.arrays.primitives.calls import BARRIER, call_custom_vjp
 from stagec.arrays.primitives.structural import reduce_sum
 from stagec.arrays.values import axis_of, shown

@@ -14,8 +14,7 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import BOOL, INEXACT, INTEGRAL, KINDS, SIGNED
 from stagec.arrays.namespace.promotion import array_of, named
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import indexing
+from stagec.arrays.primitives import elementwise as p, indexing
 from stagec.arrays.primitives.indexing import GatherNumbers
 from stagec.arrays.primitives.slicing import slice_
 from stagec.arrays.primitives.structural import broadcast, convert, full, reshape, size

@@ -15,9 +15,7 @@ from stagec.arrays.dtypes import SIGNED
 from stagec.arrays.namespace.indexing import take
 from stagec.arrays.namespace.promotion import array_of, named, promoted
 from stagec.arrays.namespace.statistical import kept
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import reductions as r
-from stagec.arrays.primitives import sorting
+from stagec.arrays.primitives import elementwise as p, reductions as r, sorting
 from stagec.arrays.primitives.slicing import reverse
 from stagec.arrays.primitives.structural import convert, full, iota, reshape
 from stagec.arrays.tracing import Tracer, refuse

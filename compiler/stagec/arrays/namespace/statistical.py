@@ -13,8 +13,7 @@ import numpy as np
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, INTEGRAL, KINDS, SIGNED, UNSIGNED, DType
 from stagec.arrays.namespace.promotion import array_of, inexact, named
-from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives import reductions as r
+from stagec.arrays.primitives import elementwise as p, reductions as r
 from stagec.arrays.primitives.cumulative import cumulative
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import convert, full, reduce_sum, reshape, size_value

@@ -15,8 +15,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from stagec.arrays import dims, dtypes, tracing
 from stagec.arrays.binding import aval, bind
 from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, integers, tensor_type
-from stagec.arrays.primitives import derivatives as d
-from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives import derivatives as d, elementwise
 from stagec.arrays.primitives.calls import kept_by_policies
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, Variable, pruned

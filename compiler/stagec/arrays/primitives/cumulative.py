@@ -11,8 +11,7 @@ from stagec.arrays import dtypes, tracing
 from stagec.arrays.binding import aval, bind
 from stagec.arrays.dtypes import KINDS
 from stagec.arrays.lowering import IRValue, Rule, constant
-from stagec.arrays.primitives import derivatives as d
-from stagec.arrays.primitives import elementwise
+from stagec.arrays.primitives import derivatives as d, elementwise
 from stagec.arrays.primitives.slicing import concatenate, pad, reverse, slice_
 from stagec.arrays.primitives.windows import OPERATIONS, Window, lower_window
 from stagec.arrays.program import Primitive

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import chlo
-from jaxlib.mlir.dialects import stablehlo as hlo
+from jaxlib.mlir.dialects import chlo, stablehlo as hlo
 
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
-from jaxlib.mlir.dialects import stablehlo as hlo
+from jaxlib.mlir.dialects import sdy, stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dtypes import COMPLEX, KINDS, DType

@@ -15,8 +15,7 @@ from stagec.arrays import dims, dtypes, meshes, tracing
 from stagec.arrays.binding import aval, bind
 from stagec.arrays.lowering import IRValue, Rule, sharding, tensor_type
 from stagec.arrays.meshes import Axes
-from stagec.arrays.primitives import collectives, elementwise
-from stagec.arrays.primitives import derivatives as d
+from stagec.arrays.primitives import collectives, derivatives as d, elementwise
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, pruned
 from stagec.arrays.values import ShapedArray, shown

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
-from jaxlib.mlir.dialects import stablehlo as hlo
+from jaxlib.mlir.dialects import func, stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.binding import bind

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.cuda import compiler as cuda
-from stagec.backends.cuda import nvidia
+from stagec.backends.cuda import compiler as cuda, nvidia
 from stagec.core.builds.specs import CudaTarget
 from stagec.core.telling.errors import StagecError
 from stagec.hardware import autotuning

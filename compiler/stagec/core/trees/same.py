@@ -8,8 +8,7 @@ only: numpy's scalars are known by what they have.
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Hashable, Mapping, Sequence, Set as AbstractSet
 from typing import Any
 
 WHOLE = frozenset({bool, int, str, bytes, type(None)})
