@@ -1,13 +1,16 @@
 """The command line, `stagec COMMAND ...`: a module for each command, whose docstring says what it does.
 
 A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
-the work: it returns the exit status, None for 0. For a user's mistake it raises StagecError, or lets a Refusal of the
-loader pass. Every command imports what it needs when it runs, so that planning needs nothing but pydantic; of one that
-Bazel keeps a worker for, `preload` imports all that can be imported before. Exit status: 0 when all is well, 2 for a
-user's mistake (explained on stderr), 1 for anything else: `explain` or `diff` found a difference, `verify` refuses.
+the work: it returns what is printed, with the exit status (`files.Answer`), or None. For a user's mistake it raises
+StagecError, or lets a Refusal of the loader pass. Every command imports what it needs when it runs, so that planning
+needs nothing but pydantic; of one that Bazel keeps a worker for, `preload` imports all that can be imported before.
+Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff`
+found a difference, `verify` refuses.
 `verify` has 3 for a bundle that is whole, where it was given no key to check a signature with. 130 after Ctrl-C, 141
 when nobody reads stdout any more, as of programs that a signal ends.
 """
+
+from __future__ import annotations
 
 import argparse
 import errno
@@ -20,11 +23,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import StagecError, missing_package, nearest, printable
 from stagec.core.telling.refusal import Refusal
+
+if TYPE_CHECKING:
+    from stagec.cli.files import Answer
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "begin": (
@@ -191,7 +197,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if unknown:
         parsers.get(given[0], parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return (_profiled(options, given[0]) if getattr(options, "profile", None) else options.run(options)) or 0
+        return (_profiled if getattr(options, "profile", None) else _run)(options, given[0])
     except (StagecError, Refusal) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
@@ -203,12 +209,17 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 2
 
 
-def _profiled(options: argparse.Namespace, command: str) -> int | None:
+def _run(options: argparse.Namespace, command: str) -> int:
+    answer: Answer | None = options.run(options)
+    return answer.tell(options.json) if answer else 0
+
+
+def _profiled(options: argparse.Namespace, command: str) -> int:
     from stagec.cli.files import write_whole
     from stagec.core.telling import phases
 
     phases.start()
-    status: int | None = options.run(options)
+    status = _run(options, command)
     if not status:
         artifact = Path(options.profile).name.removesuffix(".profile.json")
         write_whole(options.profile, phases.report(command, artifact).encode())

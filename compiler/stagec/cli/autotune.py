@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import print_json, write_whole
+from stagec.cli.files import Answer, write_whole
 from stagec.cli.options import add_manifest_import_roots
 
 
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_manifest_import_roots(parser)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.core.telling.progress import Progress
     from stagec.reports import autotuning
 
@@ -25,7 +25,4 @@ def run(options: argparse.Namespace) -> None:
         files = autotuning.autotune(options.manifest, options.import_root or ["."], progress)
     for file, text in files.items():
         write_whole(str(Path(options.root, file)), text.encode("ascii"))
-    if options.json:
-        print_json({"files": list(files)})
-    else:
-        print("".join(f"wrote {file}\n" for file in files), end="")
+    return Answer({"files": list(files)}, "".join(f"wrote {file}\n" for file in files))

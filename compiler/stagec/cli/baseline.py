@@ -7,7 +7,7 @@ import json
 import shlex
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text, read, write_whole
+from stagec.cli.files import Answer, read, write_whole
 from stagec.cli.options import add_inventory
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--display-path", metavar="PATH", help="what messages call the baseline")
 
 
-def run(options: argparse.Namespace) -> int | None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import baselines, measurements
 
     archive = measurements.open_bundle(options.bundle)
@@ -43,28 +43,20 @@ def run(options: argparse.Namespace) -> int | None:
     if options.update:
         text = baselines.to_json(manifest, measured)
         write_whole(options.baseline, text.encode())
-        if options.json:
-            print_json({"kind": "baseline", "baseline": shown, "executables": len(measured)})
-        else:
-            print_text(f"{shown}: {len(measured)} executables\n")
-        return None
+        value = {"kind": "baseline", "baseline": shown, "executables": len(measured)}
+        return Answer(value, f"{shown}: {len(measured)} executables\n")
     changes = list(baselines.compare(before, measured, json.loads(options.tolerances)))
     gone = sorted(before.keys() - measured.keys())
     ok = all(change.ok for change in changes)
-    if options.json:
-        rows = [
-            {
-                "executable": change.name,
-                "ok": change.ok,
-                "in_baseline": not change.missing,
-                "metrics": {
-                    row.metric: {"before": row.before, "after": row.after, "ok": row.ok} for row in change.rows
-                },
-                "new": list(change.new),
-            }
-            for change in changes
-        ]
-        print_json({"kind": "baseline", "ok": ok, "changes": rows, "gone": gone, "accept": accept})
-    else:
-        print_text(baselines.as_text(changes, gone, manifest, len(measured), accept))
-    return 0 if ok else 1
+    rows = [
+        {
+            "executable": change.name,
+            "ok": change.ok,
+            "in_baseline": not change.missing,
+            "metrics": {row.metric: {"before": row.before, "after": row.after, "ok": row.ok} for row in change.rows},
+            "new": list(change.new),
+        }
+        for change in changes
+    ]
+    value = {"kind": "baseline", "ok": ok, "changes": rows, "gone": gone, "accept": accept}
+    return Answer(value, baselines.as_text(changes, gone, manifest, len(measured), accept), 0 if ok else 1)

@@ -6,11 +6,10 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
 import time
 from typing import Any
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.cli.options import at_least, more_than_0
 from stagec.cli.run import bucket
 
@@ -40,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(_ONCE, action="store_true", dest="once", help=argparse.SUPPRESS)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     if options.once:
         return _start(options)
     from stagec.core.telling.progress import Progress
@@ -70,18 +69,14 @@ def run(options: argparse.Namespace) -> None:
             starts = dataclasses.asdict(started) if started else None
             rows.append({"function": name, "target": bundle.target, "starts": starts, "calls": told})
     here = latency.machine()
-    if options.json:
-        print_json(
-            {"kind": "bench", "bundle": bundle.name, "version": bundle.version, "machine": here, "functions": rows}
-        )
-        return None
     about = f"{here['cores']} cores of {here['cpu']}, load {here['load']:.2f}, jaxlib {here['jaxlib']}"
-    print_text("".join(f"{line}\n" for line in (f"{bundle.name} {bundle.version} on {about}", *lines)))
-    return None
+    text = "".join(f"{line}\n" for line in (f"{bundle.name} {bundle.version} on {about}", *lines))
+    head = {"kind": "bench", "bundle": bundle.name, "version": bundle.version, "machine": here}
+    return Answer({**head, "functions": rows}, text)
 
 
-def _start(options: argparse.Namespace) -> None:
-    """Load, call once, and print the seconds of both and of imports."""
+def _start(options: argparse.Namespace) -> Answer:
+    """Load, call once, and say the seconds of both and of imports, as JSON."""
     began = time.perf_counter()
     from stagec.loader import trials
     from stagec.loader.serving import load
@@ -96,4 +91,5 @@ def _start(options: argparse.Namespace) -> None:
     ready = time.perf_counter()
     function(*args, **kwargs)
     called = time.perf_counter()
-    sys.stdout.write(json.dumps({"imported": imported - began, "loaded": loaded - imported, "called": called - ready}))
+    seconds = {"imported": imported - began, "loaded": loaded - imported, "called": called - ready}
+    return Answer(seconds, json.dumps(seconds))

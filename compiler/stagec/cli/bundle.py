@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Sums, on_disk, print_json, read, read_text, read_weights, split, write_parts
+from stagec.cli.files import Answer, Sums, on_disk, read, read_text, read_weights, split, write_parts
+from stagec.cli.options import add_lists
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
@@ -18,48 +19,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", required=True, help="the manifest's name")
     parser.add_argument("--version", required=True, help="the manifest's version")
     parser.add_argument("--output", required=True, help="where to write the bundle")
-    parser.add_argument(
-        "--export",
-        action="append",
-        default=[],
-        metavar="NAME=FILE=SPEC[=DESCRIPTION]",
-        help="an exported artifact, the function's spec and what it was made from; may be repeated",
-    )
-    parser.add_argument(
-        "--executable",
-        action="append",
-        default=[],
-        metavar="NAME=FILE=DESCRIPTION=MODULE",
-        help="an executable, its description and its StableHLO module; may be repeated",
-    )
-    parser.add_argument(
-        "--weights",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a safetensors file that functions bind arguments to; NAME is its path in the manifest; may be repeated",
-    )
-    parser.add_argument(
-        "--external-weights",
-        action="append",
-        default=[],
-        metavar="NAME=FILE.json",
-        help="such a file that stays beside the bundle, as `stagec describe-weights` describes it; may be repeated",
-    )
-    parser.add_argument(
-        "--golden",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="golden inputs and outputs of the exported artifact NAME, as `stagec golden` writes them; may be repeated",
-    )
+    lists = {
+        "--export NAME=FILE=SPEC[=DESCRIPTION]": "an exported artifact, its function's spec and what it was made from",
+        "--executable NAME=FILE=DESCRIPTION=MODULE": "an executable, its description and its StableHLO module",
+        "--weights NAME=FILE": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
+        "--external-weights NAME=FILE.json": "one that stays beside the bundle, as stagec describe-weights has it",
+        "--golden NAME=FILE": "golden inputs and outputs of the exported artifact NAME, as stagec golden writes them",
+    }
+    add_lists(parser, lists)
 
 
 def preload() -> None:
     import stagec.bundle.writing  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.core.builds import specs
     from stagec.core.telling import phases
 
@@ -87,8 +61,7 @@ def run(options: argparse.Namespace) -> None:
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
-    if options.json:
-        print_json({"name": options.name, "output": options.output, **sums.to_plain()})
+    return Answer({"name": options.name, "output": options.output, **sums.to_plain()})
 
 
 def _described(given: list[str]) -> dict[str, Description]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.cli.options import add_manifest_import_roots, add_weights
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.core.builds.specs import CpuTarget
     from stagec.reports import inputs
 
@@ -51,12 +51,9 @@ def run(options: argparse.Namespace) -> int:
         raise StagecError(
             Problem(options.bundle, "", "nothing to compare", "name functions that have a target for CPUs")
         )
-    if options.json:
-        print_json({"kind": "compare-jit", "results": rows})
-    else:
-        told = {True: "has the bits of jax.jit", False: "differs from jax.jit"}
-        print_text("".join(f"{row['executable']}: {row['path']} {told[row['equal']]}\n" for row in rows))
-    return 0 if all(row["equal"] for row in rows) else 1
+    told = {True: "has the bits of jax.jit", False: "differs from jax.jit"}
+    text = "".join(f"{row['executable']}: {row['path']} {told[row['equal']]}\n" for row in rows)
+    return Answer({"kind": "compare-jit", "results": rows}, text, 0 if all(row["equal"] for row in rows) else 1)
 
 
 def _compared(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from stagec.cli.files import print_json, write_whole
+from stagec.cli.files import Answer, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
 
@@ -13,7 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="write the description to this file instead of stdout")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.backends.compilation import CannotCompile
     from stagec.backends.cuda import local_cuda, nvidia
 
@@ -21,9 +20,7 @@ def run(options: argparse.Namespace) -> None:
         properties = nvidia.properties(local_cuda.describe_device())
     except CannotCompile as error:
         raise StagecError(Problem("", "", str(error), error.write)) from error
+    text = nvidia.as_toml(properties)
     if options.output:
-        write_whole(options.output, nvidia.as_toml(properties).encode())
-    if options.json:
-        print_json(properties)
-    elif not options.output:
-        sys.stdout.write(nvidia.as_toml(properties))
+        write_whole(options.output, text.encode())
+    return Answer(properties, "" if options.output else text)

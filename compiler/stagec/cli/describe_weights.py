@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from stagec.cli.files import print_json, write_whole
+from stagec.cli.files import Answer, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
 
@@ -19,7 +19,7 @@ def preload() -> None:
     import stagec.bundle.external  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle import external
 
     try:
@@ -33,5 +33,4 @@ def run(options: argparse.Namespace) -> None:
         what = f"{copied} of {len(starts)} arrays do not start at a multiple of {external.ALIGNMENT} bytes"
         print(f"{options.weights}: {what}: a CPU copies them instead of sharing the file", file=sys.stderr)
     write_whole(options.output, f"{json.dumps(described)}\n".encode())
-    if options.json:
-        print_json(described)
+    return Answer(described)

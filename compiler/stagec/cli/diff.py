@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,12 +12,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("second", help="another")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import comparison
 
     report = comparison.compare(options.first, options.second)
-    if options.json:
-        print_json(report)
-    else:
-        print_text(comparison.as_text(report))
-    return 0 if report["equal"] else 1
+    return Answer(report, comparison.as_text(report), 0 if report["equal"] else 1)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text, split
+from stagec.cli.files import Answer, split
 from stagec.cli.options import add_manifest_import_roots, add_plugins
 
 
@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_plugins(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import explanation
 
     # What a plugin's executables are made from is its version too; but tracing would import it, and show that.
@@ -26,8 +26,4 @@ def run(options: argparse.Namespace) -> int:
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
     sys.path += map(str, plugins.values())
     report = explanation.explain(options.first, options.second, options.import_root or ["."], packages, plugins)
-    if options.json:
-        print_json(report)
-    else:
-        print_text(explanation.as_text(report))
-    return 0 if report["equal"] else 1
+    return Answer(report, explanation.as_text(report), 0 if report["equal"] else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.core.telling.errors import Problem, StagecError
 
 
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.core.telling.refusal import LoadError
     from stagec.loader import serving
     from stagec.loader.selection import Policy
@@ -35,8 +35,6 @@ def run(options: argparse.Namespace) -> int:
     selections = [
         selection for selection in selections if not options.function or selection.function in options.function
     ]
-    if options.json:
-        print_json({"bundle": options.bundle, "functions": [selection.to_plain() for selection in selections]})
-    else:
-        print_text("".join(selection.as_text() for selection in selections))
-    return 0 if all(selection.chosen for selection in selections) else 1
+    value = {"bundle": options.bundle, "functions": [selection.to_plain() for selection in selections]}
+    text = "".join(selection.as_text() for selection in selections)
+    return Answer(value, text, 0 if all(selection.chosen for selection in selections) else 1)

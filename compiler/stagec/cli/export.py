@@ -8,7 +8,7 @@ import importlib
 import importlib.metadata
 import sys
 
-from stagec.cli.files import digest, print_json, read_text, write_whole
+from stagec.cli.files import Answer, digest, read_text, write_whole
 from stagec.cli.options import add_import_roots, add_sources, telling_unread
 
 
@@ -33,12 +33,12 @@ def preload() -> None:
     importlib.metadata.entry_points(group="jax_plugins")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer | None:
     with telling_unread(options):
-        _export(options)
+        return _export(options)
 
 
-def _export(options: argparse.Namespace) -> None:
+def _export(options: argparse.Namespace) -> Answer | None:
     from stagec.core.builds import specs
     from stagec.core.telling import phases
 
@@ -52,7 +52,7 @@ def _export(options: argparse.Namespace) -> None:
     if options.jaxpr:
         write_whole(options.jaxpr, frontend.jaxpr(spec, options.import_root).encode())
     if not options.output:
-        return
+        return None
     with phases.phase("export"):
         serialized, lowered_for = frontend.export(spec, options.import_root)
         if spec.padding:
@@ -80,5 +80,4 @@ def _export(options: argparse.Namespace) -> None:
         versions = frontend.versions(spec)
         description = export_description.describe(spec, serialized, versions, bound, large, parameters)
         write_whole(options.description, description.encode())
-    if options.json:
-        print_json({"function": spec.name, "output": options.output, **digest(serialized)})
+    return Answer({"function": spec.name, "output": options.output, **digest(serialized)}) if options.json else None

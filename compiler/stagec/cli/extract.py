@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import Sums, print_json, write_below
+from stagec.cli.files import Answer, Sums, write_below
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write them to")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle import extraction
     from stagec.bundle.archive import Archive
 
@@ -23,7 +23,5 @@ def run(options: argparse.Namespace) -> None:
     for name, pieces in extraction.select(Archive(options.bundle), options.member).items():
         written[name] = Sums()
         write_below(options.output, name, written[name].of(pieces))
-    if options.json:
-        print_json({name: sums.to_plain() for name, sums in written.items()})
-    else:
-        print("".join(f"{sums.size:>12,} bytes  {name}\n" for name, sums in written.items()), end="")
+    text = "".join(f"{sums.size:>12,} bytes  {name}\n" for name, sums in written.items())
+    return Answer({name: sums.to_plain() for name, sums in written.items()}, text)

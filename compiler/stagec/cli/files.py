@@ -9,7 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.core.data import reading, writing
 from stagec.core.telling.errors import Problem, StagecError, printable
@@ -139,11 +139,19 @@ def digest(data: bytes) -> dict[str, object]:
     return sums.to_plain()
 
 
-def print_text(text: str) -> None:
-    """Print what a command says about a file that anybody may have written."""
-    sys.stdout.write(printable(text))
+class Answer(NamedTuple):
+    """What a command says on stdout.
 
+    value: what it says with `--json`.
+    text: what it says to a person, maybe of a file that anybody may have written; "" for nothing.
+    status: the exit status.
+    """
 
-def print_json(value: object) -> None:
-    """Print the result of a command that was given `--json`."""
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    value: object
+    text: str = ""
+    status: int = 0
+
+    def tell(self, as_json: bool) -> int:
+        """Print it, and return the exit status."""
+        sys.stdout.write(json.dumps(self.value, indent=1) + "\n" if as_json else printable(self.text))
+        return self.status

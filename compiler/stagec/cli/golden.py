@@ -7,8 +7,8 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from stagec.cli.files import print_json, read, read_arrays, read_text, read_weights, write_parts
-from stagec.cli.options import add_import_roots, add_sources, telling_unread
+from stagec.cli.files import Answer, read, read_arrays, read_text, read_weights, write_parts
+from stagec.cli.options import add_import_roots, add_lists, add_sources, telling_unread
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,13 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exported", required=True, help="its exported artifact")
     parser.add_argument("--description", required=True, help="what that was made from")
     parser.add_argument("--output", required=True, help="where to write the arrays, a safetensors file")
-    parser.add_argument(
-        "--weights",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a safetensors file that arguments are bound to; NAME is its path in the manifest; may be repeated",
-    )
+    what = "a safetensors file that arguments are bound to; NAME is its path in the manifest"
+    add_lists(parser, {"--weights NAME=FILE": what})
     parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the spec names, if it does")
     parser.add_argument(
         "--on-cpu-of", metavar="SPEC", help="the spec of an executable: let JAX compile for the CPU of its target"
@@ -39,9 +34,9 @@ def preload() -> None:
     frontend.preload()
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     with telling_unread(options):
-        _golden(options)
+        return _golden(options)
 
 
 @contextlib.contextmanager
@@ -60,7 +55,7 @@ def _on_cpu_of(file: str | None) -> Iterator[None]:
         yield
 
 
-def _golden(options: argparse.Namespace) -> None:
+def _golden(options: argparse.Namespace) -> Answer:
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
     from stagec.core.builds import specs
@@ -80,5 +75,4 @@ def _golden(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise spec.problem("golden", str(error), "leave golden out") from error
     write_parts(options.output, parts)
-    if options.json:
-        print_json({name: str(tensor.aval) for name, tensor in golden_values.items()})
+    return Answer({name: str(tensor.aval) for name, tensor in golden_values.items()})

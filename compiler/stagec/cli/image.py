@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import print_json, read, split, write_below
+from stagec.cli.files import Answer, read, split, write_below
+from stagec.cli.options import add_lists
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
@@ -23,16 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def add_content(parser: argparse.ArgumentParser) -> None:
     """Declare what is in an image, of a command that makes one."""
     parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "--weights-file",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a file of weights beside the bundle, by its name in it (default: beside the bundle); may be repeated",
-    )
-    parser.add_argument("--statement", action="append", default=[], help="its in-toto statement; may be repeated")
+    what = "a file of weights beside the bundle, by its name in it (default: beside the bundle)"
+    lists = {"--weights-file NAME=FILE": what, "--statement": "its in-toto statement", "--signature": "an envelope"}
+    add_lists(parser, lists)
     parser.add_argument("--sbom", help="its SBOM")
-    parser.add_argument("--signature", action="append", default=[], help="an envelope; may be repeated")
 
 
 def layout_of(options: argparse.Namespace) -> Layout:
@@ -87,11 +82,10 @@ def _checked(file: FileOf) -> Iterator[bytes]:
         raise StagecError(Problem(file.path, "", f"its sha256 is {state.hexdigest()}; expected {file.sha256}"))
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle.layout import FileOf
 
     image = layout_of(options)
     for path, content in image.files().items():
         write_below(options.output, path, _checked(content) if isinstance(content, FileOf) else [content])
-    if options.json:
-        print_json({"output": options.output, "digest": image.image["digest"]})
+    return Answer({"output": options.output, "digest": image.image["digest"]})

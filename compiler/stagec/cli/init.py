@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.manifest import inference, workspace
 
     # Without "..", for files are looked for below it.
@@ -78,16 +78,15 @@ def run(options: argparse.Namespace) -> None:
         targets.append(target)
     advice = sorted(dict.fromkeys(advice), key=lambda step: not step.startswith("bazel "))
     command = f"{_bazel(root, stagec)} build {' '.join(dict.fromkeys(targets))}"
-    if options.json:
-        print_json({"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command})
-        return
+    value = {"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command}
     lines = [f"{what:<8}  {written}" for written, what in done.items()]
     for file, text in paste.items():
         lines += ["", f"Add this to {file}:", *(f"  {line}" for line in text.splitlines())]
     if advice:
         lines += ["", "First:", *(f"  {step}" for step in advice)]
     in_workspace = "" if Path.cwd() == root else f" in {root}"
-    print_text("\n".join([*lines, "", f"{'Then' if advice else 'Next'}{in_workspace}:", f"  {command}", ""]))
+    lines += ["", f"{'Then' if advice else 'Next'}{in_workspace}:", f"  {command}", ""]
+    return Answer(value, "\n".join(lines))
 
 
 def _function(root: Path, here: Path, text: str) -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,11 +14,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="a bundle (.aot), an exported artifact (.exported) or a description (.json)")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import inspection
 
     report = inspection.inspect(options.file)
-    if options.json:
-        print_json(report)
-    else:
-        print_text(inspection.as_text(report, options.flat))
+    return Answer(report, inspection.as_text(report, options.flat))

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.core.telling.errors import Problem, StagecError
 
 
@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", help="name of an operation, such as jit(f)/tanh, or the whole message of an error")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.stages import locations
 
     try:
@@ -25,10 +25,7 @@ def run(options: argparse.Namespace) -> int:
         raise StagecError(Problem(options.file, "", f"cannot be read: {error.strerror}")) from error
     except ValueError as error:
         raise StagecError(Problem(options.file, "", str(error), "give a file of output group debug")) from error
-    if options.json:
-        print_json({"operations": [asdict(operation) for operation in operations]})
-    elif operations:
-        print_text(locations.as_text(operations))
-    else:
+    if not operations and not options.json:
         print(f"{options.file}: the text names no operation of this file", file=sys.stderr)
-    return 0 if operations else 1
+    value = {"operations": [asdict(operation) for operation in operations]}
+    return Answer(value, locations.as_text(operations) if operations else "", 0 if operations else 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from stagec.cli.files import write_whole
 
@@ -30,15 +31,21 @@ def more_than_0(text: str) -> float:
     raise argparse.ArgumentTypeError(f"write a number of more than 0, not {text!r}")
 
 
+def add_lists(parser: argparse.ArgumentParser, lists: Mapping[str, str]) -> None:
+    """Declare options that may be repeated: as a usage line shows each (`--weights NAME=FILE`) -> what it is.
+
+    What is given is a list, of lists where an option has several values.
+    """
+    for usage, what in lists.items():
+        option, *values = usage.split()
+        several: dict[str, Any] = {"nargs": len(values), "metavar": tuple(values)} if len(values) > 1 else {}
+        shown = several or {"metavar": values[0] if values else None}
+        parser.add_argument(option, action="append", default=[], help=f"{what}; may be repeated", **shown)
+
+
 def add_import_roots(parser: argparse.ArgumentParser) -> None:
     """Declare `--import-root`, of a command that Bazel gives all of them."""
-    parser.add_argument(
-        "--import-root",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="folder below which the user's modules and files are found; may be repeated, the first wins",
-    )
+    add_lists(parser, {"--import-root FOLDER": "folder below which modules and files are found, the first wins"})
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
@@ -82,21 +89,9 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 def add_inventory(parser: argparse.ArgumentParser) -> None:
     """Declare `--inventory`, of a command that compares what executables take."""
-    parser.add_argument(
-        "--inventory",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="the inventory of an executable; may be repeated (default: those beside the bundle)",
-    )
+    add_lists(parser, {"--inventory FILE": "the inventory of an executable (default: those beside the bundle)"})
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
     """Declare `--plugin`."""
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="PLATFORM=FOLDER",
-        help="packages that only compiling for the platform may import; may be repeated",
-    )
+    add_lists(parser, {"--plugin PLATFORM=FOLDER": "packages that only compiling for the platform may import"})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from stagec.cli.files import print_json, write_whole
+from stagec.cli.files import Answer, write_whole
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,14 +17,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="write the actions in time, as a trace that Perfetto opens")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import profiles
 
     recorded = profiles.read(options.paths)
     if options.trace:
         write_whole(options.trace, profiles.as_trace(recorded).encode())
     report = profiles.report(recorded)
-    if options.json:
-        print_json(report)
-    else:
-        sys.stdout.write(profiles.as_text(report))
+    return Answer(report, profiles.as_text(report))

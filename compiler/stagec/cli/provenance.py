@@ -5,42 +5,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import digest, print_json, read, read_text, write_whole
+from stagec.cli.files import Answer, digest, read, read_text, write_whole
+from stagec.cli.options import add_lists
 from stagec.core.telling.errors import Problem, StagecError
-
-NAMED = ("NAME", "FILE")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, help="the bundle (.aot)")
     parser.add_argument("--output", required=True, help="where to write the in-toto statement with SLSA provenance")
     parser.add_argument("--sbom", required=True, help="where to write the CycloneDX SBOM of the toolchain")
-    parser.add_argument(
-        "--manifest", nargs=2, metavar=NAMED, required=True, help="the manifest; NAME is its path in the workspace"
-    )
-    parser.add_argument(
-        "--spec",
-        nargs=2,
-        metavar=NAMED,
-        action="append",
-        default=[],
-        help="a spec; NAME is that of its artifact; may be repeated",
-    )
-    parser.add_argument(
-        "--source",
-        nargs=2,
-        metavar=NAMED,
-        action="append",
-        default=[],
-        help="a file or folder that tracing could read; NAME is its path in the workspace; may be repeated",
-    )
-    parser.add_argument(
-        "--packages",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="an environment's packages.json, as rules/private/python_environment.py writes it; may be repeated",
-    )
+    what = "the manifest; NAME is its path in the workspace"
+    parser.add_argument("--manifest", nargs=2, metavar=("NAME", "FILE"), required=True, help=what)
+    lists = {
+        "--spec NAME FILE": "a spec; NAME is that of its artifact",
+        "--source NAME FILE": "a file or folder that tracing could read; NAME is its path in the workspace",
+        "--packages FILE": "an environment's packages.json, as rules/private/python_environment.py writes it",
+    }
+    add_lists(parser, lists)
 
 
 def preload() -> None:
@@ -48,7 +29,7 @@ def preload() -> None:
     import stagec.bundle.sbom  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle import provenance, sbom
     from stagec.bundle.archive import Archive
 
@@ -66,5 +47,4 @@ def run(options: argparse.Namespace) -> None:
     statement = provenance.statement(archive, sha256, (name, read(manifest)), specs, sources, environments)
     write_whole(options.output, statement.encode())
     write_whole(options.sbom, sbom.bill_of_materials(archive, sha256, environments).encode())
-    if options.json:
-        print_json({"output": options.output, **digest(statement.encode())})
+    return Answer({"output": options.output, **digest(statement.encode())})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +26,11 @@ def add_registry(parser: argparse.ArgumentParser, timeout: int) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle.registry import Reference, Registry
 
     pulled = Registry(options.plain_http, options.timeout).pull(Reference.read(options.image), Path(options.folder))
-    if options.json:
-        print_json({"image": options.image, **pulled._asdict()})
-        return
     lines = [f"{digest[:12]}  {options.folder}/{path}" for path, digest in pulled.files.items()]
     lines += [f"removed       {options.folder}/{path}: it is about another bundle" for path in pulled.removed]
     lines += [f"left out      sha256 {digest[:12]}: {why}" for digest, why in pulled.left_out.items()]
-    print_text("\n".join([*lines, ""]))
+    return Answer({"image": options.image, **pulled._asdict()}, "\n".join([*lines, ""]))

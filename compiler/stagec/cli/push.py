@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.cli.image import add_content, layout_of
 from stagec.cli.pull import add_registry
 from stagec.core.telling.errors import Problem, StagecError
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_registry(parser, timeout=300)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle.registry import Reference, Registry
 
     target = Reference.read(options.image)
@@ -34,7 +34,5 @@ def run(options: argparse.Namespace) -> None:
     registry.push(image, target)
     kept = registry.remove(target, options.remove) if options.remove else []
     named = f"{target.repository}@{image.image['digest']}"
-    if options.json:
-        print_json({"image": options.image, "digest": image.image["digest"], "kept": kept})
-    else:
-        print_text("".join(f"{line}\n" for line in [*kept, f"pushed {named}"]))
+    value = {"image": options.image, "digest": image.image["digest"], "kept": kept}
+    return Answer(value, "".join(f"{line}\n" for line in [*kept, f"pushed {named}"]))

@@ -7,7 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text, write_whole
+from stagec.cli.files import Answer, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
 
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import rebuilding
 
     root = Path(options.root)
@@ -33,19 +33,15 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or f"{stem}.rebuilt.intoto.json"
     if rebuilt.same:
         write_whole(output, rebuilt.statement)
-    if options.json:
-        told = {"same": rebuilt.same, "members": rebuilt.members, "made_from": list(rebuilt.made_from)}
-        print_json({**told, "statement": output if rebuilt.same else None})
-        return 0 if rebuilt.same else 1
-    made_from = "".join(f"  {line}\n" for line in rebuilt.made_from)
-    if rebuilt.same:
-        print_text(f"{options.bundle}: built again, and the same: {rebuilt.members} members, byte for byte\n")
-        print_text("made from the same\n" if not made_from else f"made from other things\n{made_from}")
-        print_text(f"wrote {output}: sign it with your key\n")
-    else:
-        print_text(f"{options.bundle}: built again, and another\n{rebuilt.comparison}")
-        print_text(f"made from other things\n{made_from}" if made_from else "")
-    return 0 if rebuilt.same else 1
+    value = {"same": rebuilt.same, "members": rebuilt.members, "made_from": list(rebuilt.made_from)}
+    others = "".join(f"  {line}\n" for line in rebuilt.made_from)
+    made_from = f"made from other things\n{others}" if others else "made from the same\n" * rebuilt.same
+    if not rebuilt.same:
+        text = f"{options.bundle}: built again, and another\n{rebuilt.comparison}{made_from}"
+        return Answer({**value, "statement": None}, text, 1)
+    text = f"{options.bundle}: built again, and the same: {rebuilt.members} members, byte for byte\n"
+    text += f"{made_from}wrote {output}: sign it with your key\n"
+    return Answer({**value, "statement": output}, text)
 
 
 def _bazel(options: argparse.Namespace, root: Path) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import digest, print_json, write_whole
-from stagec.cli.options import add_inventory
+from stagec.cli.files import Answer, digest, write_whole
+from stagec.cli.options import add_inventory, add_lists
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,12 +13,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("other", nargs="?", help="another bundle, to compare it with")
     parser.add_argument("--output", "-o", required=True, metavar="FILE.html", help="where to write the page")
     add_inventory(parser)
-    parser.add_argument(
-        "--times", action="append", default=[], metavar="FILE", help="profiles of a build, as stagec profile takes them"
-    )
+    keys = "a public key that is trusted"
+    add_lists(parser, {"--times FILE": "profiles of a build, as stagec profile takes them", "--key": keys})
     parser.add_argument("--statement", metavar="FILE", help="the bundle's provenance, .intoto.json")
     parser.add_argument("--signature", metavar="FILE", help="the envelope (default: BUNDLE.dsse.json)")
-    parser.add_argument("--key", action="append", default=[], help="a public key that is trusted; may be repeated")
 
 
 def preload() -> None:
@@ -26,7 +24,7 @@ def preload() -> None:
     import stagec.reports.webpage  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import overview, webpage
     from stagec.reports.overview import Sources
 
@@ -37,5 +35,4 @@ def run(options: argparse.Namespace) -> None:
         collected.append(overview.collect(options.other, beside))
     page = webpage.as_html(collected).encode()
     write_whole(options.output, page)
-    if options.json:
-        print_json({"kind": "report", "output": options.output, **digest(page)})
+    return Answer({"kind": "report", "output": options.output, **digest(page)})

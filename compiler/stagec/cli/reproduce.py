@@ -5,37 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import print_json, split
-from stagec.cli.options import add_import_roots, add_plugins
+from stagec.cli.files import Answer, split
+from stagec.cli.options import add_import_roots, add_lists, add_plugins
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--export",
-        action="append",
-        default=[],
-        metavar="NAME=SPEC=FILE=DESCRIPTION",
-        help="an exported artifact; may be repeated",
-    )
-    parser.add_argument(
-        "--lowered",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="what JAX lowered for devices beside the exported artifact of that name; may be repeated",
-    )
-    parser.add_argument(
-        "--executable",
-        action="append",
-        default=[],
-        metavar="NAME=EXPORT=SPEC=FILE=DESCRIPTION",
-        help="an executable, with the name of its export; may be repeated",
-    )
+    lists = {
+        "--export NAME=SPEC=FILE=DESCRIPTION": "an exported artifact",
+        "--lowered NAME=FILE": "what JAX lowered for devices beside the exported artifact of that name",
+        "--executable NAME=EXPORT=SPEC=FILE=DESCRIPTION": "an executable, with the name of its export",
+    }
+    add_lists(parser, lists)
     add_import_roots(parser)
     add_plugins(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.core.telling.progress import Progress
     from stagec.reports.reproducibility import Executable, Export, reproduce
 
@@ -49,8 +34,5 @@ def run(options: argparse.Namespace) -> int:
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
     with Progress("reproduce", 2 * (len(exports) + len(executables))) as progress:
         differences, count = reproduce(exports, executables, options.import_root, plugins=plugins, progress=progress)
-    if options.json:
-        print_json({"artifacts": count, "differences": differences})
-    else:
-        print("\n".join([*differences, f"{count} artifacts built twice again, {len(differences)} differences"]))
-    return 1 if differences else 0
+    lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences", ""]
+    return Answer({"artifacts": count, "differences": differences}, "\n".join(lines), 1 if differences else 0)

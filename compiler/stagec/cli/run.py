@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import print_json, print_text, read_arrays, write_whole
+from stagec.cli.files import Answer, read_arrays, write_whole
 from stagec.cli.options import add_weights
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
 
 
-def run(options: argparse.Namespace) -> int | None:
+def run(options: argparse.Namespace) -> Answer:
     import numpy as np
 
     from stagec.core.telling.progress import Progress
@@ -69,17 +69,13 @@ def run(options: argparse.Namespace) -> int | None:
         write_whole(options.output, buffer.getvalue())
     report = {path: trials.summary(array) for path, array in results.items()}
     first, second = seconds
-    if options.json:
-        told = {"function": function.name, "target": bundle.target, "results": report}
-        print_json({**told, "seconds": {"first": first, "second": second}})
-        return None
-    print(f"{function.name} for {bundle.target}: first call {first:.3g} s, second {second:.3g} s")
-    for path, figures in report.items():
-        print_text(f"  {path}: {_told(figures)}\n")
-    return None
+    told = {"function": function.name, "target": bundle.target, "results": report}
+    lines = [f"{function.name} for {bundle.target}: first call {first:.3g} s, second {second:.3g} s"]
+    lines += [f"  {path}: {_told(figures)}" for path, figures in report.items()]
+    return Answer({**told, "seconds": {"first": first, "second": second}}, "\n".join([*lines, ""]))
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> Answer:
     """Compare with golden outputs; the status is 1 where one differs."""
     from stagec.bundle.archive import Archive
     from stagec.core.telling.progress import Progress
@@ -101,13 +97,10 @@ def _compare(options: argparse.Namespace) -> int:
         raise StagecError(Problem(options.bundle, "", what, write))
     if "XML_OUTPUT_FILE" in os.environ:
         write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped))
-    if options.json:
-        rows, left = ([dataclasses.asdict(row) for row in outcomes] for outcomes in (checks, skipped))
-        print_json({"kind": "golden", "checks": rows, "skipped": left})
-    else:
-        lines = [*(row.as_text() for row in checks), *(row.as_text() for row in skipped)]
-        print_text("".join(f"{line}\n" for line in lines))
-    return 0 if all(check.ok for check in checks) else 1
+    rows, left = ([dataclasses.asdict(row) for row in outcomes] for outcomes in (checks, skipped))
+    text = "".join(f"{line}\n" for line in [*(row.as_text() for row in checks), *(row.as_text() for row in skipped)])
+    ok = all(check.ok for check in checks)
+    return Answer({"kind": "golden", "checks": rows, "skipped": left}, text, 0 if ok else 1)
 
 
 def _as_junit(checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped]) -> bytes:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import print_json, read, write_whole
+from stagec.cli.files import Answer, read, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle import attestation, keys, signing
     from stagec.bundle.archive import Archive
     from stagec.bundle.attestation import Statement
@@ -55,8 +55,7 @@ def run(options: argparse.Namespace) -> None:
 
     key = keys.private_key(options.key, read(options.key, keys.LARGEST), passphrase)
     if options.model_signing:
-        _sign_files(options, key)
-        return
+        return _sign_files(options, key)
     output = options.output or f"{options.bundle}{attestation.SUFFIX}"
     statement = read(options.statement)
     try:
@@ -67,14 +66,10 @@ def run(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise StagecError(Problem(output, "", str(error), "remove it, or name another --output")) from error
     write_whole(output, envelope.to_json().encode())
-    keyids = [keyid for keyid, _ in envelope.signatures]
-    if options.json:
-        print_json({"bundle": options.bundle, "output": output, "keyids": keyids})
-    else:
-        print(f"{output}: signed by {', '.join(keyid[:12] for keyid in keyids)}")
+    return _signed(options.bundle, output, [keyid for keyid, _ in envelope.signatures])
 
 
-def _sign_files(options: argparse.Namespace, key: PrivateKey) -> None:
+def _sign_files(options: argparse.Namespace, key: PrivateKey) -> Answer:
     from stagec.bundle import keys, model_signing
     from stagec.bundle.archive import Archive
 
@@ -86,8 +81,9 @@ def _sign_files(options: argparse.Namespace, key: PrivateKey) -> None:
     except ValueError as error:
         raise StagecError(Problem(options.key, "", str(error))) from error
     write_whole(output, content)
-    name = keys.keyid(key.public_key())
-    if options.json:
-        print_json({"bundle": options.bundle, "output": output, "keyids": [name]})
-    else:
-        print(f"{output}: signed by {name[:12]}")
+    return _signed(options.bundle, output, [keys.keyid(key.public_key())])
+
+
+def _signed(bundle: str, output: str, keyids: list[str]) -> Answer:
+    by = ", ".join(keyid[:12] for keyid in keyids)
+    return Answer({"bundle": bundle, "output": output, "keyids": keyids}, f"{output}: signed by {by}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.cli.options import at_least
 
 
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=at_least(1), default=10, help="how many rows are shown (default: 10)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import measurements, overview
     from stagec.stages.limits import in_bytes
 
@@ -25,10 +25,6 @@ def run(options: argparse.Namespace) -> int:
     size = Path(options.bundle).stat().st_size
     rows = sorted(overview.sizes(archive, size, None), key=lambda row: -row[2])
     ok = options.most is None or size <= options.most
-    if options.json:
-        parts = [{"kind": kind, "of": name, "bytes": taken} for kind, name, taken in rows]
-        print_json({"kind": "size", "bytes": size, "most": options.most, "ok": ok, "parts": parts})
-        return 0 if ok else 1
     limit = ""
     if options.most is not None:
         limit = f", {'within' if ok else 'over'} the limit of {options.most:,} (manifest.bundle_size)"
@@ -38,5 +34,6 @@ def run(options: argparse.Namespace) -> int:
     lines += [f"  {in_bytes(taken):>{width}}  {kind}{name and f' of {name}'}" for kind, name, taken in shown]
     if rest := rows[len(shown) :]:
         lines.append(f"  {in_bytes(sum(taken for *_, taken in rest)):>{width}}  {len(rest)} more")
-    print_text("\n".join(lines) + "\n")
-    return 0 if ok else 1
+    parts = [{"kind": kind, "of": name, "bytes": taken} for kind, name, taken in rows]
+    value = {"kind": "size", "bytes": size, "most": options.most, "ok": ok, "parts": parts}
+    return Answer(value, "\n".join([*lines, ""]), 0 if ok else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import Sums, print_json, write_parts
+from stagec.cli.files import Answer, Sums, write_parts
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,11 +12,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, help="where to write the bundle without them")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle.archive import Archive, pieces
     from stagec.bundle.stripping import strip
 
     sums = Sums()
     write_parts(options.output, sums.of(pieces(strip(Archive(options.bundle)))))
-    if options.json:
-        print_json({"output": options.output, **sums.to_plain()})
+    return Answer({"output": options.output, **sums.to_plain()})

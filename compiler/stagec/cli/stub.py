@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text, write_whole
+from stagec.cli.files import Answer, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
 
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE.pyi", help="the stub to write (default: print it)")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle.archive import Archive
     from stagec.core.telling.refusal import LoadError
     from stagec.reports import stubs
@@ -34,7 +34,5 @@ def run(options: argparse.Namespace) -> None:
         raise StagecError(Problem(options.bundle, "", what, "give a bundle (.aot)")) from error
     if output:
         write_whole(output, text.encode())
-    if options.json:
-        print_json({"bundle": options.bundle, "output": output, "functions": list(archive.index["functions"])})
-    elif not output:
-        print_text(text)
+    value = {"bundle": options.bundle, "output": output, "functions": list(archive.index["functions"])}
+    return Answer(value, "" if output else text)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 
-from stagec.cli.files import print_json
+from stagec.cli.files import Answer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     pass
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.hardware import catalog, listing
 
-    if options.json:
-        print_json({"targets": [asdict(entry) for entry in catalog.entries()]})
-    else:
-        sys.stdout.write(listing.as_text(catalog.entries()))
+    entries = catalog.entries()
+    return Answer({"targets": [asdict(entry) for entry in entries]}, listing.as_text(entries))

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from stagec.cli.files import print_json, print_text
-from stagec.cli.options import add_weights
+from stagec.cli.files import Answer
+from stagec.cli.options import add_lists, add_weights
 from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "--key",
-        action="append",
-        default=[],
-        help="a public key that is trusted, Ed25519 or ECDSA in PEM; may be repeated. With one, the bundle must be "
-        "signed",
-    )
+    lists = {
+        "--key": "a public key that is trusted, Ed25519 or ECDSA in PEM: with one, the bundle must be signed",
+        "--signature FILE": "an envelope, or a signature of Model Signing, as for statements of several builders "
+        "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
+    }
+    add_lists(parser, lists)
     parser.add_argument(
         "--threshold", type=int, default=1, metavar="T", help="how many of the keys must have signed (default: 1)"
-    )
-    parser.add_argument(
-        "--signature",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="an envelope, or a signature of Model Signing; may be repeated, as for statements of several builders "
-        "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
     )
     add_weights(parser)
     parser.add_argument(
@@ -37,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle import verification
 
     if not options.key:
@@ -51,8 +42,4 @@ def run(options: argparse.Namespace) -> int:
                     Problem("", option, "no key is given", "say which keys are trusted: --key PUBLIC.pem")
                 )
     report = verification.verify(options.bundle, options.key, options.threshold, options.signature, options.weights)
-    if options.json:
-        print_json(report)
-    else:
-        print_text(verification.as_text(report))
-    return verification.STATUS[report["verdict"]]
+    return Answer(report, verification.as_text(report), verification.STATUS[report["verdict"]])
