@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Answer, Sums, on_disk, read, read_text, read_weights, split, write_parts
 from stagec.cli.options import add_lists
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Content
@@ -70,10 +70,8 @@ def _described(given: list[str]) -> dict[str, Description]:
 
     described = {}
     for name, path in (split(text, 2) for text in given):
-        try:
+        with blaming(path, what="not the description of a file of weights: "):
             described[name] = Description.from_json(read(path))
-        except ValueError as error:
-            raise StagecError(Problem(path, "", f"not the description of a file of weights: {error}")) from error
     return described
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 
 from stagec.cli.files import Answer, write_whole
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import blaming
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +22,8 @@ def preload() -> None:
 def run(options: argparse.Namespace) -> Answer:
     from stagec.bundle import external
 
-    try:
+    with blaming(options.weights, what="not a safetensors file: "):
         described = external.describe(options.weights)
-    except OSError as error:
-        raise StagecError(Problem(options.weights, "", f"cannot be read: {error.strerror}")) from error
-    except ValueError as error:
-        raise StagecError(Problem(options.weights, "", f"not a safetensors file: {error}")) from error
     starts = [array["start"] % external.ALIGNMENT for array in described["arrays"].values()]
     if copied := sum(map(bool, starts)):
         what = f"{copied} of {len(starts)} arrays do not start at a multiple of {external.ALIGNMENT} bytes"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.core.data import reading, writing
-from stagec.core.telling.errors import Problem, StagecError, printable
+from stagec.core.telling.errors import Problem, StagecError, blaming, printable
 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
@@ -55,20 +55,16 @@ def write_below(root: str, name: str, parts: Iterable[bytes | memoryview]) -> No
 
 def read(path: str, most: int = reading.LARGEST) -> bytes:
     """Return the content of a regular file of at most that many bytes. Raises StagecError, naming it."""
-    try:
+    with blaming(path):
         return reading.whole(path, most)
-    except OSError as error:
-        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
 
 
 def on_disk(path: str) -> OnDisk:
     """Return the content of a file that becomes a bundle's member. Raises StagecError, naming it."""
     from stagec.bundle.sources import OnDisk
 
-    try:
+    with blaming(path):
         return OnDisk(path)
-    except OSError as error:
-        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
 
 
 def read_text(path: str) -> str:
@@ -85,12 +81,8 @@ def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
 
     weights = {}
     for name, path in (split(text, 2) for text in given):
-        try:
+        with blaming(path, what="not a safetensors file: "):
             weights[name] = safetensors.read(path)
-        except OSError as error:
-            raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
-        except ValueError as error:
-            raise StagecError(Problem(path, "", f"not a safetensors file: {error}")) from error
     return weights
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagec.cli.files import Answer
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import blaming
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +19,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     from stagec.stages import locations
 
-    try:
+    with blaming(options.file, "give a file of output group debug"):
         operations = locations.find(Path(options.file), options.text)
-    except OSError as error:
-        raise StagecError(Problem(options.file, "", f"cannot be read: {error.strerror}")) from error
-    except ValueError as error:
-        raise StagecError(Problem(options.file, "", str(error), "give a file of output group debug")) from error
     if not operations and not options.json:
         print(f"{options.file}: the text names no operation of this file", file=sys.stderr)
     value = {"operations": [asdict(operation) for operation in operations]}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, read, write_whole
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
     from stagec.bundle.keys import PrivateKey
@@ -58,13 +58,11 @@ def run(options: argparse.Namespace) -> Answer:
         return _sign_files(options, key)
     output = options.output or f"{options.bundle}{attestation.SUFFIX}"
     statement = read(options.statement)
-    try:
+    with blaming(output, "remove it, or name another --output", of=(ValueError,)):
         # Who signs says that this is the bundle: it is looked at before.
         archive = Archive(options.bundle)
         Statement.read(statement, options.statement).check(archive, options.statement, archive.sha256())
         envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).is_file() else None)
-    except ValueError as error:
-        raise StagecError(Problem(output, "", str(error), "remove it, or name another --output")) from error
     write_whole(output, envelope.to_json().encode())
     return _signed(options.bundle, output, [keyid for keyid, _ in envelope.signatures])
 
@@ -74,12 +72,10 @@ def _sign_files(options: argparse.Namespace, key: PrivateKey) -> Answer:
     from stagec.bundle.archive import Archive
 
     output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
-    try:
+    with blaming(options.key, of=(ValueError,)):
         archive = Archive(options.bundle)
         archive.check_all()
         content = model_signing.sign(Path(options.bundle).name, archive, archive.sha256(), key)
-    except ValueError as error:
-        raise StagecError(Problem(options.key, "", str(error))) from error
     write_whole(output, content)
     return _signed(options.bundle, output, [keys.keyid(key.public_key())])
 

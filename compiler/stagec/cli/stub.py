@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from stagec.cli.files import Answer, write_whole
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,22 +16,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Answer:
-    from stagec.bundle.archive import Archive
-    from stagec.core.telling.refusal import LoadError
-    from stagec.reports import stubs
+    from stagec.reports import measurements, stubs
 
     output = options.output
     if output and (not output.endswith(".pyi") or not Path(output).stem.isidentifier()):
         stem = re.sub(r"\W+", "_", Path(output).name.partition(".")[0]) or "bundle"
         what = "a stub is imported by its name, and this file's name is not a module name"
         raise StagecError(Problem(output, "", what, f"write for example --output {Path(output).with_name(stem)}.pyi"))
-    try:
-        archive = Archive(options.bundle)
-        archive.check_all()
+    archive = measurements.open_bundle(options.bundle)
+    with blaming(options.bundle, "give a bundle (.aot)"):
         text = stubs.stub(archive, Path(output).stem if output else f"{archive.index['name']}_types")
-    except (LoadError, ValueError) as error:
-        what = str(error).removeprefix(f"{options.bundle}: ")
-        raise StagecError(Problem(options.bundle, "", what, "give a bundle (.aot)")) from error
     if output:
         write_whole(output, text.encode())
     value = {"bundle": options.bundle, "output": output, "functions": list(archive.index["functions"])}

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stagec.bundle.archive import Archive
-from stagec.bundle.description import LARGEST, Description
-from stagec.core.telling.errors import Problem, StagecError
-from stagec.core.telling.refusal import LoadError
+from stagec.core.telling.errors import blaming
 from stagec.core.trees.folding import what_it_is
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, argument_path
-from stagec.reports import explanation
+from stagec.reports import explanation, measurements
 
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")
 """What of a function's entry in the index a caller sees."""
@@ -36,7 +34,10 @@ def compare(first: str, second: str) -> dict[str, Any]:
     "components" has those of `explain`.
     Raises StagecError for a file that is not a bundle, and LoadError for a bundle that is damaged.
     """
-    archives = [_open(path) for path in (first, second)]
+    archives = []
+    for path in (first, second):
+        with blaming(path, "give two bundles (.aot)"):
+            archives.append(Archive(path))
     left, right = (archive.index for archive in archives)
     sections = {
         "bundle": _rows(
@@ -82,13 +83,6 @@ def as_text(report: dict[str, Any]) -> str:
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
-def _open(path: str) -> Archive:
-    try:
-        return Archive(path)
-    except LoadError as error:
-        raise StagecError(Problem(path, "", str(error).removeprefix(f"{path}: "), "give two bundles (.aot)")) from error
-
-
 def _signatures(archive: Archive) -> dict[str, Row]:
     functions = archive.index["functions"]
     return {name: {key: entry[key] for key in SIGNATURE} for name, entry in functions.items()}
@@ -99,10 +93,7 @@ def _executables(archive: Archive) -> dict[str, Row]:
     rows = {}
     for function in archive.index["functions"].values():
         for entry in function["executables"]:
-            try:
-                description = Description.from_json(archive.read(entry["description"], LARGEST))
-            except ValueError as error:
-                raise StagecError(Problem(archive.path, entry["description"], str(error))) from error
+            description = measurements.description_of(archive, entry)
             metrics = {"bytes": description.executable_bytes, **description.analysis}
             rows[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
     return rows

@@ -19,7 +19,7 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import components, naming
 from stagec.core.data import child, reading, strict_json
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import argument_path
@@ -113,7 +113,7 @@ _Artifacts = Mapping[str, _Artifact]
 
 
 def _read(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path]) -> _Artifacts | Inputs:
-    try:
+    with blaming(path, _WRITE, of=(LoadError, ValueError, KeyError, TypeError)):
         if path.endswith(".aot"):
             return _bundle(Archive(path))
         if path.endswith(".xla"):
@@ -125,11 +125,6 @@ def _read(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Map
             _held(serialized, "")
             return {"": _Artifact(None, None, serialized, path)}
         return inputs.read(path, roots, packages, plugins) or {"": _description_at(Path(path))}
-    except OSError as error:
-        raise StagecError(Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}")) from error
-    except (LoadError, ValueError, KeyError, TypeError) as error:
-        what = str(error).removeprefix(f"{path}: ")
-        raise StagecError(Problem(path, "", what, _WRITE)) from error
 
 
 def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Artifacts:

@@ -13,8 +13,7 @@ from stagec.bundle.calls import call_of, of_interface
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import naming
 from stagec.core.data import child, reading, strict_json
-from stagec.core.telling.errors import Problem, StagecError
-from stagec.core.telling.refusal import LoadError
+from stagec.core.telling.errors import blaming
 from stagec.core.trees import json_shapes
 
 _START = 1000
@@ -28,19 +27,14 @@ def inspect(path: str) -> dict[str, Any]:
 
     Raises StagecError when the file is of another kind, or is damaged.
     """
-    try:
+    write = "give a bundle (.aot), an exported artifact (.exported) or the description of an executable (.json)"
+    with blaming(path, write):
         start = reading.start(path, _START)
         if start.startswith(b"PK"):
             return _bundle(Archive(path))
         if start.lstrip().startswith(b"{"):
             return dict(json.loads(Description.from_json(reading.whole(path, LARGEST)).to_json()))
         return dict(child.call(exported, reading.whole(path)))
-    except OSError as error:
-        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
-    except (LoadError, ValueError) as error:
-        what = str(error).removeprefix(f"{path}: ")
-        write = "give a bundle (.aot), an exported artifact (.exported) or the description of an executable (.json)"
-        raise StagecError(Problem(path, "", what, write)) from error
 
 
 def as_text(report: dict[str, Any], flat: bool = False) -> str:

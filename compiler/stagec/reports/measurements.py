@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.data import reading
-from stagec.core.telling.errors import Problem, StagecError
-from stagec.core.telling.refusal import LoadError
+from stagec.core.telling.errors import blaming
 from stagec.stages import inventory
 from stagec.stages.inventory import Inventory
 
@@ -33,12 +32,16 @@ class Executable(NamedTuple):
 
 def open_bundle(path: str) -> Archive:
     """Open a bundle, with all digests checked. Raises StagecError, naming it, where it is damaged or not a bundle."""
-    try:
+    with blaming(path, "give a bundle (.aot)"):
         archive = Archive(path)
         archive.check_all()
-    except LoadError as error:
-        raise StagecError(Problem(path, "", str(error).removeprefix(f"{path}: "), "give a bundle (.aot)")) from error
     return archive
+
+
+def description_of(archive: Archive, executable: Mapping[str, Any]) -> Description:
+    """Return the description of an executable, an entry of a bundle's index. Raises StagecError."""
+    with blaming(archive.path, what=f"{executable['description']}: "):
+        return Description.from_json(archive.read(executable["description"], LARGEST))
 
 
 def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) -> Iterator[Executable]:
@@ -53,10 +56,7 @@ def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) ->
     }
     for signature, function in archive.index["functions"].items():
         for entry in function["executables"]:
-            try:
-                description = Description.from_json(archive.read(entry["description"], LARGEST))
-            except (LoadError, ValueError) as error:
-                raise StagecError(Problem(path, "", f"{entry['description']}: {error}")) from error
+            description = description_of(archive, entry)
             sizes = "_".join(f"{dim}{size}" for dim, size in sorted(description.bucket.items()))
             name = ".".join(filter(None, (description.artifact, description.target.name, sizes)))
             yield Executable(name, signature, description, inventory_of.get(description.executable_sha256))
@@ -64,9 +64,5 @@ def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) ->
 
 def read_inventory(path: str) -> dict[str, Any]:
     """Read the inventory in a file. Raises StagecError, naming it."""
-    try:
+    with blaming(path, "build the executable again", "not an inventory: "):
         return inventory.from_json(reading.whole(path, LARGEST))
-    except OSError as error:
-        raise StagecError(Problem(path, "", f"cannot be read: {error.strerror}")) from error
-    except ValueError as error:
-        raise StagecError(Problem(path, "", f"not an inventory: {error}", "build the executable again")) from error

@@ -21,7 +21,7 @@ from stagec.bundle.dsse import Envelope
 from stagec.core.builds import naming
 from stagec.core.data import reading, strict_json
 from stagec.core.sizes.avals import DTYPES
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees.tree import argument_path
 from stagec.reports import measurements, profiles
@@ -220,10 +220,14 @@ def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[
     yield ["Made with", ", ".join(sorted(versions))]
     if statement is None:
         return
-    try:
+    not_provenance = "give the bundle's .intoto.json", "not a statement with provenance: "
+    with blaming(statement, *not_provenance, (ValueError, KeyError, TypeError, AttributeError)):
         data = strict_json.parse(reading.whole(statement, LARGEST), LARGEST)
-        about = attestation.Statement.read(json.dumps(data).encode(), statement)
-        about.check(archive, statement, archive.sha256())
+        try:
+            about = attestation.Statement.read(json.dumps(data).encode(), statement)
+            about.check(archive, statement, archive.sha256())
+        except LoadError as error:
+            raise StagecError(Problem("", "", str(error), "give the statement of this bundle")) from error
         build = data["predicate"]["buildDefinition"]
         builder = data["predicate"].get("runDetails", {}).get("builder", {}).get("id", "")
         yield ["Built as", f"{build['buildType']}, by {builder}"]
@@ -232,13 +236,6 @@ def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[
             text = f"{value['name']}, sha256 {value['digest']['sha256']}" if file else json.dumps(value)
             yield [name, value if isinstance(value, str) else text]
         yield ["Sources and packages", f"{len(build.get('resolvedDependencies', ()))}, each with its digest"]
-    except OSError as error:
-        raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
-    except LoadError as error:
-        raise StagecError(Problem("", "", str(error), "give the statement of this bundle")) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"not a statement with provenance: {error}"
-        raise StagecError(Problem(statement, "", what, "give the bundle's .intoto.json")) from error
 
 
 def _signatures(path: str, sources: Sources) -> Iterator[list[str]]:

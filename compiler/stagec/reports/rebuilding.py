@@ -23,7 +23,7 @@ from stagec.bundle.model_signing import SignedModel
 from stagec.bundle.provenance import directory_hash
 from stagec.bundle.sources import sha256_of
 from stagec.core.data import reading, strict_json
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.trees import json_shapes
 from stagec.reports import comparison
 
@@ -105,7 +105,7 @@ def rebuild(bundle: str, statement: str, root: Path, bazel: Sequence[str], targe
 
 def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
     """Return a bundle and its statement, which are of each other. Raises StagecError."""
-    try:
+    with blaming(statement, of=()):
         archive = Archive(bundle)
         archive.check_all()
         payload = reading.whole(statement, _LARGEST)
@@ -115,8 +115,6 @@ def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
                 Problem(statement, "", "it does not say how the bundle was built", "give the .intoto.json")
             )
         signed.check(archive, statement, archive.sha256())
-    except OSError as error:
-        raise StagecError(Problem(statement, "", f"cannot be read: {error.strerror}")) from error
     given = strict_json.parse(payload, _LARGEST)  # Statement.read has looked at the rest
     try:
         _BUILD(given["predicate"]["buildDefinition"])

@@ -6,9 +6,12 @@ A phase (loading a manifest, planning, exporting, ...) collects every problem it
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+from stagec.core.telling.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,23 @@ class StagecError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
+
+
+@contextlib.contextmanager
+def blaming(
+    file: str, write: str = "", what: str = "", of: tuple[type[Exception], ...] = (ValueError, Refusal)
+) -> Iterator[None]:
+    """Raise StagecError, naming a file, for an error in a block that reads it.
+
+    Of an OSError it says that the file cannot be read; of an error of the classes `of` the text, after `what`.
+    write: what to do where the file is not the right one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StagecError(Problem(str(error.filename or file), "", f"cannot be read: {error.strerror}")) from error
+    except of as error:
+        raise StagecError(Problem(file, "", what + str(error).removeprefix(f"{file}: "), write)) from error
 
 
 _EXTRA = ("cryptography", "flatbuffers", "jax", "pydantic")
