@@ -16,7 +16,7 @@ from stagec.arrays.dtypes import COMPLEX, FLOATING, KINDS, DType
 from stagec.arrays.execution import as_one
 from stagec.arrays.namespace.elementwise import logaddexp
 from stagec.arrays.namespace.manipulation import expand_dims
-from stagec.arrays.namespace.promotion import array_of, inexact, promoted
+from stagec.arrays.namespace.promotion import array_of, inexact, named, promoted
 from stagec.arrays.namespace.statistical import Axis, kept, mean, sum as summed
 from stagec.arrays.primitives import elementwise as p, reductions as r
 from stagec.arrays.primitives.calls import call_custom_vjp, stopped
@@ -51,9 +51,13 @@ def _relu(x: Any) -> Any:
     return _with_derivative("relu", lambda x: p.maximum(x, 0), derive, convert(x, x.dtype))
 
 
-def relu6(x: Any) -> Any:
-    """Return x, limited to the range from 0 to 6, outside which its derivative is 0. As `jax.nn.relu6`."""
-    return _relu6(inexact(x, "relu6"))
+def _of_one(name: str, operation: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
+    """Return a function of one array of floating-point numbers."""
+
+    def function(x: Any) -> Any:
+        return operation(inexact(x, name))
+
+    return named(function, name, f"Return {what}. As `jax.nn.{name}`.")
 
 
 @as_one
@@ -64,47 +68,12 @@ def _relu6(x: Any) -> Any:
     return _with_derivative("relu6", lambda x: p.minimum(p.maximum(x, 0), 6), derive, x)
 
 
-def sigmoid(x: Any) -> Any:
-    """Return 1 / (1 + exp(-x)). As `jax.nn.sigmoid`."""
-    return p.logistic(inexact(x, "sigmoid"))
-
-
-def softplus(x: Any) -> Any:
-    """Return log(1 + exp(x)). As `jax.nn.softplus`."""
-    return _softplus(inexact(x, "softplus"))
-
-
-@as_one
-def _softplus(x: Any) -> Any:
-    return logaddexp(x, 0)
-
-
-def log_sigmoid(x: Any) -> Any:
-    """Return log(sigmoid(x)). As `jax.nn.log_sigmoid`."""
-    return _log_sigmoid(inexact(x, "log_sigmoid"))
-
-
-@as_one
-def _log_sigmoid(x: Any) -> Any:
-    return p.negative(logaddexp(p.negative(x), 0))
-
-
-def silu(x: Any) -> Any:
-    """Return x * sigmoid(x). As `jax.nn.silu`."""
-    return _silu(inexact(x, "silu"))
-
-
-@as_one
-def _silu(x: Any) -> Any:
-    return p.multiply(x, p.logistic(x))
-
-
-swish = silu
-
-
-def tanh(x: Any) -> Any:
-    """Return the hyperbolic tangent. As `jax.nn.tanh`."""
-    return p.tanh(inexact(x, "tanh"))
+relu6 = _of_one("relu6", _relu6, "x, limited to the range from 0 to 6, outside which its derivative is 0")
+sigmoid = _of_one("sigmoid", p.logistic, "1 / (1 + exp(-x))")
+softplus = _of_one("softplus", as_one(lambda x: logaddexp(x, 0)), "log(1 + exp(x))")
+log_sigmoid = _of_one("log_sigmoid", as_one(lambda x: p.negative(logaddexp(p.negative(x), 0))), "log(sigmoid(x))")
+silu = swish = _of_one("silu", as_one(lambda x: p.multiply(x, p.logistic(x))), "x * sigmoid(x)")
+tanh = _of_one("tanh", p.tanh, "the hyperbolic tangent")
 
 
 def gelu(x: Any, approximate: bool = True) -> Any:
@@ -131,15 +100,13 @@ def _elu(x: Any, alpha: Any) -> Any:
     return p.select(more, x, p.multiply(alpha, p.expm1(p.select(more, 0, x))))
 
 
-def selu(x: Any) -> Any:
-    """Return the `elu` of numbers for which layers keep mean and variance. As `jax.nn.selu`."""
-    return _selu(inexact(x, "selu"))
-
-
 @as_one
 def _selu(x: Any) -> Any:
     alpha = full((), 1.6732632423543772848170429916717, x.dtype)
     return p.multiply(_elu(x, alpha), 1.0507009873554804934193349852946)
+
+
+selu = _of_one("selu", _selu, "the `elu` of numbers for which layers keep mean and variance")
 
 
 def leaky_relu(x: Any, negative_slope: Any = 1e-2) -> Any:

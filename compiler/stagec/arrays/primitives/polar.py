@@ -12,28 +12,8 @@ from typing import Any
 import numpy as np
 
 from stagec.arrays import dtypes
-from stagec.arrays.primitives import matrices
+from stagec.arrays.primitives import elementwise as p, matrices
 from stagec.arrays.primitives.control import case, while_
-from stagec.arrays.primitives.elementwise import (
-    absolute,
-    add,
-    bitwise_and,
-    bitwise_or,
-    divide,
-    equal,
-    greater,
-    greater_equal,
-    is_finite,
-    less,
-    less_equal,
-    maximum,
-    multiply,
-    rsqrt,
-    select,
-    sqrt,
-    square,
-    subtract,
-)
 from stagec.arrays.primitives.factorizations import cholesky, triangular_solve
 from stagec.arrays.primitives.indexing import dynamic_slice
 from stagec.arrays.primitives.matrices import adjoint, dot, part
@@ -67,10 +47,10 @@ def polar(x: Any) -> tuple[Any, Any]:
     """Return U and H of x = U H, of matrices with as many rows as columns or more: H is Hermitian, U orthogonal."""
     rank = len(x.shape)
     eps = float(np.finfo(dtypes.real_part(x.dtype)).eps)
-    size = absolute(x)
+    size = p.absolute(x)
     sums = [reduce_max(reduce_sum(size, [axis]), [rank - 2]) for axis in (rank - 2, rank - 1)]
-    scale = select(equal(sums[0], 0.0), 1.0, multiply(rsqrt(sums[0]), rsqrt(sums[1])))
-    u = multiply(x, matrices.as_dtype(_of_each(scale, x), x.dtype))
+    scale = p.select(p.equal(sums[0], 0.0), 1.0, p.multiply(p.rsqrt(sums[0]), p.rsqrt(sums[1])))
+    u = p.multiply(x, matrices.as_dtype(_of_each(scale, x), x.dtype))
     known = list(_coefficients(eps))
     by_qr = sum(c > _QR_IS_SAFER for _, _, c in known)
     halley = [(3.0, 1.0, 3.0)] * (_TURNS - len(known))  # to which the coefficients converge
@@ -82,18 +62,18 @@ def polar(x: Any) -> tuple[Any, Any]:
         return way(u, a, b, c)
 
     def first(number: Any, u: Any) -> list[Any]:
-        return [add(number, 1), turn(number, u, _turn_by_qr)]
+        return [p.add(number, 1), turn(number, u, _turn_by_qr)]
 
     def body(number: Any, u: Any, moved: Any) -> list[Any]:
         result = turn(number, u, _turn_by_cholesky)
-        return [add(number, 1), result, _moved(result, u, eps)]
+        return [p.add(number, 1), result, _moved(result, u, eps)]
 
     def condition(number: Any, u: Any, moved: Any) -> list[Any]:
-        return [bitwise_or(less(number, len(known)), bitwise_and(moved, less(number, _TURNS)))]
+        return [p.bitwise_or(p.less(number, len(known)), p.bitwise_and(moved, p.less(number, _TURNS)))]
 
-    number, u = while_(lambda number, u: [less(number, by_qr)], first, [Literal(np.zeros((), np.int32)), u])
+    number, u = while_(lambda number, u: [p.less(number, by_qr)], first, [Literal(np.zeros((), np.int32)), u])
     u = while_(condition, body, [number, u, Literal(np.asarray(True))])[1]
-    u = subtract(multiply(u, 1.5), multiply(dot(u, dot(adjoint(u), u)), 0.5))
+    u = p.subtract(p.multiply(u, 1.5), p.multiply(dot(u, dot(adjoint(u), u)), 0.5))
     return u, matrices.symmetrized(dot(adjoint(u), x))
 
 
@@ -105,30 +85,30 @@ def _of_each(x: Any, like: Any) -> Any:
 def _moved(u: Any, before: Any, eps: float) -> Any:
     """Return whether the last turn changed one of the matrices by more than the limit at which the next is exact."""
     rank = len(u.shape)
-    length = sqrt(reduce_sum(square(absolute(subtract(u, before))), [rank - 2, rank - 1]))
-    return reduce_or(greater(length, (5 * eps) ** (1 / 3)), range(rank - 2))
+    length = p.sqrt(reduce_sum(p.square(p.absolute(p.subtract(u, before))), [rank - 2, rank - 1]))
+    return reduce_or(p.greater(length, (5 * eps) ** (1 / 3)), range(rank - 2))
 
 
 def _scaled(x: Any, by: Any) -> Any:
-    return multiply(x, matrices.as_dtype(by, x.dtype))
+    return p.multiply(x, matrices.as_dtype(by, x.dtype))
 
 
 def _turn_by_qr(u: Any, a: Any, b: Any, c: Any) -> Any:
     m, n = u.shape[-2:]
     identity = matrices.eye((*u.shape[:-2], n, n), u.dtype)
-    q, _ = qr(concatenate([_scaled(u, sqrt(c)), identity], len(u.shape) - 2))
+    q, _ = qr(concatenate([_scaled(u, p.sqrt(c)), identity], len(u.shape) - 2))
     result = dot(part(q, rows=m), adjoint(part(q, from_row=m)))
-    rest = divide(b, c)
-    return add(_scaled(u, rest), _scaled(result, divide(subtract(a, rest), sqrt(c))))
+    rest = p.divide(b, c)
+    return p.add(_scaled(u, rest), _scaled(result, p.divide(p.subtract(a, rest), p.sqrt(c))))
 
 
 def _turn_by_cholesky(u: Any, a: Any, b: Any, c: Any) -> Any:
     inner = _scaled(dot(adjoint(u), u), c)
-    factor = cholesky(add(inner, matrices.identity(inner)))
+    factor = cholesky(p.add(inner, matrices.identity(inner)))
     result = triangular_solve(factor, adjoint(u), left=True, lower=True)
     result = adjoint(triangular_solve(factor, result, left=True, lower=True, transpose=True, conjugate=True))
-    rest = divide(b, c)
-    return add(_scaled(u, rest), _scaled(result, subtract(a, rest)))
+    rest = p.divide(b, c)
+    return p.add(_scaled(u, rest), _scaled(result, p.subtract(a, rest)))
 
 
 def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[Any, Any]]) -> list[Any]:
@@ -137,7 +117,7 @@ def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[
     if m < n:
         result = svd_by_polar(adjoint(x), full, vectors, eigh)
         return [result[0], adjoint(result[2]), adjoint(result[1])] if vectors else result
-    finite = reduce_and(is_finite(absolute(x)), [len(x.shape) - 2, len(x.shape) - 1])
+    finite = reduce_and(p.is_finite(p.absolute(x)), [len(x.shape) - 2, len(x.shape) - 1])
     q, rest = None, None
     if m > n and (full or m > 1.15 * n):  # where QR first is less work
         q, r = qr(x, complete=full)
@@ -145,14 +125,14 @@ def svd_by_polar(x: Any, full: bool, vectors: bool, eigh: Callable[[Any], tuple[
     u, h = polar(x)
     numbers, v = eigh(h)
     axis = len(numbers.shape) - 1
-    numbers, v = maximum(reverse(numbers, [axis]), 0.0), reverse(v, [axis + 1])
+    numbers, v = p.maximum(reverse(numbers, [axis]), 0.0), reverse(v, [axis + 1])
     results = [numbers]
     if vectors:
         u = _corrected(dot(u, v), numbers)
         u = u if q is None else dot(q, u)
         u = u if rest is None else concatenate([u, rest], axis + 1)
         results += [u, adjoint(v)]
-    return [select(broadcast(finite, result.shape, range(axis)), result, np.nan) for result in results]
+    return [p.select(broadcast(finite, result.shape, range(axis)), result, np.nan) for result in results]
 
 
 def _corrected(u: Any, numbers: Any) -> Any:
@@ -161,14 +141,14 @@ def _corrected(u: Any, numbers: Any) -> Any:
     eps = float(np.finfo(numbers.dtype).eps)
     start, limit = [0] * axis, list(numbers.shape[:-1])
     first, last = (slice_(numbers, [*start, at], [*limit, at + 1]) for at in (0, count - 1))
-    needed = reshape(less_equal(last, multiply(first, count * eps)), numbers.shape[:-1])
+    needed = reshape(p.less_equal(last, p.multiply(first, count * eps)), numbers.shape[:-1])
 
     def again(u: Any) -> list[Any]:
         q, r = qr(u)
         unit = Literal(np.ones((), numbers.dtype))
-        signs = select(greater_equal(matrices.real_part(matrices.diagonal(r)), 0.0), unit, -1.0)
-        turned = multiply(q, matrices.as_dtype(matrices.as_rows(signs, q.shape), q.dtype))
-        return [select(_of_each(needed, u), turned, u)]
+        signs = p.select(p.greater_equal(matrices.real_part(matrices.diagonal(r)), 0.0), unit, -1.0)
+        turned = p.multiply(q, matrices.as_dtype(matrices.as_rows(signs, q.shape), q.dtype))
+        return [p.select(_of_each(needed, u), turned, u)]
 
     index = convert(reduce_or(needed, range(axis)), dtypes.int32)
     return case(index, [lambda u: [u], again], [u])[0]

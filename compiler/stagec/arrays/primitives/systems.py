@@ -9,24 +9,8 @@ import numpy as np
 from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import COMPLEX, KINDS
-from stagec.arrays.primitives import matrices
+from stagec.arrays.primitives import elementwise as p, matrices
 from stagec.arrays.primitives.derivatives import Derivative, linearly
-from stagec.arrays.primitives.elementwise import (
-    absolute,
-    add,
-    bitwise_and,
-    bitwise_not,
-    divide,
-    equal,
-    greater,
-    is_finite,
-    log,
-    multiply,
-    negative,
-    not_equal,
-    select,
-    subtract,
-)
 from stagec.arrays.primitives.factorizations import lu, lu_solved, triangular_solve
 from stagec.arrays.primitives.foreign import require_matrices
 from stagec.arrays.primitives.matrices import adjoint, as_dtype, as_rows, diagonal, dot, real_part, transposed
@@ -54,7 +38,7 @@ def _lu_solve_vjp(d: Derivative, *, transpose: bool) -> list[Any]:
     a, factors, permutation, _ = d.operands
     (x,) = d.results
     of_b = bind(LU_SOLVE, a, factors, permutation, d.cotangent, transpose=not transpose)
-    of_a = negative(dot(x, transposed(of_b)) if transpose else dot(of_b, transposed(x)))
+    of_a = p.negative(dot(x, transposed(of_b)) if transpose else dot(of_b, transposed(x)))
     return [of_a, None, None, of_b]
 
 
@@ -81,28 +65,28 @@ def _of_square(name: str) -> Any:
 def _parity(pivots: Any, dtype: dtypes.DType) -> Any:
     """Return 1 or -1: the determinant of the permutation."""
     axis = len(pivots.shape) - 1
-    moved = not_equal(pivots, iota(dtypes.int32, pivots.shape, axis))
-    odd = bitwise_and(reduce_sum(convert(moved, dtypes.int32), [axis]), 1)
-    return convert(subtract(1, multiply(odd, 2)), dtype)
+    moved = p.not_equal(pivots, iota(dtypes.int32, pivots.shape, axis))
+    odd = p.bitwise_and(reduce_sum(convert(moved, dtypes.int32), [axis]), 1)
+    return convert(p.subtract(1, p.multiply(odd, 2)), dtype)
 
 
 def _slogdet(x: Any) -> list[Any]:
     factors, pivots, _ = lu(x)
     numbers = diagonal(factors)
     axis = len(numbers.shape) - 1
-    size = absolute(numbers)
+    size = p.absolute(numbers)
     length = as_dtype(size, x.dtype)
-    direction = divide(numbers, select(equal(length, 0), 1.0, length))
-    sign = multiply(reduce_prod(direction, [axis]), as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype))
-    return [sign, reduce_sum(log(size), [axis])]
+    direction = p.divide(numbers, p.select(p.equal(length, 0), 1.0, length))
+    sign = p.multiply(reduce_prod(direction, [axis]), as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype))
+    return [sign, reduce_sum(p.log(size), [axis])]
 
 
 def _slogdet_forward(d: Derivative, dx: Any) -> list[Any]:
     trace = reduce_sum(diagonal(solve(d.operands[0], dx)), [len(dx.shape) - 2])
     if KINDS[dx.dtype] != COMPLEX:
         return [None, trace]
-    turned = subtract(trace, as_dtype(real_part(trace), trace.dtype))
-    return [multiply(turned, d.results[0]), real_part(trace)]
+    turned = p.subtract(trace, as_dtype(real_part(trace), trace.dtype))
+    return [p.multiply(turned, d.results[0]), real_part(trace)]
 
 
 def slogdet(x: Any) -> list[Any]:
@@ -127,25 +111,25 @@ def det(x: Any) -> Any:
     def product(way: int, start: int) -> Any:
         result = at(0, start % n)
         for row in range(1, n):
-            result = multiply(result, at(row, (start + way * row) % n))
+            result = p.multiply(result, at(row, (start + way * row) % n))
         return result
 
     if n == 2:
-        return subtract(product(1, 0), product(1, 1))
-    right, left = (add(add(product(way, 0), product(way, 1)), product(way, 2)) for way in (1, -1))
-    return subtract(right, left)
+        return p.subtract(product(1, 0), product(1, 1))
+    right, left = (p.add(p.add(product(way, 0), product(way, 1)), product(way, 2)) for way in (1, -1))
+    return p.subtract(right, left)
 
 
 def _det(x: Any) -> Any:
     factors, pivots, _ = lu(x)
     result = reduce_prod(diagonal(factors), [len(x.shape) - 2])
-    return multiply(result, as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype))
+    return p.multiply(result, as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype))
 
 
 def _det_vjp(d: Derivative) -> list[Any]:
     (x,) = d.operands
     result = transposed(_adjugate(x))
-    return [multiply(broadcast(d.cotangent, x.shape, range(len(x.shape) - 2)), result)]
+    return [p.multiply(broadcast(d.cotangent, x.shape, range(len(x.shape) - 2)), result)]
 
 
 def _adjugate(x: Any) -> Any:
@@ -160,20 +144,20 @@ def _adjugate(x: Any) -> Any:
     factors, pivots, permutation = lu(x)
     numbers = diagonal(factors)
     sign = as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype)
-    before = multiply(reduce_prod(slice_(numbers, [0] * (axis + 1), [*numbers.shape[:-1], n - 1]), [axis]), sign)
-    whole = multiply(reduce_prod(numbers, [axis]), sign)
+    before = p.multiply(reduce_prod(slice_(numbers, [0] * (axis + 1), [*numbers.shape[:-1], n - 1]), [axis]), sign)
+    whole = p.multiply(reduce_prod(numbers, [axis]), sign)
     rows, columns = (iota(dtypes.int32, x.shape, number) for number in (axis, axis + 1))
-    corner = bitwise_and(equal(rows, n - 1), equal(columns, n - 1))
-    factors = select(corner, broadcast(divide(1.0, before), x.shape, range(axis)), factors)
+    corner = p.bitwise_and(p.equal(rows, n - 1), p.equal(columns, n - 1))
+    factors = p.select(corner, broadcast(p.divide(1.0, before), x.shape, range(axis)), factors)
     ones = broadcast(Literal(np.ones((), x.dtype)), (*x.shape[:-1], 1), ())
-    tried = absolute(triangular_solve(factors, ones, left=True, lower=False))
-    bad = reduce_or(bitwise_not(is_finite(tried)), [axis, axis + 1])
+    tried = p.absolute(triangular_solve(factors, ones, left=True, lower=False))
+    bad = reduce_or(p.bitwise_not(p.is_finite(tried)), [axis, axis + 1])
     bad = broadcast(bad, x.shape, range(axis))
-    result = matrices.permuted(select(bad, 0, matrices.identity(x)), permutation)
+    result = matrices.permuted(p.select(bad, 0, matrices.identity(x)), permutation)
     result = triangular_solve(factors, result, left=True, lower=True, unit=True)
-    scaled = multiply(result, broadcast(whole, x.shape, range(axis)))
-    result = triangular_solve(factors, select(equal(rows, n - 1), result, scaled), left=True, lower=False)
-    return select(bad, 0, result)
+    scaled = p.multiply(result, broadcast(whole, x.shape, range(axis)))
+    result = triangular_solve(factors, p.select(p.equal(rows, n - 1), result, scaled), left=True, lower=False)
+    return p.select(bad, 0, result)
 
 
 DET = Primitive("det", _of_square("det"), composed(_det), _det_vjp)
@@ -199,22 +183,22 @@ def _pinv(x: Any, limit: Any) -> Any:
     if k == 0:
         return dot(adjoint(vh), adjoint(u))
     largest = slice_(numbers, [0] * len(numbers.shape), [*batch, 1])
-    least = multiply(broadcast(limit, numbers.shape, range(len(batch))), broadcast(largest, numbers.shape))
-    numbers = select(greater(numbers, least), numbers, np.inf)
-    return dot(divide(adjoint(vh), as_dtype(as_rows(numbers, (*batch, x.shape[-1], k)), x.dtype)), adjoint(u))
+    least = p.multiply(broadcast(limit, numbers.shape, range(len(batch))), broadcast(largest, numbers.shape))
+    numbers = p.select(p.greater(numbers, least), numbers, np.inf)
+    return dot(p.divide(adjoint(vh), as_dtype(as_rows(numbers, (*batch, x.shape[-1], k)), x.dtype)), adjoint(u))
 
 
 def _pinv_forward(d: Derivative, dx: Any, _: Any) -> list[Any]:
     """https://doi.org/10.1137/0710036 (Golub, Pereyra)."""
-    x, p = d.operands[0], d.results[0]
+    x, y = d.operands[0], d.results[0]
     h = adjoint(dx)
     if x.shape[-2] >= x.shape[-1]:
-        s, t = dot(dot(p, adjoint(p)), h), dot(dot(h, adjoint(p)), p)
-        first, s, t = dot(dot(p, dx), p), subtract(s, dot(dot(s, x), p)), subtract(t, dot(dot(p, x), t))
+        s, t = dot(dot(y, adjoint(y)), h), dot(dot(h, adjoint(y)), y)
+        first, s, t = dot(dot(y, dx), y), p.subtract(s, dot(dot(s, x), y)), p.subtract(t, dot(dot(y, x), t))
     else:
-        s, t = dot(p, dot(adjoint(p), h)), dot(h, dot(adjoint(p), p))
-        first, s, t = dot(p, dot(dx, p)), subtract(s, dot(s, dot(x, p))), subtract(t, dot(p, dot(x, t)))
-    return [subtract(add(s, t), first)]
+        s, t = dot(y, dot(adjoint(y), h)), dot(h, dot(adjoint(y), y))
+        first, s, t = dot(y, dot(dx, y)), p.subtract(s, dot(s, dot(x, y))), p.subtract(t, dot(y, dot(x, t)))
+    return [p.subtract(p.add(s, t), first)]
 
 
 PINV = Primitive("pinv", _pinv_infer, composed(_pinv), linearly(_pinv_forward))
