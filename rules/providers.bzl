@@ -119,6 +119,11 @@ AotBundleInfo = provider(
     },
 )
 
+AotJaxCacheInfo = provider(
+    doc = "Entries of JAX's persistent compilation cache.",
+    fields = {"folder": "File: the folder that JAX reads."},
+)
+
 AotProvenanceInfo = provider(
     doc = "What a bundle was built from.",
     fields = {

@@ -8,6 +8,7 @@ load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
 load("//rules/private:image.bzl", "aot_image", "aot_push")
+load("//rules/private:jax_cache.bzl", "aot_jax_cache")
 load("//rules/private:measuring.bzl", "aot_latency", "aot_size_test")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
@@ -156,6 +157,7 @@ def _stagec_manifest_impl(repository_ctx):
         "reproducible": plan["manifest"]["reproducible"],
         "bundle_size": plan["bundle_size"],
         "tolerances": plan["tolerances"],
+        "jax_cache": plan["jax_cache"],
         "exports": [
             (export["name"], export["spec"]["name"], json.encode(export["spec"]))
             for export in plan["exports"]
@@ -240,13 +242,32 @@ def _declare_golden_tests(plan, name, golden, common):
                 **attributes
             )
 
+def _declare_jax_cache(plan, name, common):
+    """The folder of JAX's compilation cache, where the manifest asks for it."""
+    cached = plan["jax_cache"]["executables"]
+    if not cached:
+        return
+    machines = {}
+    for executable, _, spec in plan["executables"]:
+        if executable in cached:
+            machines[executable] = plan["jax_cache"]["machines"].get(json.decode(spec)["target"]["name"], [])
+    exports = {":" + export: None for executable, export, _ in plan["executables"] if executable in cached}
+    aot_jax_cache(
+        name = name + ".jax_cache",
+        manifest = plan["path"],
+        exports = exports.keys(),
+        executables = [":" + executable for executable in cached],
+        machines = machines,
+        **common
+    )
+
 def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
       plan: dict of path (the manifest's), package and folder below it (where it is), bundle (name, version), reproducible
         (whether that is tested), bundle_size (what it may have at most, or None), tolerances (of functions, beyond the
-        baseline), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
+        baseline), jax_cache (names of executables, and machines by target), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
@@ -294,6 +315,7 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         external_weights = _weights_of(specs, external = True),
         **common
     )
+    _declare_jax_cache(plan, name, common)
     _declare_golden_tests(plan, name, [export for export, _ in golden], common)
     _declare_baseline(plan, name, common)
     aot_latency(name = name + ".latency", bundle = ":" + name, **common)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stagec.backends.options import suggestion
@@ -54,6 +54,7 @@ class CompiledModule:
     hlo: the optimized HLO, as text.
     device_ids: for each partition, the id of the device that it was assigned to.
     coords: for each partition, x, y, z and core of that device; empty where the platform has no coordinates.
+    devices: parts of JAX's keys in its compilation cache that follow the device (`jax_entries`); empty for CPUs.
     """
 
     executable: bytes
@@ -62,6 +63,7 @@ class CompiledModule:
     hlo: str
     device_ids: Sequence[int]
     coords: Sequence[Sequence[int]] = ()
+    devices: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,13 @@ class Backend(Protocol):
     def hardware(self, target: Any) -> Hardware:
         """Return what `target` comes to, without compiling. Raises CannotCompile when there is no such hardware."""
 
-    def compile_module(self, module: ir.Module, target: Any, mesh: Sequence[int]) -> CompiledModule:
+    def compile_module(
+        self, module: ir.Module, target: Any, mesh: Sequence[int], options: bytes = b""
+    ) -> CompiledModule:
         """Compile a StableHLO module in a process that has been prepared.
 
         mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
+        options: XLA's CompileOptions, serialized, with which JAX would compile it; empty: those of an export.
         Raises CannotCompile when the compiler refuses the module, an option or the target.
         """
 
@@ -142,16 +147,26 @@ def _no_option(name: str) -> CannotCompile:
     return CannotCompile(what, f"compiler_options.{name}", suggestion(name))
 
 
-def compile_options(ids: Sequence[int], compiler_options: Mapping[str, CompilerOption]) -> xla_client.CompileOptions:
+def compile_options(
+    ids: Sequence[int], compiler_options: Mapping[str, CompilerOption], serialized: bytes = b""
+) -> xla_client.CompileOptions:
     """Return XLA's options for a target: a partition for each device of `ids`, split as the module's shardings say.
 
+    serialized: options to change that into, as `compile_module` has them.
     Raises CannotCompile when an option cannot have its value, or XLA has no such option.
     """
     from stagec.pjrt import clients
 
     options = clients.compile_options(ids)
-    options.executable_build_options.use_spmd_partitioning = True
-    options.executable_build_options.use_shardy_partitioner = True
+    if serialized:
+        from jaxlib import xla_client
+
+        assigned = options.device_assignment
+        options = xla_client.CompileOptions.ParseFromString(serialized)
+        options.device_assignment = assigned
+    else:
+        options.executable_build_options.use_spmd_partitioning = True
+        options.executable_build_options.use_shardy_partitioner = True
     set_options(options, compiler_options)
     return options
 

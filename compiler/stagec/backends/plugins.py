@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, DoesNotFit, compile_options, refusal
 from stagec.backends.options import suggestion
+from stagec.core.builds import jax_entries
 from stagec.core.builds.platforms import PLATFORMS, Plugin
 from stagec.core.builds.specs import CompilerOption
 from stagec.patches import hash_seeds, known_builds, machine_code
@@ -143,18 +144,20 @@ def compile_for(
     module: ir.Module,
     compiler_options: Mapping[str, CompilerOption],
     partitions: Sequence[Any] = (),
+    serialized: bytes = b"",
     load: bool = False,
 ) -> _jax.Executable | _jax.LoadedExecutable:
     """Compile a StableHLO module.
 
     devices: of a topology of the plugin's; the module runs in as many partitions.
     partitions: for each partition, its device; empty: `devices` in their own order.
+    serialized: XLA's options as JAX would have them; empty: those of an export.
     load: whether they are here, and XLA is to load what it makes.
     Raises CannotCompile when XLA refuses the module or an option, and when this build of the plugin is not known.
     """
     from jaxlib import _jax
 
-    options = compile_options([device.id for device in partitions or devices], compiler_options)
+    options = compile_options([device.id for device in partitions or devices], compiler_options, serialized)
     try:
         with turns.for_another_machine(), _changed(plugin):
             client = devices[0].client
@@ -168,6 +171,19 @@ def compile_for(
         message = str(error)
         refused = out_of_memory(message) or _unknown_option(plugin, message, compiler_options)
         raise refused or refusal(message, compiler_options) from error
+
+
+def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
+    """Return what JAX's compilation cache has in its keys of devices of a topology, by the names of parts."""
+    from jaxlib import _jax, xla_client
+
+    client = devices[0].client
+    try:
+        topology = xla_client.get_topology_for_devices(list(devices)).fingerprint().to_bytes(8, "big")
+    except _jax.JaxRuntimeError:  # JAX has the kinds of devices then
+        topology = b"".join(device.device_kind.encode() for device in devices)
+    platform = client.platform.strip() + client.platform_version.strip()
+    return {jax_entries.PLATFORM: platform.encode(), jax_entries.TOPOLOGY: topology}
 
 
 @contextlib.contextmanager

@@ -77,6 +77,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "golden",
         "describe-weights",
         "bundle",
+        "jax-cache",
         "provenance",
     ),
 }

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", required=True, help="the executable's spec, a JSON file")
-    parser.add_argument("--exported", required=True, help="the exported artifact to compile")
+    compiled = parser.add_mutually_exclusive_group(required=True)
+    compiled.add_argument("--exported", help="the exported artifact to compile")
+    compiled.add_argument("--jax-key", help="what JAX compiles, in its place: the file that stagec export wrote")
     parser.add_argument("--lowered", help="what JAX lowered for devices, beside it: the file that stagec export wrote")
     parser.add_argument("--output", help="where to write the executable")
     parser.add_argument("--description", help="where to write its description, a JSON file")
@@ -30,6 +32,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
     parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
+    parser.add_argument("--jax-entry", help="where to write the names that it has in JAX's compilation cache, as JSON")
+    parser.add_argument(
+        "--machine",
+        action="append",
+        default=[],
+        metavar="FINGERPRINT",
+        help="a machine to name it for there: what python -m stagec.jax_cache prints; may be repeated",
+    )
     parser.add_argument("--label", default="", help="what messages call it: the label of a Bazel target")
 
 
@@ -46,15 +56,27 @@ def run(options: argparse.Namespace) -> None:
     from stagec.backends.compilation import backend
 
     spec = executable_spec(read_text(options.spec))
-    serialized = read(options.exported)
+    serialized = read(options.exported or options.jax_key)
     lowered_for = read(options.lowered) if options.lowered else b""
     backend(spec.target.platform).prepare_process(spec.target)  # before anything of jaxlib's is imported
     try:
+        if options.jax_key:
+            _write_entry(options, spec, serialized)
+            return
         _write_texts(options, spec, serialized, lowered_for)
         if options.output or options.description or options.module:
             _write_executable(options, spec, serialized, lowered_for)
     except StagecError as error:
         raise error.of(options.label) from error
+
+
+def _write_entry(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
+    from stagec.core.builds import jax_entries
+    from stagec.stages.building import compile_for_jax
+
+    executable, entry = compile_for_jax(jax_entries.Key.read(serialized), spec, options.machine)
+    write_whole(options.output, executable)
+    write_whole(options.jax_entry, jax_entries.to_json([entry]).encode())
 
 
 def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:

@@ -18,6 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lowered", help="where to write what JAX lowers for the devices of the targets")
     parser.add_argument("--description", help="where to write what it was made from, a JSON file")
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
+    parser.add_argument("--jax-key", help="where to write what JAX looks an executable up by in its compilation cache")
+    parser.add_argument("--executable", help="the spec of that executable, a JSON file")
     parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
     add_import_roots(parser)
     add_sources(parser)
@@ -43,6 +45,12 @@ def _export(options: argparse.Namespace) -> Answer | None:
     from stagec.core.telling import phases
 
     spec = specs.function_spec(read_text(options.spec))
+    if options.jax_key:
+        from stagec.frontends import jax
+
+        executable = specs.executable_spec(read_text(options.executable))
+        write_whole(options.jax_key, jax.jax_key(spec, executable, options.import_root).to_bytes())
+        return
     with phases.phase("import"):
         from stagec.frontends.frontend import frontend as frontend_of
 

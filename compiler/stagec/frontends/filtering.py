@@ -35,7 +35,7 @@ def filtered(function: Callable[..., Any], arguments: Any, called: Callable[...,
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        given, named = _opened((args, kwargs))
+        given, named = opened((args, kwargs))
         return closed(called(*given, **named))
 
     return run
@@ -58,7 +58,8 @@ def closed(tree: Any, in_object: bool = False, in_module: bool = False) -> Any:
     return tree if same else level.make(children)
 
 
-def _opened(tree: Any) -> Any:
+def opened(tree: Any) -> Any:
+    """Return `tree` as it was before `closed`."""
     return jax.tree.map(lambda leaf: leaf.value if _is_static(leaf) else leaf, tree, is_leaf=_is_static)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.export
@@ -18,8 +19,9 @@ import jax.monitoring
 import numpy as np
 from jax._src import util
 
+from stagec.core.builds.jax_entries import Key
 from stagec.core.builds.platforms import PLATFORMS
-from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.builds.version import VERSION
 from stagec.core.sizes import partitions
 from stagec.core.sizes.avals import DTYPES, Aval
@@ -35,6 +37,7 @@ from stagec.frontends import (
     exporting,
     filtering,
     forwarding,
+    jax_keys,
     kernels,
     packages,
     patched,
@@ -47,6 +50,7 @@ from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
 
 named_arrays = closures.named_arrays
+T = TypeVar("T")
 
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -257,6 +261,39 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
 
 
 def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Staged:
+    function, entry, options, args, kwargs = _prepared(spec, import_roots, frames)
+    del function
+
+    def traced() -> Staged:
+        with jax.sharding.use_abstract_mesh(_mesh(spec)), _counting_its_devices():
+            jitted = _jitted(spec, entry, options, args, kwargs, _mesh(spec))
+            jaxpr = _trace(spec, jitted, args, kwargs).jaxpr.jaxpr
+            try:
+                with kernels.noticing_forms() as forms:
+                    exported = _export(spec, jitted, args, kwargs)  # JAX does not trace again
+            except Exception as error:  # for one in lax.composite JAX has a KeyError
+                if problems := callbacks.problems(spec, jaxpr):
+                    raise StagecError(*problems) from error
+                raise
+            kernels.check_plugin(spec, exported.mlir_module_serialized)
+            depends = bool(forms) or kernels.are_in(exported.mlir_module_serialized)
+            advice.check(spec, exported)
+            return Staged(exported, jitted, args, kwargs, depends)
+
+    return _running(spec, traced)
+
+
+class _Prepared(NamedTuple):
+    """What is traced: the user's function, what `jax.jit` gets in its place, with options, and abstract arguments."""
+
+    function: Callable[..., Any]
+    entry: Callable[..., Any]
+    options: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _Prepared:
     _configure(spec)
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
     jax.config.update("jax_traceback_in_locations_limit", frames)
@@ -275,48 +312,83 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
         "keep_unused": spec.keep_unused,
         "inline": spec.inline,
     }
-    if spec.in_shardings is not None:
-        options["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args)
     bound = entries.bind(function, static) if static else function
     called: Any = forwarding.watched(function, entries.refusal(spec))
     called = entries.bind(called, static) if static else called
     called.__name__ = util.fun_name(bound)  # which the module has
-    entry = filtering.filtered(bound, (args, kwargs), called)
+    return _Prepared(function, filtering.filtered(bound, (args, kwargs), called), options, args, kwargs)
 
-    failed = f"staging {spec.entry} raised"
 
-    def trace(jitted: Any) -> Any:
+def _jitted(
+    spec: FunctionSpec, entry: Callable[..., Any], options: Mapping[str, Any], args: Any, kwargs: Any, mesh: Any
+) -> Any:
+    """Return `entry` under `jax.jit`, with shardings over `mesh`."""
+    shardings: dict[str, Any] = {}
+    if spec.in_shardings is not None:
+        shardings["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args, mesh)
+    if spec.out_shardings is not None:
         repeatable.again(spec.key)
-        try:
-            return user_code.run(lambda: jitted.trace(*args, **kwargs), failed, spec.manifest, spec.key)
-        except StagecError as error:
-            more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
-            raise StagecError(*error.problems, *more) from error.__cause__
+        result = jax.eval_shape(entry, *args, **kwargs)
+        shardings["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result, mesh)
+    return jax.jit(entry, **options, **shardings)
 
-    def traced() -> Staged:
-        with jax.sharding.use_abstract_mesh(_mesh(spec)), _counting_its_devices():
-            if spec.out_shardings is not None:
-                repeatable.again(spec.key)
-                result = jax.eval_shape(entry, *args, **kwargs)
-                options["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result)
-            jitted = jax.jit(entry, **options)
-            jaxpr = trace(jitted).jaxpr.jaxpr
-            try:
-                with kernels.noticing_forms() as forms:
-                    exported = _export(spec, jitted, args, kwargs)  # JAX does not trace again
-            except Exception as error:  # for one in lax.composite JAX has a KeyError
-                if problems := callbacks.problems(spec, jaxpr):
-                    raise StagecError(*problems) from error
-                raise
-            kernels.check_plugin(spec, exported.mlir_module_serialized)
-            depends = bool(forms) or kernels.are_in(exported.mlir_module_serialized)
-            advice.check(spec, exported)
-            return Staged(exported, jitted, args, kwargs, depends)
 
+def _trace(spec: FunctionSpec, jitted: Any, args: Any, kwargs: Any) -> Any:
+    repeatable.again(spec.key)
+    failed = f"staging {spec.entry} raised"
     try:
-        return user_code.run(traced, failed, spec.manifest, spec.key)
+        return user_code.run(lambda: jitted.trace(*args, **kwargs), failed, spec.manifest, spec.key)
+    except StagecError as error:
+        more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
+        raise StagecError(*error.problems, *more) from error.__cause__
+
+
+def _running(spec: FunctionSpec, traced: Callable[[], T]) -> T:
+    try:
+        return user_code.run(traced, f"staging {spec.entry} raised", spec.manifest, spec.key)
     except StagecError as error:
         raise advice.on(error) from error
+
+
+@repeatable.clock_and_chance()
+@_effects_in_order()
+@_in_phases()
+def jax_key(spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequence[str]) -> Key:
+    """Return the key under which JAX looks up the executable of a function in its compilation cache.
+
+    One part is the module, as `jax.jit` lowers it for the target. The devices are CPUs, as many as the mesh has: what a
+    key says of others is for the compiler to say. A function that JAX compiles already, such as one under `jax.jit` or
+    `eqx.filter_jit`, is lowered as it is. This must be the first use of JAX's devices.
+    Raises StagecError for every mistake of the user's.
+    """
+    target = executable.target
+    if spec.mesh:
+        jax.config.update("jax_num_cpu_devices", math.prod(size for _, size in spec.mesh))
+    device = next((d for d in spec.devices if d["platform"] == target.platform), None) if target.jax_device() else None
+    options = dict(target.compiler_options) or None
+
+    def compile_() -> Any:
+        function, entry, jit_options, args, kwargs = _prepared(spec, import_roots, 0)
+        args, kwargs = jax_keys.in_bucket((args, kwargs), executable.bucket)
+        if hasattr(function, "lower"):
+            args, kwargs = filtering.opened((args, kwargs))
+            repeatable.again(spec.key)
+            return function.lower(*args, **kwargs, **spec.static).compile()
+        mesh = devices_mesh(spec) if spec.mesh else None
+        with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+            jitted = _jitted(spec, entry, jit_options, args, kwargs, mesh)
+            traced = _trace(spec, jitted, args, kwargs)
+            return traced.lower(lowering_platforms=(target.platform,)).compile(options)
+
+    with contextlib.ExitStack() as changes:
+        if device:
+            changes.enter_context(kernels.on(kernels.Device.of(device)))
+            changes.enter_context(kernels.newest())
+        key, calls_back = _running(spec, lambda: jax_keys.lowered(compile_))
+    if calls_back:
+        what = f"{spec.entry} calls back into Python, and JAX keeps no executable of such a function"
+        raise spec.problem("jax_cache", what, "write jax_cache = false for this function, or take the callback out")
+    return dataclasses.replace(key, mesh=[size for _, size in spec.mesh])
 
 
 def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
@@ -362,12 +434,11 @@ def devices_mesh(spec: FunctionSpec) -> jax.sharding.Mesh:
     return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any) -> Any:
+def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any, mesh: Any) -> Any:
     """Return `tree` with a sharding in the place of each leaf, of a prefix of it as the manifest writes it.
 
     Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
     """
-    mesh = _mesh(spec)
 
     def walk(prefix: Any, node: Any, path: str) -> list[Any]:
         if isinstance(prefix, str):

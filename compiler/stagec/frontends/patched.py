@@ -171,6 +171,20 @@ EFFECTS = tuple(
     for name, condition in (("filter_in", "self.contains(eff)"), ("filter_not_in", "not self.contains(eff)"))
 )
 
+COMPILE = Patch(
+    *("jax._src.compiler", "compile_or_get_cached"),
+    "a build takes what JAX would compile, with the options and devices that its key has, and compiles it elsewhere",
+)
+KEY_PARTS = Patch(
+    *("jax._src.cache_key", "_log_cache_key_hash"),
+    "JAX hashes the parts of a key and keeps none; here they pass one by one, with their names",
+)
+CACHE_KEY = Patch(
+    *("jax._src.compilation_cache", "get_cache_key"),
+    "on CPUs the key has a fingerprint of the machine's CPU, and an entry is for every CPU that can run it",
+    everywhere=True,
+)
+
 _CALLBACKS = {
     "callback": ("pure_callback_p", "io_callback_p"),
     "buffer_callback": ("buffer_callback_p",),

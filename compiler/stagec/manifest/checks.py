@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from stagec.core.builds import naming
+from stagec.core.builds import frontends, naming
 from stagec.core.builds.specs import TargetSpec
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.sizes.bounds import contradiction
@@ -48,7 +48,18 @@ _X64 = {"i64": "i32", "u64": "u32", "f64": "f32", "c128": "c64"}
 def problems(manifest: Manifest) -> list[Problem]:
     """Return what is wrong with a manifest; of one that has too much to look at only that."""
     of_functions = (_check(manifest, name, function) for name, function in manifest.functions.items())
-    return [*_too_many(manifest)] or [*itertools.chain.from_iterable(of_functions), *_collisions(manifest)]
+    every = itertools.chain(*of_functions, _collisions(manifest), _unused_machines(manifest))
+    return [*_too_many(manifest)] or [*every]
+
+
+def _unused_machines(manifest: Manifest) -> Iterator[Problem]:
+    """Machines of targets for which JAX's compilation cache has no entries."""
+    targets = {name for f in manifest.functions.values() if manifest.has_jax_cache(f) for name in f.targets}
+    for name in manifest.header.jax_cache_machines:
+        if name not in targets:
+            what = f'no function with jax_cache has the target "{name}"'
+            key = key_path(("manifest", "jax_cache_machines", name))
+            yield Problem(manifest.file, key, what, nearest(name, targets) or "leave it out")
 
 
 def _too_many(manifest: Manifest) -> Iterator[Problem]:
@@ -117,6 +128,12 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         if target not in function.targets:
             write = nearest(target, function.targets) or "leave the table out"
             yield problem(("limits", target), f'"{target}" is not in targets', write)
+    if function.jax_cache and frontends.of_entry(function.entry, function.frontend).name != "jax":
+        what = "JAX does not trace this function, so no program has it in JAX's compilation cache"
+        yield problem(("jax_cache",), what, "leave it out")
+    elif function.jax_cache and not function.targets:
+        what = "the compilation cache has executables, and this function has no targets"
+        yield problem(("jax_cache",), what, 'write for example targets = ["cpu-avx2"]')
     yield from _check_variants(function, problem)
     yield from _check_bound(manifest, function, problem)
     yield from _check_golden(manifest, function, problem)

@@ -94,6 +94,12 @@ class Manifest:
             return function.platforms
         return tuple(sorted({self.targets[name].platform for name in function.targets}))
 
+    def has_jax_cache(self, function: Function) -> bool:
+        """Whether the manifest asks for entries of JAX's compilation cache for a function, which JAX must trace."""
+        said = (asked for asked in (function.jax_cache, self.header.jax_cache) if asked is not None)
+        traced = frontends.of_entry(function.entry, function.frontend).name == "jax"
+        return next(said, False) and (traced or bool(function.jax_cache))
+
     def tracing_of(self, function: Function) -> dict[str, Any]:
         """How a function is traced: what it says itself, else what [manifest] says. A file is not traced."""
         is_traced = not frontends.of_entry(function.entry).endings

@@ -67,6 +67,7 @@ Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
 Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
 Entry: TypeAlias = Annotated[str, StringConstraints(pattern=ENTRY)]
 ModuleOrEntry: TypeAlias = Annotated[str, StringConstraints(pattern=MODULE_OR_ENTRY)]
+Fingerprint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "tpu"]
 Precision: TypeAlias = Literal[
     "default",
@@ -140,6 +141,17 @@ HostCallbacks: TypeAlias = Annotated[
 ]
 
 
+JaxCache: TypeAlias = Annotated[
+    bool | None,
+    Field(
+        description="Build entries of JAX's persistent compilation cache, the folder `<manifest>.jax_cache`: for each "
+        "target and bucket, what a program compiles that calls the function under jax.jit. It is for functions that "
+        "JAX traces. A function takes it from [manifest] unless it says otherwise.",
+        examples=[True],
+    ),
+]
+
+
 class Header(Table):
     """What is built: its name, its version, and what holds for all functions."""
 
@@ -162,6 +174,13 @@ class Header(Table):
     prng_impl: PrngImpl = None
     environment: Environment = {}
     host_callbacks: HostCallbacks = None
+    jax_cache: JaxCache = None
+    jax_cache_machines: dict[str, Annotated[tuple[Fingerprint, ...], AfterValidator(read_distinct)]] = Field(
+        {},
+        description="For targets by name, the machines whose programs find entries without `import stagec.jax_cache`: "
+        "what `python -m stagec.jax_cache` prints there.",
+        examples=[{"cpu-avx2": ["85efd4ace077aae1"]}],
+    )
 
 
 TARGETS: Mapping[str, type[CpuTarget | CudaTarget | TpuTarget]] = {
@@ -431,6 +450,7 @@ class Function(Table):
     prng_impl: PrngImpl = None
     environment: Environment = {}
     host_callbacks: HostCallbacks = None
+    jax_cache: JaxCache = None
     mesh: Name | None = Field(
         None,
         description="The mesh to lower for. lax.with_sharding_constraint and shard_map use it by default.",

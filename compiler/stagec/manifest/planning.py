@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stagec.core.builds import frontends, naming
@@ -49,6 +49,8 @@ class Plan:
     exports: sorted by name.
     executables: sorted by name.
     bundle_size: bytes that the bundle's file may have; None: as many as it likes.
+    jax_cache: names of the executables that JAX's compilation cache has entries for, sorted.
+    jax_cache_machines: fingerprints of machines that find them, by target.
     tolerances: of functions that say how much more than their baseline they may take: function -> metric -> tolerance.
     """
 
@@ -59,6 +61,8 @@ class Plan:
     executables: tuple[Executable, ...]
     bundle_size: int | None
     tolerances: Mapping[str, Mapping[str, int | str]]
+    jax_cache: tuple[str, ...] = ()
+    jax_cache_machines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Canonical JSON, one line: equal plans have equal text."""
@@ -70,6 +74,7 @@ class Plan:
             "bundle": {"name": self.name, "version": self.version},
             "bundle_size": self.bundle_size,
             "tolerances": self.tolerances,
+            "jax_cache": {"executables": self.jax_cache, "machines": self.jax_cache_machines},
         }
         return to_json(document) + "\n"
 
@@ -80,6 +85,7 @@ def plan(manifest: Manifest) -> Plan:
         raise StagecError(*problems)
     exports: list[Export] = []
     executables: list[Executable] = []
+    cached: list[str] = []
     for name, function in manifest.functions.items():
         for variant, static in function.combinations():
             traced = _function_spec(manifest, name, function, variant, static)
@@ -89,6 +95,8 @@ def plan(manifest: Manifest) -> Plan:
                 spec = _executable_spec(manifest, name, variant, target, bucket)
                 parts = [export.name, spec.target.name, *_suffix(bucket)]
                 executables.append(Executable(".".join(parts), export.name, spec))
+                if manifest.has_jax_cache(function):
+                    cached.append(executables[-1].name)
     return Plan(
         manifest.header.name,
         manifest.header.version,
@@ -97,6 +105,8 @@ def plan(manifest: Manifest) -> Plan:
         tuple(sorted(executables, key=lambda executable: executable.name)),
         manifest.header.bundle_size,
         {name: f.baseline.model_dump(exclude_none=True) for name, f in manifest.functions.items() if f.baseline},
+        tuple(sorted(cached)),
+        manifest.header.jax_cache_machines,
     )
 
 
@@ -107,6 +117,8 @@ def describe(plan: Plan) -> str:
         target, bucket = executable.spec.target, executable.spec.bucket
         details = [*target.summary(), naming.bucket(bucket)]
         rows.append(("executable", executable.name, ", ".join(filter(None, details))))
+    if plan.jax_cache:
+        rows.append(("jax cache", f"{plan.name}.jax_cache", f"{len(plan.jax_cache)} executables"))
     rows.append(("bundle", plan.name, f"version {plan.version}"))
     width = max(len(name) for _, name, _ in rows)
     return "".join(f"{kind:<10}  {name:<{width}}  {details}\n" for kind, name, details in rows)

@@ -6,19 +6,22 @@ import dataclasses
 import functools
 import hashlib
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, DoesNotFit
-from stagec.core.builds import components, naming
-from stagec.core.builds.specs import ExecutableSpec
+from stagec.core.builds import components, jax_entries, naming
+from stagec.core.builds.jax_entries import Entry, Key
+from stagec.core.builds.specs import CpuTarget, ExecutableSpec
 from stagec.core.builds.version import VERSION
 from stagec.core.telling import phases
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.trees.tree import argument_path
 from stagec.pjrt import compatibility
+from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.stages import by_device, inventory, limits, locations, mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import fields
@@ -59,6 +62,48 @@ def compile_exported(
             raise StagecError(*problems)
         taken = inventory.take(description, compiled.as_text(), hardware, names(), spec) if itemized else None
     return dataclasses.replace(compiled, description=description, stablehlo=stablehlo, inventory=taken)
+
+
+def compile_for_jax(key: Key, spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, Entry]:
+    """Compile the module in a key of JAX's compilation cache; return the executable, and the names of its entries.
+
+    machines: fingerprints of the topologies to name it for, 16 hexadecimal digits each. On CPUs there is a name besides
+    for every CPU that has the target's instruction set (`stagec.jax_cache`); on other platforms, for the topology of
+    the target.
+    The process must have been prepared by the platform's backend. Raises StagecError when it cannot be compiled.
+    """
+    target = spec.target
+    backend = compilation.backend(target.platform)
+    with mlir.context():
+        module = ir.Module.parse(key.parts[jax_entries.MODULE])
+        if target.platform == "cpu":
+            register_custom_calls(mlir.custom_calls(module))
+        options = key.parts[jax_entries.OPTIONS]
+        try:
+            compiled = backend.compile_module(module, target, key.mesh, options)
+        except CannotCompile as error:
+            raise problem(error, spec) from error
+    key = key.with_parts(compiled.devices)
+    if key.mesh and target.platform == "tpu":
+        assigned = compilation.compile_options(compiled.device_ids, {}, options).SerializeAsString()
+        key = key.with_parts({jax_entries.OPTIONS: assigned})
+    topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
+    if isinstance(target, CpuTarget):
+        topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
+    else:
+        topologies = {target.name: key.parts[jax_entries.TOPOLOGY], **topologies}
+    names = {
+        compression: {
+            devices: key.with_parts(
+                {jax_entries.TOPOLOGY: topology, jax_entries.COMPRESSION: compression.encode()}
+            ).name()
+            for devices, topology in topologies.items()
+        }
+        for compression in jax_entries.COMPRESSIONS
+    }
+    bucket = dict(sorted(spec.bucket.items()))
+    entry = Entry(spec.function, spec.variant, target.name, bucket, key.module, key.digests(), names)
+    return compiled.executable, entry
 
 
 def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:

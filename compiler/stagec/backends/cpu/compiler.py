@@ -92,10 +92,13 @@ def find_code() -> None:
         hash_seeds.patches(code)
 
 
-def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = ()) -> CompiledModule:
+def compile_module(
+    module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (), options: bytes = b""
+) -> CompiledModule:
     """Compile a StableHLO module for `target`. The process must have been prepared by `prepare_process`.
 
     mesh: sizes of the axes over which the module's shardings split arrays; one without is whole on each device.
+    options: those with which JAX would compile it, serialized; empty: those of an export.
     Raises CannotCompile when XLA refuses the module or an option, or when this machine cannot build for the target.
     """
     from jaxlib import _jax, xla_client
@@ -106,12 +109,12 @@ def compile_module(module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (
     unsuitable = compatibility.refusal() or clients.too_many(num_devices)
     if unsuitable:
         raise CannotCompile(unsuitable)
-    options = compile_options(range(num_devices), target.compiler_options)
+    settings = compile_options(range(num_devices), target.compiler_options, options)
     try:
         with presented(target):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
             devices = _jax.DeviceList(tuple(client.local_devices()))
-            executable = client.compile_and_load(module, devices, options)
+            executable = client.compile_and_load(module, devices, settings)
     except known_builds.UnknownBuild as error:
         raise CannotCompile(str(error), write=error.write) from error
     except machine_code.PatchError as error:

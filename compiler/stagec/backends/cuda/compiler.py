@@ -124,10 +124,11 @@ def _described(target: CudaTarget) -> tuple[Device, int]:
         raise CannotCompile.of(error) from error
 
 
-def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> CompiledModule:
+def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
     """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
 
     mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
+    options: those with which JAX would compile it, serialized; empty: those of an export.
     The current directory is another one while XLA compiles.
     Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
     another than this jaxlib's, when XLA refuses the module or an option, and when there are results of autotuning but
@@ -143,13 +144,13 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -
     # XLA takes an empty name for a description that it does not have to look up.
     described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
     devices = plugins.topology_devices(PLUGIN, "", described)[:count]
-    options = dict(target.compiler_options)
+    given = dict(target.compiler_options)
     with scratch():
         if results:
             Path(_AUTOTUNING).write_text(target.autotuning_results)
-            options = {_COMPLETE: True, **options, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
+            given = {_COMPLETE: True, **given, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
         try:
-            executable = plugins.compile_for(PLUGIN, devices, module, options)
+            executable = plugins.compile_for(PLUGIN, devices, module, given, serialized=options)
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     return CompiledModule(
@@ -158,6 +159,7 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
         device_ids=[device.id for device in devices],
+        devices=plugins.in_jax_keys(devices),
     )
 
 

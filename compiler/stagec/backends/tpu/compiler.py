@@ -107,11 +107,12 @@ def _topology(target: TpuTarget) -> Topology:
         raise CannotCompile.of(error) from error
 
 
-def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) -> CompiledModule:
+def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
     """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
 
     mesh: sizes of the axes over which the module's shardings split arrays; empty for one device. Its axes lie on the
         topology as `jax.make_mesh` would lay them.
+    options: those with which JAX would compile it, serialized; empty: those of an export.
     Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing, is another than this jaxlib's
     or does not run here, when XLA refuses the module or an option, and when the program does not fit into the memory of
     a chip.
@@ -121,7 +122,7 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) ->
     plugins.check_count(count, topology.num_devices, str(topology))
     devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
     partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
-    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, partitions)
+    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, partitions, options)
     program = executable.hlo_modules()[0].to_string()
     return CompiledModule(
         executable=executable.serialize(),
@@ -130,6 +131,7 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int]) ->
         hlo=program,
         device_ids=[device.id for device in partitions],
         coords=[(*device.coords, device.core_on_chip) for device in partitions],
+        devices=plugins.in_jax_keys(devices),
     )
 
 

@@ -1,0 +1,43 @@
+"""Write a folder that JAX uses as its persistent compilation cache."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stagec.cli.files import print_json, read, read_text, split, write_below
+from stagec.core.builds import jax_entries
+from stagec.core.telling.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--manifest", default="", help="what messages call the manifest")
+    parser.add_argument(
+        "--entry",
+        action="append",
+        default=[],
+        metavar="NAME=ENTRY=EXECUTABLE",
+        help="an executable of the manifest, and the two files that stagec compile --jax-key wrote; may be repeated",
+    )
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="the folder to write")
+
+
+def run(options: argparse.Namespace) -> None:
+    owners: dict[str, str] = {}
+    entries = []
+    Path(options.output).mkdir(parents=True, exist_ok=True)
+    for name, described, executable in (split(text, 3) for text in options.entry):
+        (entry,) = jax_entries.read(read_text(described))
+        entries.append(entry)
+        data = read(executable)
+        for compression, names in entry.names.items():
+            content = jax_entries.file(data, compression)
+            for key in names.values():
+                if owners.setdefault(key, name) != name:
+                    what = f"{owners[key]} and {name} are one entry to JAX, whose key has nothing in which they differ"
+                    raise StagecError(Problem(options.manifest, "jax_cache", what, "leave one of them out"))
+                write_below(options.output, key + jax_entries.SUFFIX, [content])
+                write_below(options.output, key + jax_entries.USED, [bytes(8)])
+    write_below(options.output, jax_entries.INDEX, [jax_entries.to_json(entries).encode()])
+    if options.json:
+        print_json({"output": options.output, "executables": len(entries), "entries": len(owners)})

@@ -1,0 +1,153 @@
+"""Entries of JAX's persistent compilation cache: their names, which are keys, and their files. Standard library only.
+
+JAX's key is the name of a module and a hash of several parts, one after the other: the module, jaxlib's version, flags
+and options, the topology of devices. `Key` has the parts, so that whoever knows another topology can name the same
+entry for that. A file is an executable behind four bytes of a time, in a frame of zlib or zstandard: here of blocks
+that are stored as they are, which every release of every library reads, and which are the same bytes everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from stagec.core.builds import naming
+
+MODULE, OPTIONS, PLATFORM, TOPOLOGY, COMPRESSION = (
+    "computation",
+    "compile_options",
+    "backend version",
+    "accelerator_config",
+    "compression",
+)
+"""Parts that stagec knows, by JAX's names: the module, XLA's options, the platform, its devices, a file's frame."""
+COMPRESSIONS = ("zlib", "zstandard")
+"""JAX takes the second where the program has the package of that name, or Python 3.14."""
+SUFFIX, USED = "-cache", "-atime"
+"""Ends of the names of a file and of the one that says when it was used last, which JAX reads where it evicts."""
+INDEX = "stagec.json"
+"""The file of a folder that says what its entries are for."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an entry's name is made of.
+
+    module: the module's name, such as "jit_predict". parts: what JAX hashes, by JAX's names, in JAX's order.
+    mesh: sizes of the axes over which the module splits arrays; no part of a name.
+    """
+
+    module: str
+    parts: Mapping[str, bytes]
+    mesh: Sequence[int] = ()
+
+    def name(self) -> str:
+        """Return the entry's name, without the suffix of its file."""
+        return f"{self.module}-{hashlib.sha256(b''.join(self.parts.values())).hexdigest()}"
+
+    def with_parts(self, parts: Mapping[str, bytes]) -> Key:
+        """Return the key with other values of some parts."""
+        return Key(self.module, {**self.parts, **parts}, self.mesh)
+
+    def digests(self) -> dict[str, str]:
+        """Return a digest of each part, as JAX logs it."""
+        return {name: hashlib.sha256(part).hexdigest() for name, part in self.parts.items()}
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that `read` reads: a line of JSON, and the parts."""
+        parts = [[name, len(part)] for name, part in self.parts.items()]
+        head = {"module": self.module, "mesh": list(self.mesh), "parts": parts}
+        return b"".join([json.dumps(head).encode(), b"\n", *self.parts.values()])
+
+    @staticmethod
+    def read(data: bytes) -> Key:
+        """Read what `to_bytes` made. Raises ValueError for anything else."""
+        head, _, rest = data.partition(b"\n")
+        described, at, parts = json.loads(head), 0, {}
+        for name, length in described["parts"]:
+            parts[name] = rest[at : at + length]
+            at += length
+        return Key(described["module"], parts, described["mesh"])
+
+
+def any_cpu(isa: str) -> bytes:
+    """Return the topology in names of entries for every CPU that has an instruction set (`stagec.jax_cache`)."""
+    return f"stagec: any CPU with {isa}".encode()
+
+
+def fingerprint(number: str) -> bytes:
+    """Return the topology in JAX's keys of one with that fingerprint, 16 hexadecimal digits. Raises ValueError."""
+    value = bytes.fromhex(number)
+    if len(value) != 8:
+        raise ValueError(number)
+    return value
+
+
+def file(executable: bytes, compression: str) -> bytes:
+    """Return the file of an entry. JAX stores seconds of compiling there, which would differ in each build: zero."""
+    return {"zlib": _zlib, "zstandard": _zstandard}[compression](bytes(4) + executable)
+
+
+def _zlib(data: bytes) -> bytes:
+    """RFC 1950 and 1951, in stored blocks."""
+    blocks = list(_blocks(data, 65535))
+    stored = (struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF) + block for block, last in blocks)
+    return b"\x78\x01" + b"".join(stored) + struct.pack(">I", zlib.adler32(data))
+
+
+def _zstandard(data: bytes) -> bytes:
+    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks."""
+    blocks = (struct.pack("<I", len(block) << 3 | last)[:3] + block for block, last in _blocks(data, 1 << 17))
+    return b"\x28\xb5\x2f\xfd" + b"\xe0" + struct.pack("<Q", len(data)) + b"".join(blocks)
+
+
+def _blocks(data: bytes, most: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield pieces of data, which is not empty, and whether each is the last one."""
+    for at in range(0, len(data), most):
+        yield data[at : at + most], at + most >= len(data)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An executable under all its names.
+
+    function, variant, target, bucket: what it is for, as in the manifest. module: its name in JAX.
+    parts: digests of the parts of its key, as JAX logs them.
+    names: of its entries, by compression, and by what devices: "any CPU with AVX2", or a fingerprint.
+    """
+
+    function: str
+    variant: str
+    target: str
+    bucket: Mapping[str, int]
+    module: str
+    parts: Mapping[str, str]
+    names: Mapping[str, Mapping[str, str]]
+
+    @property
+    def described(self) -> str:
+        """What it is for, as a person says it: "predict for cpu-avx2, batch 8"."""
+        what = f"{naming.artifact(self.function, self.variant)} for {self.target}"
+        return ", ".join(filter(None, (what, naming.bucket(self.bucket))))
+
+
+def to_json(entries: Sequence[Entry]) -> str:
+    """Return what `read` reads: of a folder, or of one entry."""
+    document = {"format": _FORMAT, "entries": [asdict(entry) for entry in entries]}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def read(text: str) -> list[Entry]:
+    """Read what `to_json` wrote. Raises ValueError for anything else."""
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise ValueError("not an index of entries of JAX's compilation cache")
+    try:
+        return [Entry(**entry) for entry in document["entries"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an index of entries of JAX's compilation cache: {error}") from error

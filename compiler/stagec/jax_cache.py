@@ -1,0 +1,44 @@
+"""`import stagec.jax_cache`: JAX's compilation cache finds what stagec built for every CPU that can run it.
+
+On CPUs the key of an entry has a fingerprint of the machine's CPU: its model, and every instruction set it has. The
+folder of `MANIFEST.jax_cache` has each executable under a name without it. After this import JAX looks there first, for
+the newest instruction set that this machine has. What this machine lacks instructions for it never opens, and what JAX
+compiles itself it keeps under its own key, as ever. Import it before the first call of a function.
+
+`python -m stagec.jax_cache` prints the fingerprint, for the key `jax_cache_machines` of a manifest: with that, programs
+on machines of the same kind need no import.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from stagec.core.builds import jax_entries
+from stagec.core.builds.jax_entries import Key
+from stagec.frontends import jax_keys
+from stagec.hardware import x86
+from stagec.pjrt import host
+
+__all__: list[str] = []
+
+
+def _choose(key: Key) -> str | None:
+    """Return the name of the entry in the folder for a CPU such as this one; None where there is none."""
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if not folder or not key.parts.get(jax_entries.PLATFORM, b"").startswith(b"cpu"):
+        return None
+    flags = host.cpu_flags()
+    for isa in reversed(list(x86.ISA)):
+        if flags.issuperset(x86.ISA[isa].requires):
+            name = key.with_parts({jax_entries.TOPOLOGY: jax_entries.any_cpu(isa)}).name()
+            if Path(folder, name + jax_entries.SUFFIX).exists():
+                return name
+    return None
+
+
+if __name__ == "__main__":
+    print(jax_keys.fingerprint())
+else:
+    jax_keys.choosing(_choose)

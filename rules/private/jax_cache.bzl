@@ -1,0 +1,105 @@
+"""JAX's persistent compilation cache, built."""
+
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:export.bzl", "execution_root_folders")
+
+def _key(ctx, export, executable):
+    """Declares what JAX looks the executable up by, which has the module that it compiles."""
+    key = ctx.actions.declare_file("%s/%s.key" % (ctx.label.name + ".parts", executable.name))
+    arguments = ctx.actions.args()
+    arguments.add("--jax-key", key)
+    arguments.add("--executable", executable.spec)
+    arguments.add("--spec", export.spec)
+    arguments.add_all(
+        execution_root_folders(export.import_roots, ctx.workspace_name, ctx.bin_dir.path),
+        before_each = "--import-root",
+    )
+    compiler_action(
+        ctx,
+        mnemonic = "StagecJaxKey",
+        progress_message = "Lowering %s for JAX's cache" % executable.name,
+        command = "export",
+        arguments = arguments,
+        inputs = depset([export.spec, executable.spec]),
+        outputs = [key],
+        plugin = export.plugin,
+        sources = export.sources,
+    )
+    return key
+
+def _entry(ctx, executable, key, machines):
+    """Declares the compiled executable, and the names that it has in the cache."""
+    prefix = "%s/%s" % (ctx.label.name + ".parts", executable.name)
+    compiled = ctx.actions.declare_file(prefix + ".xla")
+    names = ctx.actions.declare_file(prefix + ".json")
+    arguments = ctx.actions.args()
+    arguments.add("--label=%s" % executable.name)
+    arguments.add("--spec", executable.spec)
+    arguments.add("--jax-key", key)
+    arguments.add("--output", compiled)
+    arguments.add("--jax-entry", names)
+    arguments.add_all(machines, before_each = "--machine")
+    compiler_action(
+        ctx,
+        mnemonic = "StagecJaxCompile",
+        progress_message = "Compiling %s for JAX's cache" % executable.name,
+        command = "compile",
+        arguments = arguments,
+        inputs = depset([executable.spec, key]),
+        outputs = [compiled, names],
+        plugin = executable.plugin,
+    )
+    return names, compiled
+
+def _aot_jax_cache_impl(ctx):
+    exports = {target[AotExportInfo].name: target[AotExportInfo] for target in ctx.attr.exports}
+    folder = ctx.actions.declare_directory(ctx.label.name)
+    arguments = ctx.actions.args()
+    arguments.add("--manifest", ctx.attr.manifest)
+    arguments.add("--output", folder.path)
+    inputs = []
+    for target in ctx.attr.executables:
+        executable = target[AotExecutableInfo]
+        if executable.export not in exports:
+            fail("%s: %s is of %s, which is not in exports" % (ctx.label, target.label, executable.export))
+        key = _key(ctx, exports[executable.export], executable)
+        files = _entry(ctx, executable, key, ctx.attr.machines.get(target.label.name, []))
+        arguments.add("--entry", "=".join([executable.name] + [file.path for file in files]))
+        inputs.extend(files)
+    compiler_action(
+        ctx,
+        mnemonic = "StagecJaxCache",
+        progress_message = "Writing JAX's compilation cache %s" % ctx.label.name,
+        command = "jax-cache",
+        arguments = arguments,
+        inputs = depset(inputs),
+        outputs = [folder],
+        worker = False,
+    )
+    return [
+        DefaultInfo(files = depset([folder]), runfiles = ctx.runfiles([folder])),
+        AotJaxCacheInfo(folder = folder),
+    ]
+
+aot_jax_cache = rule(
+    implementation = _aot_jax_cache_impl,
+    doc = "Writes the folder `<name>`, which JAX programs use as their persistent compilation cache: what they would " +
+          "compile for each of the executables. JAX lowers each function as under `jax.jit` (StagecJaxKey), XLA compiles " +
+          "that module to the same bytes in each build (StagecJaxCompile). docs/with-jax.md has the details. " +
+          "`aot_manifest` declares it, if the manifest has `jax_cache`.",
+    attrs = {
+        "manifest": attr.string(doc = "What messages call the manifest."),
+        "exports": attr.label_list(doc = "The functions.", mandatory = True, providers = [AotExportInfo]),
+        "executables": attr.label_list(
+            doc = "The executables. What they say of function, target and bucket counts; they are not built for this.",
+            mandatory = True,
+            providers = [AotExecutableInfo],
+        ),
+        "machines": attr.string_list_dict(
+            doc = "For executables by name, fingerprints of the machines that find them without the import of " +
+                  "`stagec.jax_cache`: what `python -m stagec.jax_cache` prints there.",
+        ),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)
