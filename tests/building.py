@@ -112,6 +112,26 @@ def build_zoo(folder: Path) -> Path:
     return build("tests/zoo/zoo.toml", out, root)
 
 
+def build_jax_cache(manifest: str, out: Path, root: Path) -> Path:
+    """Build the folder of JAX's compilation cache that `manifest` asks for, into `out`; return its path."""
+    out.mkdir(exist_ok=True)
+    plan = write_specs(manifest, root, out)
+    specs = {executable["name"]: executable for executable in plan["executables"]}
+    arguments: list[str | Path] = []
+    for name in plan["jax_cache"]["executables"]:
+        spec, traced = out / f"{name}.spec", out / f"{specs[name]['export']}.spec"
+        files = {suffix: out / f"{name}.jax.{suffix}" for suffix in ("key", "json", "xla")}
+        words = ["--jax-key", files["key"], "--executable", spec, "--import-root", "."]
+        checked("export", "--spec", traced, *words, cwd=root)
+        machines = plan["jax_cache"]["machines"].get(specs[name]["spec"]["target"]["name"], [])
+        named = [word for machine in machines for word in ("--machine", machine)]
+        words = ["--jax-key", files["key"], "--output", files["xla"], "--jax-entry", files["json"], *named]
+        checked("compile", "--spec", spec, *words, cwd=root)
+        arguments += ["--entry", f"{name}={files['json']}={files['xla']}"]
+    checked("jax-cache", "--manifest", manifest, "--output", out / "jax_cache", *arguments, cwd=root)
+    return out / "jax_cache"
+
+
 def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Path] = ()) -> Path:
     """Build the bundle of `manifest` into `out`; return its path."""
     plan = write_specs(manifest, root, out)

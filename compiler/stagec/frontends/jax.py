@@ -372,6 +372,8 @@ def jax_key(spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequen
         args, kwargs = jax_keys.in_bucket((args, kwargs), executable.bucket)
         if hasattr(function, "lower"):
             args, kwargs = filtering.opened((args, kwargs))
+            if type(function).__module__.partition(".")[0] == "equinox":  # what is no array is static there
+                args, kwargs = jax.tree.map(jax_keys.zeros, (args, kwargs))
             repeatable.again(spec.key)
             return function.lower(*args, **kwargs, **spec.static).compile()
         mesh = devices_mesh(spec) if spec.mesh else None

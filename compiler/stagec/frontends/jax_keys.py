@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import compilation_cache
 from jaxlib import xla_client
 
 from stagec.core.builds.jax_entries import Key
 from stagec.core.sizes import size
 from stagec.frontends import patched
+from stagec.frontends.evaluation import KEY_IMPLEMENTATIONS
 
 
 class _Lowered(Exception):
@@ -93,6 +95,16 @@ def in_bucket(tree: Any, bucket: Mapping[str, int]) -> Any:
         return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type)
 
     return jax.tree.map(static, tree)
+
+
+def zeros(leaf: Any) -> Any:
+    """Return an array in the place of what stands for one; it takes no memory until somebody reads it."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.zeros(leaf.shape, leaf.dtype)
+    words = jax.eval_shape(jax.random.key_data, leaf)
+    return jax.random.wrap_key_data(np.zeros(words.shape, words.dtype), impl=KEY_IMPLEMENTATIONS[str(leaf.dtype)])
 
 
 def fingerprint() -> str:

@@ -1,0 +1,241 @@
+"""JAX's compilation cache, built: programs with JAX find every executable, and what differs is a miss.
+
+Modules: `frontends/jax_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `cli/jax_cache.py`.
+"""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.core.builds import jax_entries
+from stagec.core.builds.jax_entries import Key
+from stagec.hardware import x86
+from stagec.pjrt import host
+from tests.building import COMPILER, build_jax_cache, checked, stagec, write_specs
+
+SOURCES = Path(__file__).parent / "cached"
+EIGHT = "--xla_force_host_platform_device_count=8"
+HERE = next(isa for isa in reversed(list(x86.ISA)) if host.cpu_flags().issuperset(x86.ISA[isa].requires))
+SMALL = """
+[manifest]
+name = "small"
+version = "1"
+jax_cache = true
+
+[functions.double]
+entry = "small:double"
+args = ["f32[4]"]
+targets = ["cpu-avx2"]
+"""
+DOUBLE = "def double(x):\n    return x * 2\n"
+CALL = """
+import json, sys
+import jax, numpy as np
+from small import double
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
+result = jax.jit(double)(np.arange(4, dtype=sys.argv[1] if len(sys.argv) > 1 else "f4"))
+print(json.dumps([events.count("cache_hits"), events.count("compile_requests_use_cache"), result.tolist()]))
+"""
+NO_MISSES = "could lead to execution errors such as SIGILL"
+
+
+def process(
+    code: str | Path, *arguments: str, folder: Path | None, cwd: Path, hook: bool = True, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with JAX, whose compilation cache is in `folder`. hook: whether it finds stagec, too."""
+    site = [entry for entry in sys.path if entry.endswith("site-packages")]
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([*site, str(cwd), *([str(COMPILER)] if hook else [])]),
+        **({"JAX_COMPILATION_CACHE_DIR": str(folder)} if folder else {}),
+        **variables,
+    }
+    program = [str(code)] if isinstance(code, Path) else ["-c", code]
+    command = [sys.executable, "-B", "-s", "-S", *program, *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cached")
+    shutil.copytree(SOURCES, folder, dirs_exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(workspace: Path) -> Path:
+    return build_jax_cache("cached.toml", workspace / "out", workspace)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a cache of one function."""
+    root = tmp_path_factory.mktemp("small")
+    (root / "small.toml").write_text(SMALL)
+    (root / "small.py").write_text(DOUBLE)
+    build_jax_cache("small.toml", root / "out", root)
+    return root
+
+
+call = functools.partial(process, f"import stagec.jax_cache\n{CALL}")
+
+
+@pytest.mark.skipif(list(x86.ISA).index(HERE) < list(x86.ISA).index("AVX2"), reason="the executables need AVX2")
+def test_a_program_with_jax_compiles_nothing(cache: Path, workspace: Path) -> None:
+    """Donation, static arguments, x64, weak types, 8 devices, and steps of flax, Equinox and nnx, with JAX's bits."""
+    done = process(workspace / "serve.py", "--hook", folder=cache, cwd=workspace, XLA_FLAGS=EIGHT)
+    found_all = printed(done)
+    assert found_all["cache_hits"] == found_all["compile_requests_use_cache"] == len(found_all["results"]) == 11
+    assert found_all["cache_misses"] == 0
+    assert NO_MISSES not in done.stderr
+    plain = process(workspace / "serve.py", folder=None, cwd=workspace, XLA_FLAGS=f"{EIGHT} --xla_cpu_max_isa=AVX2")
+    assert printed(plain)["results"] == found_all["results"]
+    assert printed(plain)["cache_hits"] == 0
+
+
+def test_two_builds_are_the_same_bytes(cache: Path, workspace: Path) -> None:
+    again = build_jax_cache("cached.toml", workspace / "again", workspace)
+    files = {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in again.iterdir()}
+    assert len(files) == 11 * 2 * 2 + 1  # two compressions, each with the file that JAX writes beside
+
+
+def test_a_machine_that_the_manifest_names_needs_no_import(small: Path, tmp_path: Path) -> None:
+    fingerprint = process(
+        "import runpy; runpy.run_module('stagec.jax_cache', run_name='__main__')", folder=None, cwd=small
+    )
+    assert re.fullmatch("[0-9a-f]{16}\n", fingerprint.stdout), fingerprint.stderr
+    named = f'jax_cache_machines = {{ cpu-avx2 = ["{fingerprint.stdout.strip()}"] }}\n'
+    (tmp_path / "small.toml").write_text(SMALL.replace("jax_cache = true\n", f"jax_cache = true\n{named}"))
+    (tmp_path / "small.py").write_text(DOUBLE)
+    folder = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
+    assert printed(process(CALL, folder=folder, cwd=tmp_path, hook=False)) == [1, 1, [0, 2, 4, 6]]
+    assert printed(process(CALL, folder=folder, cwd=tmp_path, hook=False, XLA_FLAGS=EIGHT)) == [0, 1, [0, 2, 4, 6]]
+    assert printed(call(folder=folder, cwd=tmp_path, XLA_FLAGS=EIGHT)) == [1, 1, [0, 2, 4, 6]]
+
+
+def test_without_the_import_it_is_a_miss(small: Path) -> None:
+    assert printed(process(CALL, folder=small / "out" / "jax_cache", cwd=small)) == [0, 1, [0, 2, 4, 6]]
+
+
+def _another_function(root: Path) -> dict[str, Any]:
+    (root / "small.py").write_text(DOUBLE.replace("x * 2", "x + x"))
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments"),
+    [
+        (_another_function, ()),
+        (lambda _: {"XLA_FLAGS": "--xla_cpu_enable_fast_min_max=true"}, ()),
+        (lambda _: {"JAX_OPTIMIZATION_LEVEL": "O1"}, ()),
+        (lambda _: {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}, ()),
+        (lambda _: {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "all"}, ()),
+        (lambda _: {}, ("i4",)),
+    ],
+    ids=["function", "flag", "level", "optimizations", "caches", "dtype"],
+)
+def test_what_differs_is_a_miss(
+    small: Path, tmp_path: Path, change: Callable[[Path], Mapping[str, str]], arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "small.py").write_text(DOUBLE)
+    folder = small / "out" / "jax_cache"
+    assert printed(call(folder=folder, cwd=tmp_path)) == [1, 1, [0, 2, 4, 6]]
+    assert printed(call(*arguments, folder=folder, cwd=tmp_path, **change(tmp_path))) == [0, 1, [0, 2, 4, 6]]
+
+
+def test_another_jaxlib_is_a_miss(small: Path) -> None:
+    """The version is a part of the key by itself."""
+    (file,) = (small / "out").glob("*.jax.key")
+    key = Key.read(file.read_bytes())
+    names = {key.with_parts({"jax_lib version": version}).name() for version in (b"0.10.1", b"0.10.2")}
+    assert len(names) == 2
+
+
+def test_the_path_of_the_folder_is_in_no_key_without_caches_of_xla(small: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(small / "out" / "jax_cache", tmp_path / "elsewhere")
+    assert printed(call(folder=moved, cwd=small)) == [1, 1, [0, 2, 4, 6]]
+
+
+def test_a_machine_that_lacks_instructions_never_opens_the_file(small: Path) -> None:
+    old = "from stagec.pjrt import host\nhost.cpu_flags = lambda: frozenset()\nimport stagec.jax_cache\n"
+    done = process(old + CALL, folder=small / "out" / "jax_cache", cwd=small)
+    assert printed(done) == [0, 1, [0, 2, 4, 6]]
+
+
+def test_what_jax_compiles_itself_has_its_own_key(small: Path, tmp_path: Path) -> None:
+    """A folder that is shared may be read by machines with fewer instructions."""
+    variables = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    assert printed(call(folder=tmp_path, cwd=small, **variables)) == [0, 1, [0, 2, 4, 6]]
+    (own,) = tmp_path.glob(f"*{jax_entries.SUFFIX}")
+    ours = {path.name for path in (small / "out" / "jax_cache").iterdir()}
+    assert own.name not in ours
+    assert printed(process(CALL, folder=tmp_path, cwd=small, hook=False)) == [1, 1, [0, 2, 4, 6]]
+
+
+def test_a_frame_is_one_of_zlib_and_of_zstandard() -> None:
+    for size in (0, 1, 65535, 65536, 1 << 17, 300_000):
+        data = os.urandom(size)
+        assert zlib.decompress(jax_entries.file(data, "zlib")) == bytes(4) + data
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+
+            assert zstd.decompress(jax_entries.file(data, "zstandard")) == bytes(4) + data
+
+
+CALLS_BACK = 'import jax\n\ndef double(x):\n    jax.debug.print("{}", x)\n    return x * 2\n'
+
+
+def test_a_function_that_calls_back_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.py").write_text(CALLS_BACK)
+    write_specs("small.toml", tmp_path, tmp_path)
+    words = ["--jax-key", "key", "--executable", "small.double.cpu-avx2.spec", "--import-root", "."]
+    done = stagec("export", "--spec", "small.double.spec", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "small.toml: functions.double.jax_cache: small:double calls back into Python, and JAX keeps no executable of "
+        "such a function\n  write jax_cache = false for this function, or take the callback out\n"
+    )
+
+
+def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None:
+    """How many threads a target has is in no key."""
+    entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
+    twice = [word for name in "ab" for word in ("--entry", f"{name}={entry}={executable}")]
+    done = stagec("jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *twice)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "m.toml: jax_cache: a and b are one entry to JAX, whose key has nothing in which they differ\n"
+        "  leave one of them out\n"
+    )
+
+
+def test_an_index_says_what_the_entries_are_for(small: Path) -> None:
+    folder = small / "out" / "jax_cache"
+    (entry,) = jax_entries.read((folder / jax_entries.INDEX).read_text())
+    assert (entry.described, entry.module) == ("double for cpu-avx2", "jit_double")
+    names = {name for table in entry.names.values() for name in table.values()}
+    assert {path.name for path in folder.iterdir()} == {
+        jax_entries.INDEX,
+        *(name + suffix for name in names for suffix in (jax_entries.SUFFIX, jax_entries.USED)),
+    }
+    assert json.loads(checked("jax-cache", "--output", small / "empty", "--json"))["executables"] == 0
