@@ -11,6 +11,7 @@ on machines of the same kind need no import.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import jax
@@ -22,6 +23,8 @@ from stagec.hardware import x86
 from stagec.pjrt import host
 
 __all__: list[str] = []
+
+_LOGGER = logging.getLogger("jax.stagec")  # JAX_LOGGING_LEVEL is of it too
 
 
 def _choose(key: Key) -> str | None:
@@ -35,6 +38,7 @@ def _choose(key: Key) -> str | None:
             name = key.with_parts({jax_entries.TOPOLOGY: jax_entries.any_cpu(isa)}).name()
             if Path(folder, name + jax_entries.SUFFIX).exists():
                 return name
+    _LOGGER.debug("%s", jax_entries.NO_ENTRY_FOR_THIS_CPU)
     return None
 
 

@@ -52,6 +52,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "compare": (
         "diff",
         "explain",
+        "explain-jax-cache",
         "reproduce",
         "rebuild",
         "compare-jit",

@@ -104,7 +104,8 @@ def zeros(leaf: Any) -> Any:
     if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.zeros(leaf.shape, leaf.dtype)
     words = jax.eval_shape(jax.random.key_data, leaf)
-    return jax.random.wrap_key_data(np.zeros(words.shape, words.dtype), impl=KEY_IMPLEMENTATIONS[str(leaf.dtype)])
+    implementation = KEY_IMPLEMENTATIONS[str(leaf.dtype)]
+    return jax.random.wrap_key_data(jax.numpy.zeros(words.shape, words.dtype), impl=implementation)
 
 
 def fingerprint() -> str:

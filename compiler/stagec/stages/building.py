@@ -92,17 +92,7 @@ def compile_for_jax(key: Key, spec: ExecutableSpec, machines: Sequence[str]) -> 
         topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
     else:
         topologies = {target.name: key.parts[jax_entries.TOPOLOGY], **topologies}
-    names = {
-        compression: {
-            devices: key.with_parts(
-                {jax_entries.TOPOLOGY: topology, jax_entries.COMPRESSION: compression.encode()}
-            ).name()
-            for devices, topology in topologies.items()
-        }
-        for compression in jax_entries.COMPRESSIONS
-    }
-    bucket = dict(sorted(spec.bucket.items()))
-    entry = Entry(spec.function, spec.variant, target.name, bucket, key.module, key.digests(), names)
+    entry = jax_entries.entry(key, topologies, spec.function, spec.variant, target.name, spec.bucket)
     return compiled.executable, entry
 
 

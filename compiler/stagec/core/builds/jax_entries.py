@@ -17,20 +17,24 @@ from dataclasses import asdict, dataclass
 
 from stagec.core.builds import naming
 
-MODULE, OPTIONS, PLATFORM, TOPOLOGY, COMPRESSION = (
+MODULE, OPTIONS, JAXLIB, PLATFORM, FLAGS, TOPOLOGY, COMPRESSION = (
     "computation",
     "compile_options",
+    "jax_lib version",
     "backend version",
+    "XLA flags",
     "accelerator_config",
     "compression",
 )
-"""Parts that stagec knows, by JAX's names: the module, XLA's options, the platform, its devices, a file's frame."""
+"""Parts that stagec knows, by JAX's names: the module, XLA's options, versions, flags, devices, a file's frame."""
 COMPRESSIONS = ("zlib", "zstandard")
 """JAX takes the second where the program has the package of that name, or Python 3.14."""
 SUFFIX, USED = "-cache", "-atime"
 """Ends of the names of a file and of the one that says when it was used last, which JAX reads where it evicts."""
 INDEX = "stagec.json"
 """The file of a folder that says what its entries are for."""
+NO_ENTRY_FOR_THIS_CPU = "stagec.jax_cache: no entry for this program and a CPU such as this one"
+"""What the log of a program says that imports `stagec.jax_cache`, before JAX says that it misses an entry."""
 _FORMAT = 1
 
 
@@ -53,10 +57,6 @@ class Key:
     def with_parts(self, parts: Mapping[str, bytes]) -> Key:
         """Return the key with other values of some parts."""
         return Key(self.module, {**self.parts, **parts}, self.mesh)
-
-    def digests(self) -> dict[str, str]:
-        """Return a digest of each part, as JAX logs it."""
-        return {name: hashlib.sha256(part).hexdigest() for name, part in self.parts.items()}
 
     def to_bytes(self) -> bytes:
         """Return the bytes that `read` reads: a line of JSON, and the parts."""
@@ -117,8 +117,10 @@ class Entry:
     """An executable under all its names.
 
     function, variant, target, bucket: what it is for, as in the manifest. module: its name in JAX.
-    parts: digests of the parts of its key, as JAX logs them.
-    names: of its entries, by compression, and by what devices: "any CPU with AVX2", or a fingerprint.
+    parts: digests of the parts of its key that all names have in common, as JAX logs them.
+    said: those parts that are text: the version of jaxlib, the platform, and flags.
+    topologies: what devices it is named for, such as "any CPU with AVX2" or a fingerprint -> the digest of that part.
+    names: of its entries, by compression, and by the same devices.
     """
 
     function: str
@@ -127,6 +129,8 @@ class Entry:
     bucket: Mapping[str, int]
     module: str
     parts: Mapping[str, str]
+    said: Mapping[str, str]
+    topologies: Mapping[str, str]
     names: Mapping[str, Mapping[str, str]]
 
     @property
@@ -134,6 +138,33 @@ class Entry:
         """What it is for, as a person says it: "predict for cpu-avx2, batch 8"."""
         what = f"{naming.artifact(self.function, self.variant)} for {self.target}"
         return ", ".join(filter(None, (what, naming.bucket(self.bucket))))
+
+
+def entry(
+    key: Key, topologies: Mapping[str, bytes], function: str, variant: str, target: str, bucket: Mapping[str, int]
+) -> Entry:
+    """Return the names of the executable that `key` is of, for some devices."""
+
+    def names(compression: str) -> dict[str, str]:
+        parts = {COMPRESSION: compression.encode()}
+        return {devices: key.with_parts({**parts, TOPOLOGY: part}).name() for devices, part in topologies.items()}
+
+    common = {name: part for name, part in key.parts.items() if name not in (TOPOLOGY, COMPRESSION)}
+    return Entry(
+        function,
+        variant,
+        target,
+        dict(sorted(bucket.items())),
+        key.module,
+        {name: _digest(part) for name, part in common.items()},
+        {name: common[name].decode() for name in (JAXLIB, PLATFORM, FLAGS) if name in common},
+        {devices: _digest(part) for devices, part in topologies.items()},
+        {compression: names(compression) for compression in COMPRESSIONS},
+    )
+
+
+def _digest(part: bytes) -> str:
+    return hashlib.sha256(part).hexdigest()
 
 
 def to_json(entries: Sequence[Entry]) -> str:

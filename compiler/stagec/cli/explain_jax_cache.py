@@ -1,0 +1,37 @@
+"""Say which entries of JAX's compilation cache a program missed, and what of their keys differs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stagec.cli.files import print_json, print_text, read_text
+from stagec.core.builds import jax_entries
+from stagec.core.telling.errors import Problem, StagecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", help="what the program writes to stderr with JAX_LOGGING_LEVEL=DEBUG")
+    parser.add_argument("folder", help="the folder that aot_jax_cache wrote")
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagec.reports import jax_misses
+
+    index = str(Path(options.folder, jax_entries.INDEX))
+    try:
+        entries = jax_entries.read(read_text(index))
+    except ValueError as error:
+        raise StagecError(Problem(index, "", str(error), "give a folder that aot_jax_cache wrote")) from error
+    lookups = list(jax_misses.read(read_text(options.log)))
+    if not lookups:
+        what = "it has no keys of JAX's compilation cache"
+        write = "run the program with JAX_LOGGING_LEVEL=DEBUG and JAX_COMPILATION_CACHE_DIR, and keep its stderr"
+        raise StagecError(Problem(options.log, "", what, write))
+    misses = [jax_misses.explain(lookup, entries) for lookup in lookups if not lookup.hit]
+    hits = len(lookups) - len(misses)
+    if options.json:
+        print_json({"hits": hits, "misses": [miss.to_plain() for miss in misses]})
+    else:
+        print_text("".join(miss.as_text() for miss in misses) + f"{hits} of {len(lookups)} found\n")
+    return 1 if misses else 0
