@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,26 +13,23 @@ from stagec.arrays import dims, dtypes, meshes, pytrees
 from stagec.arrays.primitives import contractions
 from stagec.arrays.values import ShapeDtypeStruct
 from stagec.core.builds.specs import FunctionSpec
-from stagec.core.builds.version import VERSION
 from stagec.core.sizes.avals import Aval, AvalError
 from stagec.core.sizes.size import parse_constraint
 from stagec.core.telling import phases
-from stagec.core.telling.errors import StagecError
 from stagec.frontends import (
     array_shardings,
     array_tracer,
-    checkpoints,
     closures,
     entries,
-    packages,
     repeatable,
     source_locations,
     user_code,
 )
 from stagec.frontends.array_tracer import ArrayTracer
-from stagec.pjrt import compatibility, dialects
+from stagec.frontends.frontend import versions as versions
+from stagec.pjrt import dialects
 
-named_arrays = closures.named_arrays
+named_arrays, parameters = closures.named_arrays, entries.parameters
 T = TypeVar("T")
 
 
@@ -72,12 +68,6 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     return _traced(spec, import_roots, ArrayTracer.trace).as_text()
 
 
-def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
-    """Return the names of the parameters that take positional arguments, in order; the last may be `*name`."""
-    user_code.add_import_roots(import_roots)
-    return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
-
-
 @repeatable.clock_and_chance()
 def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
@@ -95,34 +85,20 @@ def results(
         return list(map(np.asarray, traced.lower().compile().call_flat(values)))
 
 
-def versions(spec: FunctionSpec) -> dict[str, str]:
-    """Return what an exported artifact was made with: name -> version."""
-    return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
-
-
 def _traced(
     spec: FunctionSpec, import_roots: Sequence[str], trace: Callable[[ArrayTracer, tuple[Any, ...], dict[str, Any]], T]
 ) -> T:
     """Return the function of `spec` traced, as `trace` does it. Raises StagecError with all that is wrong."""
     tracer, args, kwargs = _prepared(spec, import_roots)
     failed = f"tracing {spec.entry} raised"
-    repeatable.again(spec.key)
     with _settings(spec), phases.phase("trace"):
-        try:
-            return user_code.run(lambda: trace(tracer, args, kwargs), failed, spec.manifest, spec.key)
-        except StagecError as error:
-            more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
-            raise StagecError(*error.problems, *more) from error.__cause__
+        return entries.traced(spec, lambda: trace(tracer, args, kwargs), failed, args, kwargs)
 
 
 def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[ArrayTracer, tuple[Any, ...], dict[str, Any]]:
     """Return the tracer of the function of `spec`, and its abstract arguments."""
     os.environ.update(spec.environment)
-    user_code.add_import_roots(import_roots)
-    packages.check(spec, import_roots)
-    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
-    if not callable(function):
-        raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
+    function = entries.function_of(spec, import_roots)
     with _settings(spec):
         args, kwargs = _arguments(spec, import_roots)
         entries.check_names(spec, function, args, kwargs)
@@ -164,13 +140,12 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
         except (TypeError, AvalError) as error:
             raise spec.problem(key, f"{aval}: {error}", "write another dtype") from None
 
-    return entries.arguments(spec, struct, lambda text, key: checkpoints.avals(spec, text, key, roots))
+    return entries.arguments(spec, struct, roots)
 
 
 def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
     result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
-    result = entries.abstracted(spec, result, _abstract, advice)
-    return (result, {}) if isinstance(result, tuple) else ((), result)
+    return entries.abstracted(spec, result, _abstract, advice)
 
 
 def _abstract(leaf: Any) -> ShapeDtypeStruct:

@@ -6,27 +6,64 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from jaxlib import _jax
 
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.sizes.avals import FILES, Aval, parse_aval
 from stagec.core.telling.errors import Problem, StagecError
-from stagec.frontends import repeatable, updates, user_code
+from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
 
+T = TypeVar("T")
 NUMBERS = (bool, int, float, complex)
 """Python's numbers, which are traced wherever they are in a tree, as `jax.jit` does."""
 _SHOWN = 5
 """Numbers that a message shows."""
 
 
+def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
+    """Return the names of the parameters of the function of `spec` that take positional arguments, in order.
+
+    The last may be `*name`. Static arguments, which are given by keyword, are not among them.
+    """
+    user_code.add_import_roots(import_roots)
+    return user_code.positional(_load(spec), spec.static)
+
+
+def function_of(spec: FunctionSpec, import_roots: Sequence[str]) -> Callable[..., Any]:
+    """Import the function of `spec`, and return it. Raises StagecError."""
+    user_code.add_import_roots(import_roots)
+    packages.check(spec, import_roots)
+    function = _load(spec)
+    if not callable(function):
+        raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
+    return cast(Callable[..., Any], function)
+
+
+def _load(spec: FunctionSpec) -> Any:
+    return user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
+
+
+def traced(spec: FunctionSpec, trace: Callable[[], T], what: str, args: Any, kwargs: Any) -> T:
+    """Return what `trace` gives, which traces the function for these arguments.
+
+    Raises StagecError: that `what` raised, and what may be wrong with the arguments.
+    """
+    repeatable.again(spec.key)
+    try:
+        return user_code.run(trace, what, spec.manifest, spec.key)
+    except StagecError as error:
+        more = numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
+        raise StagecError(*error.problems, *more) from error.__cause__
+
+
 def arguments(
-    spec: FunctionSpec, struct: Callable[[Aval, str], Any], read: Callable[[str, str], Any]
+    spec: FunctionSpec, struct: Callable[[Aval, str], Any], import_roots: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the abstract arguments that a manifest writes as avals.
 
-    struct: what stands for an array, of its aval and key. read: the tree of avals of a file, of its text and key.
+    struct: what stands for an array, of its aval and key. import_roots: where files are looked for.
     Raises StagecError with all that is wrong.
     """
     problems: list[Problem] = []
@@ -39,7 +76,11 @@ def arguments(
         if tree is None:
             return None
         try:
-            return abstract(read(tree, key), key) if tree.startswith(FILES) else struct(parse_aval(tree), key)
+            return (
+                abstract(checkpoints.avals(spec, tree, key, import_roots), key)
+                if tree.startswith(FILES)
+                else struct(parse_aval(tree), key)
+            )
         except StagecError as error:
             problems.extend(error.problems)
 
@@ -132,7 +173,9 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
-def abstracted(spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any], advice: str) -> Any:
+def abstracted(
+    spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any], advice: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments with what stands for each leaf: arrays for their dtype and shape, numbers as they are traced.
 
     abstract: what stands for a leaf. Raises StagecError for leaves that are neither, and numbers that have no dtype.
@@ -152,7 +195,8 @@ def abstracted(spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any],
             raise spec.problem("avals", f"{spec.avals}: {where}: {error}", advice) from None
     if wrong:
         raise spec.problem("avals", f"{spec.avals} returned leaves that are not avals: {', '.join(wrong)}", advice)
-    return structure.unflatten(abstracts)
+    result = structure.unflatten(abstracts)
+    return (result, {}) if isinstance(result, tuple) else ((), result)
 
 
 def is_example(leaf: Any) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import platform
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import missing_package
+from stagec.pjrt import compatibility
 
 NamedArray: TypeAlias = tuple[str, Any, str]
 """An array that a function reaches by a name: the name, the array, and FILE:LINE of the function that uses it."""
@@ -54,6 +57,11 @@ class Frontend(Protocol):
 
         serialized: the artifact that `export` made. What the function raises, it raises.
         """
+
+
+def versions(spec: FunctionSpec) -> dict[str, str]:
+    """Return what an exported artifact was made with without JAX: name -> version."""
+    return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
 
 
 def frontend(spec: FunctionSpec) -> Frontend:

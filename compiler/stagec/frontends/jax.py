@@ -30,7 +30,6 @@ from stagec.core.telling.errors import StagecError
 from stagec.frontends import (
     advice,
     callbacks,
-    checkpoints,
     closures,
     entries,
     evaluation,
@@ -39,7 +38,6 @@ from stagec.frontends import (
     forwarding,
     jax_keys,
     kernels,
-    packages,
     patched,
     pytrees,
     repeatable,
@@ -49,7 +47,7 @@ from stagec.frontends import (
 from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
 
-named_arrays = closures.named_arrays
+named_arrays, parameters = closures.named_arrays, entries.parameters
 T = TypeVar("T")
 
 _PHASES = {
@@ -156,15 +154,6 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
     return _ADDRESS.sub("", text) + "\n"
-
-
-def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
-    """Return the names of the parameters of the function of `spec` that take positional arguments, in order.
-
-    The last may be `*name`. Static arguments, which are given by keyword, are not among them.
-    """
-    user_code.add_import_roots(import_roots)
-    return user_code.positional(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry"), spec.static)
 
 
 @repeatable.clock_and_chance()
@@ -297,11 +286,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _
     _configure(spec)
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
     jax.config.update("jax_traceback_in_locations_limit", frames)
-    user_code.add_import_roots(import_roots)
-    packages.check(spec, import_roots)
-    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
-    if not callable(function):
-        raise spec.problem("entry", f"{spec.entry} is not callable (a {type(function).__name__})")
+    function = entries.function_of(spec, import_roots)
     args, kwargs = _arguments(spec, import_roots)
     entries.check_names(spec, function, args, kwargs)
     static = {name: entries.hashable(value) for name, value in spec.static.items()}
@@ -334,13 +319,8 @@ def _jitted(
 
 
 def _trace(spec: FunctionSpec, jitted: Any, args: Any, kwargs: Any) -> Any:
-    repeatable.again(spec.key)
     failed = f"staging {spec.entry} raised"
-    try:
-        return user_code.run(lambda: jitted.trace(*args, **kwargs), failed, spec.manifest, spec.key)
-    except StagecError as error:
-        more = entries.numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
-        raise StagecError(*error.problems, *more) from error.__cause__
+    return entries.traced(spec, lambda: jitted.trace(*args, **kwargs), failed, args, kwargs)
 
 
 def _running(spec: FunctionSpec, traced: Callable[[], T]) -> T:
@@ -493,7 +473,7 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
     def struct(aval: Aval, key: str) -> jax.ShapeDtypeStruct:
         return user_code.run(lambda: _struct(aval, scope), f"{aval} raised", spec.manifest, f"{spec.key}.{key}")
 
-    return entries.arguments(spec, struct, lambda text, key: checkpoints.avals(spec, text, key, roots))
+    return entries.arguments(spec, struct, roots)
 
 
 def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -508,8 +488,7 @@ def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[st
         what = f"{spec.avals} returned a {unfit[1].__module__}.{unfit[1].__qualname__} (at {unfit[0]}), "
         what += "which looks at its arrays when it is put together: JAX traces it and cannot export it"
         raise spec.problem("avals", what, "return its arrays, and make the object of them in the function")
-    abstract = entries.abstracted(spec, result, _abstract, write)
-    return (abstract, {}) if isinstance(abstract, tuple) else ((), abstract)
+    return entries.abstracted(spec, result, _abstract, write)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

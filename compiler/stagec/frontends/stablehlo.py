@@ -6,7 +6,6 @@ The module's function `main` says what the arguments and results are: a flat lis
 from __future__ import annotations
 
 import importlib.util
-import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,11 +17,10 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
 from stagec.core.builds.specs import FunctionSpec
-from stagec.core.builds.version import VERSION
 from stagec.core.sizes.avals import DTYPES, Aval, mlir_name
 from stagec.core.trees.tree import LEAF, Tree
-from stagec.frontends.frontend import NamedArray
-from stagec.pjrt import compatibility, custom_calls
+from stagec.frontends.frontend import NamedArray, versions as versions
+from stagec.pjrt import custom_calls
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
 
@@ -123,11 +121,6 @@ def results(
         return portable.call, portable.in_tree
 
     return evaluation.results(serialized, values, reference)
-
-
-def versions(spec: FunctionSpec) -> dict[str, str]:
-    """Return what an exported artifact was made with: name -> version."""
-    return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
 
 
 def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.Module:
