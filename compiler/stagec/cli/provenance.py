@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagec.cli.files import Answer, digest, read, read_text, write_whole
 from stagec.cli.options import add_lists
-from stagec.core.telling.errors import blaming
+from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +35,10 @@ def run(options: argparse.Namespace) -> Answer:
 
     environments = []
     for path in options.packages:
-        with blaming(path, what="not a list of packages: ", of=(ValueError, KeyError, TypeError)):
+        try:
             environments.append(provenance.read_environment(read_text(path)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StagecError(Problem(path, "", f"not a list of packages: {error!r}")) from error
     archive = Archive(options.bundle)
     sha256 = archive.sha256()
     name, manifest = options.manifest
