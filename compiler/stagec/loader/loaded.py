@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from jaxlib import _jax
 
@@ -21,6 +21,30 @@ from stagec.pjrt.weights import Weights
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
 
+Value = TypeVar("Value")
+
+
+class Once:
+    """Values by key. Each is made once: a thread waits only where another makes the value that it asks for."""
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Any] = {}
+        self._turns: dict[Hashable, threading.Lock] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return the value of `key`; `make` makes it where there is none. Where it raises, the next thread tries."""
+        value: Value | None = self._values.get(key)
+        if value is None:
+            with self._turns.setdefault(key, threading.Lock()):
+                value = self._values.get(key)
+                if value is None:
+                    value = self._values[key] = make()
+        return value
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.clear()
+
 
 @dataclass
 class Loaded:
@@ -29,6 +53,7 @@ class Loaded:
     archive: None when the bundle was closed. path, name: of the bundle.
     devices: that the caller names, in order; empty: those of the platform. compile: None where nothing may be compiled.
     locations: whether the files with source locations beside the bundle are read.
+    lock: held for an instant, where a call is remembered or the bundle is closed; never while XLA works.
     """
 
     archive: Archive | None
@@ -41,8 +66,15 @@ class Loaded:
     devices: tuple[_jax.Device, ...] = ()
     compile: Compile | None = None
     locations: bool = True
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def devices_for(self, platform: str, count: int) -> Sequence[_jax.Device]:
-        """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count")."""
-        return self.devices[:count] if self.devices else clients.devices(platform, count)
+    def devices_for(self, platform: str, count: int, of_jax: bool = False) -> Sequence[_jax.Device]:
+        """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count").
+
+        of_jax: for JAX's arrays: JAX's devices, which may be fewer, unless the caller of `load` has named others.
+        """
+        if self.devices:
+            return self.devices[:count]
+        if not of_jax:
+            return clients.devices(platform, count)
+        return clients.of_jax(platform)[:count]

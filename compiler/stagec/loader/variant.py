@@ -12,12 +12,12 @@ from jaxlib import _jax
 
 from stagec.bundle import index
 from stagec.bundle.description import LARGEST, Description
-from stagec.core.sizes.avals import Aval, num_bytes, parse_aval
+from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
 from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees.tree import Tree
 from stagec.loader import selection
 from stagec.loader.flat import Flat
-from stagec.loader.loaded import Loaded
+from stagec.loader.loaded import Loaded, Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, host
 from stagec.pjrt.calling_convention import OMITTED, Interface, Signature
@@ -26,7 +26,9 @@ from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
+    from stagec.bundle.archive import Archive
     from stagec.core.telling.calls import Call
+    from stagec.loader.jax_calls import JaxCalls
     from stagec.loader.padding import Fit, Padding
 
 
@@ -38,6 +40,8 @@ class Variant:
     offers: what the bundle has to run it.
     usage: returns how a call is written.
     padding: what the manifest says of smaller sizes; None: nothing.
+    interface: how it is called, before a size is known.
+    whole: what runs calls like the last one, which had JAX's arrays; None: that one had none.
     """
 
     def __init__(self, loaded: Loaded, name: str) -> None:
@@ -50,18 +54,20 @@ class Variant:
         self._loaded = loaded
         self._descriptions: dict[tuple[str, tuple[tuple[str, int], ...]], Description] = {}
         self._prepared: dict[Kinds, tuple[Signature, Callable[[Sequence[Any]], Sequence[Any] | None]]] = {}
-        self._calls: dict[Shapes, tuple[Signature, Fit | None]] = {}
-        self._signatures: dict[Shapes, Signature] = {}
+        self._calls: dict[tuple[Shapes, bool], tuple[Signature, Fit | None]] = {}
+        self._signatures = Once()  # by shapes and devices
+        self._jax_calls: JaxCalls | None = None
+        self.whole: Callable[..., Any] | None = None
         in_avals, out_avals = (tuple(map(parse_aval, entry[key])) for key in ("in_avals", "out_avals"))
         self.offers = selection.offers(loaded.archive.index, name, in_avals)
         in_tree, out_tree = (Tree.from_json(entry[key]) for key in ("in_tree", "out_tree"))
-        self._interface = Signature(name, Interface(in_tree, in_avals, out_tree, out_avals), loaded.types, self.usage)
+        self.interface = Signature(name, Interface(in_tree, in_avals, out_tree, out_avals), loaded.types, self.usage)
         self._bound: Bound | None = None
         if entry["bind"]:
             self._bound = Bound(name, in_tree, entry["bind"], loaded.weights, self.usage)
         avals = ((bound, loaded.archive.index["weights"][bound["weight"]]["aval"]) for bound in entry["bind"])
         self._bound_arrays = tuple(
-            BoundArray(self._interface.paths[bound["leaf"]], bound["weight"], aval, num_bytes(parse_aval(aval)))
+            BoundArray(self.interface.paths[bound["leaf"]], bound["weight"], aval, num_bytes(parse_aval(aval)))
             for bound, aval in avals
         )
         self.padding: Padding | None = None
@@ -69,7 +75,7 @@ class Variant:
         if entry["padding"] and buckets:
             from stagec.loader.padding import Padding  # few functions declare it
 
-            self.padding = Padding(entry["padding"], in_avals, out_avals, self._interface.paths, buckets)
+            self.padding = Padding(entry["padding"], in_avals, out_avals, self.interface.paths, buckets)
         self._fills_in = bool(self._bound or (self.padding and self.padding.masks))
 
     @property
@@ -86,7 +92,7 @@ class Variant:
     @property
     def weights(self) -> Mapping[str, Weight]:
         """The weights bound to arguments, which callers leave out, by path: `args[0]['w']`."""
-        return {self._interface.paths[i]: weight for i, weight in self._bound.weights.items()} if self._bound else {}
+        return {self.interface.paths[i]: weight for i, weight in self._bound.weights.items()} if self._bound else {}
 
     def select(self, shapes: Shapes | None = None, devices: Sequence[_jax.Device] | None = None) -> Selection:
         """Return what the bundle has to run this, and what of it runs here. shapes: of the leaves, flat."""
@@ -107,30 +113,46 @@ class Variant:
 
     def call(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
         """Run it. kwargs: those that are not static. donate: as of `Function.with_options`. See `Function.__call__`."""
-        given = self._leaves(args, kwargs) if self._fills_in else self._interface.leaves(args, kwargs)
+        whole = self.whole
+        if whole is None or not donate:
+            return self.call_once(args, kwargs, donate)
+        try:
+            return whole(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            leaves = self.interface.check_dtypes(self._leaves(args, kwargs), of_jax=True)
+            raise self.jax_calls.error(error, leaves) from None
+
+    def call_once(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
+        """Run it as `call` does, whatever the last call was."""
+        given = self._leaves(args, kwargs) if self._fills_in else self.interface.leaves(args, kwargs)
         kinds = kinds_of(given)
         known = self._prepared.get(kinds) if donate else None
-        if known is None and None in kinds and not self._fills_in:  # numbers become arrays
-            given = self._interface.check_dtypes(given)
-            kinds = kinds_of(given)
-            known = self._prepared.get(kinds) if donate else None
+        if known is None and None in kinds:
+            arrays = self.interface.check_dtypes(given, of_jax=True)
+            if _jax.ArrayImpl in map(type, arrays):
+                results = self.jax_calls.call(arrays, donate)
+                self.whole = self.jax_calls.whole
+                return self.interface.unflatten(results)
+            if not self._fills_in:  # numbers are arrays now
+                given, kinds = arrays, kinds_of(arrays)
+                known = self._prepared.get(kinds) if donate else None
         if known is not None:
             signature, run = known
             try:
                 outputs = run(given)
             except RuntimeError as error:
-                self._locate(error, signature)
+                self.locate(error, signature)
                 raise
             if outputs is not None:
                 return signature.unflatten(outputs)
-        leaves = self._interface.check_dtypes(given)
-        signature, fit = self._calls.get(_shapes(leaves)) or self._resolve(leaves)
+        leaves = self.interface.check_dtypes(given)
+        signature, fit = self.resolved(leaves)
         if fit is not None:
             leaves = fit.fill(leaves)
         try:
             results = signature.call(leaves, donate)
         except RuntimeError as error:  # XLA's own
-            self._locate(error, signature)
+            self.locate(error, signature)
             raise
         if fit is None:
             self._prepare(signature, kinds)
@@ -140,31 +162,39 @@ class Variant:
         """Return it for arrays like these, loaded; see `Function.flat`."""
         leaves = self._flatten(args, kwargs)
         shapes = _shapes(leaves)
-        signature, fit = self._calls.get(shapes) or self._resolve(leaves)
+        signature, fit = self.resolved(leaves)
         if fit and (fit.shapes != shapes or any(leaf is OMITTED for leaf in leaves)):
             raise CallError("shape", f"{self.name}: a flat call is not padded: give all arrays, of a bucket's sizes")
-        return Flat(signature, shapes, donate, self._loaded, self._locate)
+        return Flat(signature, shapes, donate, self._loaded, self.locate)
 
     def input_shardings(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Return how a call lays these arguments on devices; see `Function.input_shardings`."""
         leaves = self._flatten(args, kwargs)
-        signature, _ = self._calls.get(_shapes(leaves)) or self._resolve(leaves)
+        signature, _ = self.resolved(leaves)
         assert signature.executable is not None
         taken = zip(signature.description.kept_var_idx, signature.executable.parameter_shardings, strict=True)
         by_leaf: Mapping[int, Sharding] = dict(taken)
         return signature.description.in_tree.unflatten([by_leaf.get(i) for i in range(len(leaves))])
 
+    @property
+    def jax_calls(self) -> JaxCalls:
+        """The calls that have JAX's arrays among their arguments."""
+        if self._jax_calls is None:
+            from stagec.loader.jax_calls import JaxCalls  # most processes have no JAX
+
+            self._jax_calls = JaxCalls(self)
+        return self._jax_calls
+
     def _prepare(self, signature: Signature, kinds: Kinds) -> None:
         """Remember a call that was right, for the next one like it."""
+        if len(self._prepared) >= MOST_KINDS or (prepared := signature.prepare(kinds)) is None:
+            return
         with self._loaded.lock:
-            if self._loaded.archive is None or len(self._prepared) >= MOST_KINDS:
-                return
-            prepared = signature.prepare(kinds)
-            if prepared is not None:
+            if self._loaded.archive is not None:
                 self._prepared[kinds] = signature, prepared.run if prepared.on_device else prepared.read
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
-        return self._interface.check_dtypes(self._leaves(args, kwargs))
+        return self.interface.check_dtypes(self._leaves(args, kwargs))
 
     def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
         """Return the leaves of a call, with what the caller left out."""
@@ -172,24 +202,52 @@ class Variant:
             kwargs = {**dict.fromkeys(self.padding.masks, OMITTED), **kwargs}
         if self._bound:
             args, kwargs = self._bound.fill(args, kwargs)
-        return self._interface.leaves(args, kwargs)
+        return self.interface.leaves(args, kwargs)
 
-    def _resolve(self, leaves: Sequence[Any]) -> tuple[Signature, Fit | None]:
+    def resolved(self, leaves: Sequence[Any], of_jax: bool = False) -> tuple[Signature, Fit | None]:
         """Return what runs for arguments of these shapes, loaded; remembered for the next call.
 
-        Raises CallError ("shape") where no bucket has them, LoadError.
+        of_jax: for JAX's arrays. Raises CallError ("shape") where no bucket has them, CallError ("client"), LoadError.
         """
+        given = _shapes(leaves), of_jax
+        known = self._calls.get(given)
+        if known is not None:
+            return known
+        fit = self.padding.fit(leaves) if self.padding else None
+        if fit is None and any(leaf is OMITTED for leaf in leaves):
+            raise CallError("shape", self._no_bucket(leaves))
+        shapes = fit.shapes if fit else given[0]
+        signature = self._loaded_for(self._select(shapes, leaves), shapes, of_jax)
         with self._loaded.lock:
-            given = _shapes(leaves)
-            fit = self.padding.fit(leaves) if self.padding else None
-            if fit is None and any(leaf is OMITTED for leaf in leaves):
-                raise CallError("shape", self._no_bucket(leaves))
-            shapes = fit.shapes if fit else given
-            signature = self._signatures.get(shapes)
-            if signature is None:
-                signature = self._signatures[shapes] = self._load(self._select(shapes, leaves), shapes)
-            self._calls[given] = signature, fit
-            return self._calls[given]
+            if self._loaded.archive is None:  # this call ends normally, and nothing of it stays
+                self.release()
+            else:
+                self._calls[given] = signature, fit
+        return signature, fit
+
+    def loads(self) -> list[Callable[[], None]]:
+        """Return what loads each executable that calls choose from here. Raises LoadError where nothing runs."""
+        selected = self.select()
+        if selected.chosen is None:
+            raise selected.refusal(self._loaded.path)
+        sizes = {offer.shapes for offer in self.offers if offer.kind == "executable"}
+        avals = self.interface.description.in_avals
+        if not sizes and all(isinstance(size, int) for aval in avals for size in aval.shape):
+            sizes = {selection.shapes_of(tuple(map(physical, avals)))}
+        chosen = [candidate.offer for candidate in selected.candidates if candidate.code == selection.CHOSEN]
+        return [
+            functools.partial(self._load, offer, shapes)
+            for offer in chosen
+            for shapes in ([offer.shapes] if offer.kind == "executable" else sorted(sizes))
+        ]
+
+    def _load(self, offer: Offer, shapes: Shapes) -> None:
+        signature = self._loaded_for(offer, shapes)
+        executable, description = signature.executable, signature.description
+        assert executable is not None
+        for aval, i in zip(executable.parameters, description.kept_var_idx, strict=True):
+            if self._bound and i in self._bound.weights:
+                self._bound.weights[i].on(aval)
 
     def _select(self, shapes: Shapes, leaves: Sequence[Any]) -> Offer:
         selected = self.select(shapes)
@@ -200,40 +258,56 @@ class Variant:
             raise CallError("shape", self._no_bucket(leaves))
         raise selected.refusal(self._loaded.path)
 
-    def _load(self, offer: Offer, shapes: Shapes) -> Signature:
-        """Return a signature with its executable: handed to XLA, or compiled. Raises LoadError, CallError ("shape")."""
+    def _loaded_for(self, offer: Offer, shapes: Shapes, of_jax: bool = False) -> Signature:
+        """Return a signature with its executable: handed to XLA, or compiled. Raises LoadError, CallError."""
         loaded = self._loaded
-        if loaded.archive is None:
-            raise CallError("closed", f"{self.name}: the bundle was closed")
+        self._archive()
         platform = selection.usable_platform(offer, loaded.host, loaded.asked)
         assert platform is not None
-        if offer.kind == "exported":
-            assert loaded.compile is not None
-            if platform == "cpu" and not loaded.host.cpu_flags:
-                self._warn_of_unknown_cpu(shapes)
-            devices = loaded.devices_for(platform, offer.nr_devices or 1)
-            doubt = selection.unknown_release(offer, loaded.host)
-            if doubt:
-                warnings.warn(f"{loaded.path}: {offer.member} is compiled; {doubt}", RuntimeWarning, stacklevel=2)
-            convention, executable = loaded.compile(loaded.archive[offer.member], platform, shapes, devices)
-            signature = Signature(self.name, convention, loaded.types, self.usage)
-            signature.executable = executable
-            return signature
+        description = self._describe(offer) if offer.kind == "executable" else None
+        count = description.nr_devices if description else offer.nr_devices or 1
+        devices = tuple(loaded.devices_for(platform, count, of_jax))
+        if len(devices) < count:
+            what = f"{self.name}: it runs on {count} devices of {platform}, and JAX has {len(devices)} in this process"
+            raise CallError("client", f"{what}: pass numpy's arrays, or give JAX more (jax_num_cpu_devices for a CPU)")
+        assigned = description.device_assignment if description else None
+        if platform == "tpu" and assigned and not loaded.devices:
+            # The code is for the places that partitions have in the topology.
+            here = {device.id: device for device in clients.devices(platform)}
+            devices = tuple(here[i] for i in assigned.device_ids) if here.keys() >= {*assigned.device_ids} else devices
+        make = self._compiled if description is None else self._handed_over
+        return self._signatures.get((shapes, devices), lambda: make(offer, shapes, platform, devices))
+
+    def _handed_over(self, offer: Offer, shapes: Shapes, platform: str, devices: Sequence[_jax.Device]) -> Signature:
+        """Return the signature of an executable that XLA has loaded. Raises LoadError, CallError."""
         description = self._describe(offer)
-        signature = Signature(self.name, description, loaded.types, self.usage)
+        signature = Signature(self.name, description, self._loaded.types, self.usage)
+        code, calls = self._archive()[offer.member], tuple(description.custom_calls)
         try:
-            devices = loaded.devices_for(platform, description.nr_devices)
-            assigned = description.device_assignment
-            if platform == "tpu" and assigned and not loaded.devices:
-                # The code is for the places that partitions have in the topology.
-                here = {device.id: device for device in clients.devices(platform)}
-                devices = [here[i] for i in assigned.device_ids] if here.keys() >= {*assigned.device_ids} else devices
-            code, calls = loaded.archive[offer.member], tuple(description.custom_calls)
             signature.load(code, calls, devices, description.memory_kinds)
         except LoadError as error:
-            self._locate(error, signature)
+            self.locate(error, signature)
             raise
         return signature
+
+    def _compiled(self, offer: Offer, shapes: Shapes, platform: str, devices: Sequence[_jax.Device]) -> Signature:
+        """Return the signature of the exported artifact, compiled. Raises LoadError, CallError ("shape")."""
+        loaded = self._loaded
+        assert loaded.compile is not None
+        if platform == "cpu" and not loaded.host.cpu_flags:
+            self._warn_of_unknown_cpu(shapes)
+        doubt = selection.unknown_release(offer, loaded.host)
+        if doubt:
+            warnings.warn(f"{loaded.path}: {offer.member} is compiled; {doubt}", RuntimeWarning, stacklevel=2)
+        convention, executable = loaded.compile(self._archive()[offer.member], platform, shapes, devices)
+        signature = Signature(self.name, convention, loaded.types, self.usage)
+        signature.executable = executable
+        return signature
+
+    def _archive(self) -> Archive:
+        if self._loaded.archive is None:
+            raise CallError("closed", f"{self.name}: the bundle was closed")
+        return self._loaded.archive
 
     def _warn_of_unknown_cpu(self, shapes: Shapes) -> None:
         """Say that an executable may run here, and that nothing tells: compiling takes longer than anybody expects."""
@@ -247,9 +321,7 @@ class Variant:
 
         Executables of several targets or buckets may be one member; each has a description of its own.
         """
-        archive = self._loaded.archive
-        if archive is None:
-            raise CallError("closed", f"{self.name}: the bundle was closed")
+        archive = self._archive()
         which = offer.target, tuple(sorted(offer.bucket.items()))
         if which not in self._descriptions:
             entries = archive.index["functions"][self.name]["executables"]
@@ -267,11 +339,12 @@ class Variant:
 
     def release(self) -> None:
         """Let go of the executables; XLA frees their memory when no call uses them any more."""
+        self.whole = self._jax_calls = None
         self._prepared.clear()
         self._calls.clear()
         self._signatures.clear()
 
-    def _locate(self, error: Exception, signature: Signature) -> None:
+    def locate(self, error: Exception, signature: Signature) -> None:
         """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""
         debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
         if self._loaded.locations and debug.exists():
@@ -288,7 +361,7 @@ class Variant:
             wanted = sorted({str(offer.static_avals[i]) for offer in executables})
             given = Aval(executables[0].static_avals[i].dtype, leaf.shape)
             if leaf is not OMITTED and str(given) not in wanted:
-                faults.append(f"{self._interface.path(i)} is {given}; expected {' or '.join(wanted)}")
+                faults.append(f"{self.interface.path(i)} is {given}; expected {' or '.join(wanted)}")
         names = (bucket_name(offer.bucket, " = ", ", ") for offer in executables)
         buckets = "; ".join(dict.fromkeys(filter(None, names)))
         what = "; ".join(faults) or "the sizes of the arguments belong to different buckets"

@@ -74,6 +74,7 @@ class _Omitted:
 OMITTED = _Omitted()
 
 _ARRAYS = {np.ndarray, DeviceArray}
+_ARRAYS_OF_JAX = {*_ARRAYS, _jax.ArrayImpl}
 _NUMBERS = (bool, int, float, complex)
 """Each is a number of the next kind too."""
 _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
@@ -106,6 +107,8 @@ class Signature:
     name: of the function, for messages.
     usage: how it is called, for messages; it is made when there is one. Without it, `parameters` are its names.
     executable: None until `load`, or until it is set to one that is loaded already.
+    registry: jaxlib's, which takes arguments apart. out_structure: jaxlib's PyTreeDef of the result; None where it has
+        types of a model's own.
     unflatten: takes flat results and gives them in their structure; raises CallError ("structure") when a type of the
         model's own has another one here.
     """
@@ -125,12 +128,13 @@ class Signature:
         self._types = types or NodeTypes()
         self._orders: dict[Any, _Known] = {}
         structure = _structure_of(description.out_tree)
+        self.out_structure = structure
         self.unflatten: Callable[[Sequence[Any]], Any] = self._unflatten if structure is None else structure.unflatten
         self._nodes_in, self._nodes_out = (
             list({(node.name, node.auxdata): node for node in tree.custom_nodes()}.values())
             for tree in (description.in_tree, description.out_tree)
         )
-        self._registry = _REGISTERED if self._nodes_in else _CONTAINERS
+        self.registry = _REGISTERED if self._nodes_in else _CONTAINERS
         self._compares_types = any(map(_has_static_data, self._nodes_in))
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
         self.executable: Executable | None = None
@@ -185,7 +189,7 @@ class Signature:
         Containers that were seen before, and fitted, are taken apart in C++. What fits is decided by `_flatten` alone.
         """
         try:
-            leaves, structure = self._registry.flatten((args, kwargs))
+            leaves, structure = self.registry.flatten((args, kwargs))
             known = self._orders.get(structure)
         except (TypeError, ValueError, LookupError, RecursionError):
             # Keys that cannot be sorted; auxiliary data without a hash.
@@ -203,6 +207,14 @@ class Signature:
         if known.seen is not None:
             self._types.use(known.seen)
         return leaves if type(order) is range else [leaves[i] for i in order]
+
+    def plain_leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
+        """Return the leaves of arguments that fitted before, where jaxlib sees all there is to compare; else None."""
+        leaves, structure = self.registry.flatten((args, kwargs))
+        known = self._orders.get(structure)
+        if known is None or type(known.order) is not range or known.static_data or known.static_leaves:
+            return None
+        return leaves  # type: ignore[no-any-return]
 
     def _order(self, structure: Any) -> Sequence[int] | None:
         """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
@@ -240,22 +252,25 @@ class Signature:
             raise CallError("structure", f"{self.name}: {self.usage.mismatch(error, kwargs)}") from None
         return leaves
 
-    def check_dtypes(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return flat arguments as numpy or device arrays of the right dtypes. Raises CallError ("dtype").
+    def check_dtypes(self, leaves: Sequence[Any], of_jax: bool = False) -> list[Any]:
+        """Return flat arguments as numpy or device arrays of the right dtypes. Raises CallError ("dtype", "traced").
 
         64-bit arrays become 32-bit ones where the function takes those, unless JAX's `jax_enable_x64` is set: as in
         JAX. A Python number takes the dtype of the parameter, where that can hold it.
+
+        of_jax: whether JAX's arrays of the right dtypes stay what they are.
         """
-        if {*map(type, leaves)} <= _ARRAYS and [leaf.dtype for leaf in leaves] == self._dtypes:
+        arrays = _ARRAYS_OF_JAX if of_jax else _ARRAYS
+        if {*map(type, leaves)} <= arrays and [leaf.dtype for leaf in leaves] == self._dtypes:
             return list(leaves)
         return [
             leaf
-            if (type(leaf) in _ARRAYS or isinstance(leaf, DeviceArray)) and leaf.dtype == dtype
-            else self._to_numpy(leaf, dtype, i)
+            if (type(leaf) in arrays or isinstance(leaf, DeviceArray)) and leaf.dtype == dtype
+            else self._to_numpy(leaf, dtype, i, of_jax)
             for i, (leaf, dtype) in enumerate(zip(leaves, self._dtypes, strict=True))
         ]
 
-    def _to_numpy(self, leaf: Any, dtype: np.dtype[Any], i: int) -> Any:
+    def _to_numpy(self, leaf: Any, dtype: np.dtype[Any], i: int, of_jax: bool) -> Any:
         if leaf is OMITTED or isinstance(leaf, Weight):
             return leaf
         aval = self.description.in_avals[i]
@@ -264,7 +279,13 @@ class Signature:
         given: Any = getattr(leaf, "dtype", "")
         if str(given).startswith("key<") and aval.dtype in (str(given), "u32"):  # the description may have its words
             # a caller who has such an array has imported JAX
-            return leaf.words() if hasattr(leaf, "words") else sys.modules["jax"].random.key_data(leaf)
+            if hasattr(leaf, "words"):
+                return leaf.words()
+            words = sys.modules["jax"].random.key_data(leaf)
+            return words if of_jax else np.asarray(words)
+        if _is_traced(leaf):
+            what = f"{self.name}: {self.path(i)} is traced by JAX, and an executable takes values: call "
+            raise CallError("traced", f"{what}stagec.jax.function(bundle, {self.name!r}) there instead")
         values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
             with np.errstate(over="ignore", invalid="ignore"):
@@ -300,6 +321,11 @@ class Signature:
 
     def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[DeviceArray]:
         """Return the flat results as device arrays, whatever the arguments are. Raises CallError ("deleted")."""
+        assert self.executable is not None
+        return self.executable.run(self.buffers(leaves, donate))
+
+    def buffers(self, leaves: Sequence[Any], donate: bool = True) -> list[_jax.ArrayImpl]:
+        """Return the parameters of the executable, where it wants them. Raises CallError ("deleted")."""
         executable = self.executable
         assert executable is not None
         donated = self.description.donated
@@ -312,12 +338,16 @@ class Signature:
                     own = own.copy()
             elif isinstance(leaf, DeviceArray):
                 if leaf.is_deleted():
-                    what = f"{self.name}: {self.path(i)} was donated to an earlier call; pass that call's result"
-                    raise CallError("deleted", what)
+                    raise self.deleted(i)
                 if donated[i] and not donate:
                     own = leaf.copy()
             buffers.append(executable.put(number, own, donated[i]))
-        return executable.run(buffers)
+        return buffers
+
+    def deleted(self, leaf: int) -> CallError:
+        """Return the error for a leaf that is gone."""
+        what = f"{self.name}: {self.path(leaf)} was donated to an earlier call; pass that call's result"
+        return CallError("deleted", what)
 
     def prepare(self, kinds: Kinds, donate: bool = True) -> Prepared | None:
         """Return what does the same for all leaves of `kinds`, for which a call was right; None where nothing can."""
@@ -330,6 +360,12 @@ class Signature:
             return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
         except TreeMismatch as error:
             raise CallError("structure", f"{self.name}: the result: {error.what}") from None
+
+
+def _is_traced(leaf: Any) -> bool:
+    """Whether it stands for a value in a function that JAX traces."""
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    return tracer is not None and isinstance(leaf, tracer)
 
 
 def _x64_enabled() -> bool:

@@ -1,10 +1,12 @@
 """The devices of this process: jaxlib's clients, one for each platform, or for each number of CPU devices.
 
-A client is made once, at the first use, and lives as long as the process.
+A client is made once, at the first use, and lives as long as the process. Where JAX has made one by then, it is JAX's:
+a second one would have its own threads and, on an accelerator, its own memory, and arrays would have to be copied.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,14 +34,37 @@ def too_many(num_devices: int) -> str:
 
 
 def cpu_client(num_devices: int) -> _jax.Client:
-    """Return the process's client with that many CPU devices.
+    """Return the process's client with that many CPU devices; JAX's may have more.
 
     One process has one pool of threads for all that runs on one device. Raises LoadError ("device-count").
     """
     refusal = too_many(num_devices)
     if refusal:
         raise LoadError("device-count", refusal)
-    return _once(num_devices, lambda: xla_client.make_cpu_client(num_devices=num_devices))
+
+    def make() -> _jax.Client:
+        known = of_jax("cpu")
+        if len(known) >= num_devices:
+            return known[0].client
+        return xla_client.make_cpu_client(num_devices=num_devices)
+
+    return _once(num_devices, make)
+
+
+def of_jax(platform: str) -> list[_jax.Device]:
+    """Return JAX's devices of a platform, where this process has imported JAX and JAX has started; else none.
+
+    JAX starts at its first array, or at `jax.devices()`.
+    """
+    bridge, jax = sys.modules.get("jax._src.xla_bridge"), sys.modules.get("jax")
+    # Both may be in the middle of their import, in another thread.
+    has_started, local_devices = getattr(bridge, "backends_are_initialized", bool), getattr(jax, "local_devices", None)
+    if not has_started() or local_devices is None:
+        return []
+    try:
+        return list(local_devices(backend=platform))
+    except RuntimeError:  # JAX has no such platform
+        return []
 
 
 def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device]:
@@ -51,16 +76,22 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
     count: how many. The machine's CPU becomes as many devices as you ask for; None means one. A function
         that runs on one of 2 CPU devices copies an array that is on one of 4. For accelerators, None means all.
 
+    If JAX has started before the first use of a platform here, they are JAX's devices.
+
     Raises LoadError ("platform", "device-count") if this process has no such devices, or fewer.
 
     >>> stagec.devices("cpu", 2)
     [CpuDevice(id=0), CpuDevice(id=1)]
     """
     if platform == "cpu":
-        return list(cpu_client(count or 1).local_devices())
+        return list(cpu_client(count or 1).local_devices())[: count or 1]
     from stagec.pjrt import accelerators  # most processes run on the CPU
 
-    local = list(_once(platform, lambda: accelerators.make_client(platform)).local_devices())
+    def make() -> _jax.Client:
+        known = of_jax(platform)
+        return known[0].client if known else accelerators.make_client(platform)
+
+    local = list(_once(platform, make).local_devices())
     if count is not None and count > len(local):
         raise LoadError("device-count", f"{count} devices are asked for, this process has {len(local)} of {platform}")
     return local[:count]

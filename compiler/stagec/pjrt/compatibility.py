@@ -45,11 +45,11 @@ def hlo_print_options() -> Any:
     return module.HloPrintOptions.short_parsable()
 
 
-def result_handler(aval: Any, sharding: Any) -> Any:
-    """Return what makes an output buffer an array of `aval` and `sharding`."""
+def result_handler(aval: Any, sharding: Any, committed: bool = True) -> Any:
+    """Return what makes an output buffer an array of `aval` and `sharding`. committed: JAX leaves it where it is."""
     from jaxlib import _jax
 
     # Before 0.11.2 it checks both against jax's own classes unless asked not to; then it has no such parameter.
     if numbers() < (0, 11, 2):
-        return _jax.array_result_handler(aval, sharding, True, True)
-    return _jax.array_result_handler(aval, sharding, True)
+        return _jax.array_result_handler(aval, sharding, committed, True)
+    return _jax.array_result_handler(aval, sharding, committed)

@@ -27,7 +27,7 @@ _CONVERTED = {"int64", "uint64", "float64", "complex128"}
 _LISTS = _jax.pytree.PyTreeRegistry()
 
 
-class _FastPath(NamedTuple):
+class FastPath(NamedTuple):
     """What `pjit` remembers of a call; fields as in `MeshExecutableFastpathData` of jax/_src/interpreters/pxla.py."""
 
     xla_executable: _jax.LoadedExecutable
@@ -50,34 +50,66 @@ def dispatching(executable: Executable, hosted: Sequence[int], slow: Call) -> Ca
 
     What is returned raises ValueError where XLA has an error, and `slow` RuntimeError.
     """
-    device = executable.devices[0]
-    # On an accelerator numpy's memory would be read after the call; several devices of a CPU run one call at a time.
-    if len(executable.devices) > 1 or clients.platform_of(device) != "cpu":
+    if not takes(executable, hosted):
         return None
+    count, results = len(executable.parameters), executable.results
+    kept = [True] * count
+    path = fast_path(executable, kept, results, [own.xla for own in executable.output_shardings], True)
+
+    def miss(*buffers: Any) -> tuple[list[_jax.ArrayImpl], FastPath]:
+        return slow(*buffers), path
+
+    return remembering(slow, miss)  # type: ignore[no-any-return]
+
+
+def takes(executable: Executable, hosted: Sequence[int]) -> bool:
+    """Whether `pjit` does for an executable what the way through Python does. hosted: as of `dispatching`."""
+    # Several devices of a CPU run one call at a time. On an accelerator numpy's memory would be read after the call.
+    is_cpu = clients.platform_of(executable.devices[0]) == "cpu"
+    if len(executable.devices) > 1 or (hosted and not is_cpu):
+        return False
     taken = [executable.parameters[number] for number in hosted]
     special = any(aval.dtype.name in _CONVERTED or aval.sharding.memory_kind or aval.layout for aval in taken)
-    if special or not _may_be_used():
-        return None
-    results = executable.results
+    return not special and _may_be_used()
+
+
+def fast_path(
+    executable: Executable,
+    kept: Sequence[bool],
+    avals: Sequence[Any],
+    shardings: Sequence[Any],
+    committed: bool,
+    structure: Any = None,
+) -> FastPath:
+    """Return what `pjit` is to remember of a call.
+
+    kept: for each leaf of the arguments, whether it is a parameter. avals, shardings, committed: of the leaves of the
+    result. structure: jaxlib's PyTreeDef of the result; None: of the list of its leaves.
+    """
     count = len(executable.parameters)
-    fast_path = _FastPath(
+    return FastPath(
         executable.loaded,
-        _LISTS.flatten([0] * len(results))[1],
+        _LISTS.flatten([0] * len(avals))[1] if structure is None else structure,
         [sharding.xla for sharding in executable.parameter_shardings],
-        [sharding.xla for sharding in executable.output_shardings],
-        results,
-        [True] * len(results),
-        [True] * count,
+        shardings,
+        avals,
+        [committed] * len(avals),
+        kept,
         [None] * count,
         (),
     )
 
-    def miss(*buffers: Any) -> tuple[list[_jax.ArrayImpl], _FastPath]:
-        return slow(*buffers), fast_path
 
-    return _jax.pjit(  # type: ignore[no-any-return]
-        "stagec", slow, miss, [], [], (), _LISTS, _never_called, _jax.PjitFunctionCache(16)
-    )
+def remembering(
+    slow: Callable[..., Any], miss: Callable[..., tuple[Any, FastPath | None]], registry: Any = None
+) -> Any:
+    """Return `pjit` with the calls that it remembers.
+
+    slow: runs a call where JAX's setting `jax_disable_jit` is on. miss: runs a call that `pjit` does not remember, and
+    says what it is to remember of it. registry: takes arguments apart; None: they are leaves.
+    """
+    cache = _jax.PjitFunctionCache(64)
+    return _jax.pjit("stagec", slow, miss, [], [], (), registry or _LISTS, _never_called, cache)
 
 
 def _never_called(*arguments: Any) -> None:

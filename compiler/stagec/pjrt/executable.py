@@ -172,11 +172,12 @@ class Executable:
         """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
         return list(map(DeviceArray, self.execute(buffers), self.results))
 
-    def execute(self, buffers: Sequence[_jax.ArrayImpl]) -> list[_jax.ArrayImpl]:
-        """Run as `run` does; the results are buffers."""
+    def execute(self, buffers: Sequence[_jax.ArrayImpl], handlers: Sequence[Any] | None = None) -> list[_jax.ArrayImpl]:
+        """Run as `run` does; the results are buffers. handlers: what makes arrays of them; None: its own."""
+        handlers = handlers or self._handlers
         if self._alone is None:
-            return self._execute(buffers).consume_with_handlers(self._handlers)  # type: ignore[no-any-return]
+            return self._execute(buffers).consume_with_handlers(handlers)  # type: ignore[no-any-return]
         with self._alone:
-            outputs: list[_jax.ArrayImpl] = self._execute(buffers).consume_with_handlers(self._handlers)
+            outputs: list[_jax.ArrayImpl] = self._execute(buffers).consume_with_handlers(handlers)
             _jax.batched_block_until_ready(outputs)
         return outputs

@@ -32,16 +32,22 @@ def of_executable(
         wanted = ask()
     except _jax.JaxRuntimeError:  # a plugin that does not say has none but the usual ones, as in JAX
         return [None] * len(arrays)
-    return [
-        None
-        if str(layout) == _by_rows(len(array[0])) and of.devices[0].platform == "cpu"
-        else _found(layout, *array, of)
-        for layout, array, of in zip(wanted, arrays, shardings, strict=True)
-    ]
+    return [_unusual(layout, *array, of) for layout, array, of in zip(wanted, arrays, shardings, strict=True)]
 
 
-def _found(layout: _jax.PjRtLayout, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> str | None:
+def of_array(array: _jax.ArrayImpl, sharding: Sharding) -> str | None:
+    """Return the layout of an array of jaxlib's. sharding: how it lies on devices."""
+    try:
+        layout = array._pjrt_layout
+    except _jax.JaxRuntimeError:  # a plugin that does not say
+        return None
+    return _unusual(layout, array.shape, array.dtype, sharding)
+
+
+def _unusual(layout: _jax.PjRtLayout, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> str | None:
     device = sharding.devices[0]
+    if device.platform == "cpu" and str(layout) == _by_rows(len(shape)):
+        return None
     actual, usual = (
         candidate._xla_layout()
         for candidate in (layout, device.client.get_default_layout(dtype, sharding.shard_shape(shape), device))

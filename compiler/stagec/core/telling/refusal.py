@@ -28,6 +28,6 @@ class LoadError(Refusal):
 class CallError(Refusal):
     """A call cannot run, because its arguments do not fit.
 
-    Codes: "static", "structure", "dtype", "shape", "deleted", "closed". docs/troubleshooting.md says what to do about
-    each.
+    Codes: "static", "structure", "dtype", "shape", "deleted", "client", "traced", "closed". docs/troubleshooting.md
+    says what to do about each.
     """
