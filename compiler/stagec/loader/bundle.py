@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -126,6 +127,35 @@ class Bundle(Mapping[str, Function]):
     def selections(self) -> list[Selection]:
         """Return the candidates for each variant of each function, of any shapes."""
         return [variant.select() for variant in self._variants.values()]
+
+    def preload(self, functions: Sequence[str] | None = None, threads: int | None = None) -> None:
+        """Load the executables now, several at a time, so that no call waits for it.
+
+        It loads what calls would load, of all sizes, and puts the bound weights on the devices. What calls would
+        compile is compiled; an exported artifact whose sizes vary, with no executables beside it, waits for a call.
+
+        functions: names of functions, or `FUNCTION-VARIANT`. None: all that run here.
+        threads: how many executables are loaded at a time. None: one for each core of this process.
+
+        Raises KeyError if there is no such function, what its call would raise (LoadError), CallError ("closed").
+
+        >>> bundle = stagec.load("model.aot")
+        >>> bundle.preload(["mlp"])
+        """
+        from concurrent.futures import ThreadPoolExecutor  # most processes load at a call
+
+        asked = [variant for variant in self._variants.values() if variant.select().chosen]
+        if functions is not None:
+            families = {name: function.variants for name, function in self._functions.items()}
+            names = [f"{name}-{key}" for name in functions for key in families.get(name, ())]
+            names += [name for name in functions if not families.get(name)]
+            if unknown := [name for name in names if name not in self._variants]:
+                raise self._unknown(unknown[0], {**self._functions, **self._variants})
+            asked = [self._variants[name] for name in names]
+        loads = [load for variant in asked for load in variant.loads()]
+        with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+            for done in [pool.submit(load) for load in loads]:
+                done.result()
 
     def close(self) -> None:
         """Unload the bundle: close the file, and drop the executables. Later calls raise CallError ("closed").
