@@ -173,7 +173,7 @@ KINDS: dict[str, Any] = {
 @given(st.lists(st.tuples(*[st.sampled_from([*KINDS])] * 4, st.sampled_from([2, 4])), min_size=1, max_size=12))
 def test_any_mixture_of_arguments(built: Path, calls: list[tuple[str, str, str, str, int]]) -> None:
     """Kinds of arguments, and buckets, in any order: what is remembered of one call changes no other."""
-    with stagec.load(built, policy="executable_only") as bundle:
+    with stagec.load(built, policy="executable_only", devices=jax.devices()) as bundle:
         for w, b, x, rate, size in calls:
             state = {"w": KINDS[w](STATE["w"]), "b": KINDS[b](STATE["b"])}
             arguments = state, KINDS[x](ROWS[:size]), KINDS[rate](RATE)
