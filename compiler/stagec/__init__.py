@@ -4,6 +4,7 @@ Running what was built needs numpy and jaxlib:
 
 - `load(path)` opens a bundle, a mapping of functions; `device_put(tree)` keeps state on the device between calls.
   `devices(platform)` lists what it can run on, `make_array_from_single_device_arrays` takes an array in its parts.
+  `distributed(...)` joins several processes, `make_array_from_process_local_data` takes what this one has of an array.
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
         make_array_from_single_device_arrays as make_array_from_single_device_arrays,
     )
     from stagec.pjrt.clients import devices as devices
+    from stagec.pjrt.distributed import distributed as distributed
+    from stagec.pjrt.process_local import make_array_from_process_local_data as make_array_from_process_local_data
     from stagec.stages.compiled import Compiled as Compiled
     from stagec.stages.errors import CannotLower as CannotLower, NotExported as NotExported
     from stagec.stages.exported import Exported as Exported
@@ -92,6 +95,8 @@ _MODULES = {
     "frontends.jit": ("Traced", "Wrapped"),
     "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
+    "pjrt.distributed": ("distributed",),
+    "pjrt.process_local": ("make_array_from_process_local_data",),
     "loader.function": ("Function",),
     "loader.bundle": ("Bundle",),
     "core.telling.refusal": ("CallError", "LoadError"),

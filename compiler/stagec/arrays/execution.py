@@ -210,7 +210,7 @@ def load(program: Program, context: ir.Context) -> Executable:
     """Compile a program of static shapes for the first CPU device of this process."""
     from stagec.stages import mlir  # only what compiles needs it
 
-    device = clients.devices()[0]
+    device = clients.own_device()
     with context, ir.Location.unknown(context):
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):

@@ -7,11 +7,14 @@ asked of the kernel first: libtpu waits or aborts where there is none.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.packages import library
+
+if TYPE_CHECKING:
+    from stagec.pjrt.clients import Job
 
 _DEVICES = Path("/dev")
 _PCI = Path("/sys/bus/pci/devices")
@@ -47,8 +50,11 @@ def versions(platform: str) -> dict[str, str]:
         return {}
 
 
-def make_client(platform: str) -> Any:
-    """Return a new client for the devices of `platform`: one a process. Raises LoadError ("platform")."""
+def make_client(platform: str, job: Job | None = None) -> Any:
+    """Return a new client for the devices of `platform`: one a process. Raises LoadError ("platform").
+
+    job: the processes that this one runs together with; None: it runs alone.
+    """
     unusable = refusal(platform)
     if unusable:
         raise LoadError("platform", unusable)
@@ -67,7 +73,10 @@ def make_client(platform: str) -> Any:
             xla_client.initialize_pjrt_plugin(platform)
         # As jax's own backends do (jax/_src/xla_bridge.py): XLA_PYTHON_CLIENT_* say how much memory it takes.
         options = xla_client.generate_pjrt_gpu_plugin_options() if platform == "cuda" else {}
-        return xla_client.make_c_api_client(platform, options)
+        if job is None:
+            return xla_client.make_c_api_client(platform, options)
+        options |= {"node_id": job.process_id, "num_nodes": job.num_processes}
+        return xla_client.make_c_api_client(platform, options, job.runtime)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise LoadError(

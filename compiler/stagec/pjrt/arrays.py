@@ -105,25 +105,38 @@ class DeviceArray:
         """Whether the buffer was given to a call that donates it; its values are gone."""
         return bool(self._buffer.is_deleted())
 
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all of its devices are of this process; False for some arrays where processes run together."""
+        return self.sharding.is_fully_addressable
+
     def numpy(self) -> NDArray[Any]:
         """Return the values as a read-only array that shares the device's memory where numpy has the dtype.
 
-        Raises CallError ("deleted") when the array was donated to a call.
+        Raises CallError ("deleted") when the array was donated to a call, ("addressable") when only other processes
+        have a part of it.
         """
         self._check()
+        if not is_readable(self.aval):
+            here = f"this process has {len(self.sharding.own)} of its {len(self.sharding.devices)} devices"
+            what = f"an array of shape {self.shape} is not whole in this process: {here}"
+            raise CallError("addressable", f"{what}; read the parts that it has, array.addressable_shards")
         (values,) = to_numpy([self])
         return values
 
     @property
     def addressable_shards(self) -> list[Shard]:
-        """The part that each device holds, in the order of the partitions. Raises CallError ("deleted")."""
+        """The part that each device of this process holds, in the order of the partitions.
+
+        Raises CallError ("deleted").
+        """
         self._check()
         self._buffer.block_until_ready()
         parts = self.sharding.parts(self.shape)
         pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
         return [
-            Shard(device, part.slices, parts[:i].count(part), _to_numpy(piece, self.aval))
-            for i, (device, part, piece) in enumerate(zip(self.sharding.devices, parts, pieces, strict=True))
+            Shard(self.sharding.devices[i], parts[i].slices, parts[:i].count(parts[i]), _to_numpy(piece, self.aval))
+            for i, piece in zip(self.sharding.own, pieces, strict=True)
         ]
 
     def copy(self) -> DeviceArray:
@@ -132,6 +145,8 @@ class DeviceArray:
         if self.aval.layout is not None:
             # jaxlib's copy is in the usual layout, and says that it is in this one (0.10.1).
             return DeviceArray(in_layout(self._buffer, self.aval, self.aval), self.aval)
+        if not self.is_fully_addressable:  # jaxlib's copy would put the parts of process 1 on devices of process 0
+            return of_pieces(self.shape, self.sharding, [shard.data for shard in self.addressable_shards])
         copied = _jax.batched_copy_array_to_devices_with_sharding(
             [self._buffer], [self.sharding.device_list], [self.sharding.xla], [_jax.ArrayCopySemantics.ALWAYS_COPY]
         )
@@ -212,6 +227,8 @@ class DeviceArray:
     def __repr__(self) -> str:
         if self.is_deleted():
             return f"{type(self).__name__}(deleted, shape={self.shape}, dtype={self.dtype})"
+        if not is_readable(self.aval):
+            return f"DeviceArray(in several processes, shape={self.shape}, dtype={self.dtype})"
         return f"DeviceArray({self.numpy()!r})"
 
 
@@ -220,14 +237,20 @@ def restored(values: NDArray[Any]) -> DeviceArray:
     return put(values, single_device(), donated=True)
 
 
-def to_numpy(arrays: Sequence[DeviceArray]) -> list[NDArray[Any]]:
-    """Return the values of arrays that were not donated, as `DeviceArray.numpy` does; it waits for all at once."""
+def to_numpy(arrays: Sequence[DeviceArray]) -> list[Any]:
+    """Return the values of arrays that were not donated, as `DeviceArray.numpy` does; it waits for all at once.
+
+    Arrays that this process has not whole stay device arrays.
+    """
     return reading([array.aval for array in arrays])([array._buffer for array in arrays])
 
 
-def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]]:
-    """Return what gives the values of buffers of these avals, as `to_numpy` does."""
-    if all(aval.sharding.spec is None and _is_readable(aval) for aval in avals):
+def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl]], list[Any]]:
+    """Return what gives the values of buffers of these avals, as `to_numpy` does.
+
+    Arrays that this process has not whole stay device arrays.
+    """
+    if all(aval.sharding.spec is None and _has_memory(aval) for aval in avals):
         return _read_memory
     return lambda buffers: _read(buffers, avals)
 
@@ -238,7 +261,7 @@ def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
     return [np.asarray(memoryview(buffer)) for buffer in buffers]
 
 
-def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[NDArray[Any]]:
+def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[Any]:
     _jax.batched_block_until_ready(buffers)
     return [
         _to_numpy(buffer, aval) if aval.sharding.spec is None else _assembled(buffer, aval)
@@ -246,12 +269,19 @@ def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> 
     ]
 
 
-def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
-    """Return the values of an array that lies on several devices, and is ready.
+def is_readable(aval: AbstractArray) -> bool:
+    """Whether the devices of this process hold all parts of an array."""
+    return aval.sharding.is_fully_addressable or aval.sharding.holders(aval.shape) is not None
+
+
+def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any] | DeviceArray:
+    """Return the values of an array that lies on several devices, and is ready; of one that is not whole here, itself.
 
     Unreduced parts are added as XLA:CPU's all-reduce adds them: in order, narrow floats such as bfloat16 as f32.
     """
-    parts, holders = aval.sharding.parts(aval.shape), aval.sharding.holders(aval.shape)
+    parts, holders = aval.sharding.own_parts(aval.shape), aval.sharding.holders(aval.shape)
+    if holders is None:
+        return DeviceArray(buffer, aval)
     narrow = aval.dtype.isbuiltin != 1 and "float" in aval.dtype.name
     summed = parts[holders[-1]].addend > 0
     whole = np.empty(aval.shape, np.float32 if narrow and summed else aval.dtype)
@@ -266,14 +296,14 @@ def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
     return whole
 
 
-def _is_readable(aval: AbstractArray) -> bool:
+def _has_memory(aval: AbstractArray) -> bool:
     """Return whether the buffer protocol has its dtype and layout."""
     return aval.dtype.isbuiltin == 1 and aval.layout is None
 
 
 def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
     """Return the values of a buffer on one device, which is ready. aval: of it, or of its array."""
-    if _is_readable(aval):
+    if _has_memory(aval):
         return np.asarray(memoryview(buffer))
     # The buffer protocol lacks the dtypes of ml_dtypes. jaxlib's own way has them, but imports jax if installed.
     values, _ = buffer._single_device_array_to_np_array_did_copy()
@@ -296,8 +326,8 @@ _SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
 
 
 def single_device(device: _jax.Device | None = None, memory_kind: str | None = None) -> Sharding:
-    """Return the sharding of arrays that are whole on `device`; None is the first device of `clients.devices()`."""
-    where = device or clients.devices()[0], memory_kind
+    """Return the sharding of arrays that are whole on `device`; None is `clients.own_device()`."""
+    where = device or clients.own_device(), memory_kind
     return _SINGLE.get(where) or _SINGLE.setdefault(where, Sharding(where[:1], None, memory_kind))
 
 
@@ -308,10 +338,10 @@ def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout:
 
 
 def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
-    """Return what makes the buffer of an array of `aval`, as `put` does, from the pieces that the devices hold."""
+    """Return what makes the buffer of an array of `aval`, as `put` does, from the pieces that the own devices hold."""
     if aval.layout is not None:
         return functools.partial(_place_in_layout, aval)
-    xla, devices, place = aval.sharding.xla, aval.sharding.devices, _jax.batched_device_put
+    xla, devices, place = aval.sharding.xla, aval.sharding.own_devices, _jax.batched_device_put
     # XLA overwrites a donated buffer: it must never be the caller's memory. An accelerator reads it later than the CPU.
     shared = not donated and devices[0].platform == "cpu"
     kinds = xla_client.HostBufferSemantics
@@ -361,7 +391,7 @@ def make_array_from_single_device_arrays(
 
     shape: of the whole array.
     sharding: one that `Function.input_shardings` returns, or that of another array.
-    arrays: the parts, of one dtype, in the order of the sharding's devices.
+    arrays: the parts, of one dtype, in the order of the sharding's devices: those of this process.
 
     Raises CallError ("shape", "dtype") if a part does not fit its device.
 
@@ -373,10 +403,11 @@ def make_array_from_single_device_arrays(
     >>> more, total = halves(array)
     """
     shape = tuple(map(int, shape))
-    pieces = [_native(np.ascontiguousarray(array)) for array in arrays]
-    parts = sharding.parts(shape)
+    pieces = [native(np.ascontiguousarray(array)) for array in arrays]
+    parts = sharding.own_parts(shape)
     if len(pieces) != len(parts):
-        raise CallError("shape", f"{len(parts)} devices hold the array, {len(pieces)} parts are given")
+        of = "" if sharding.is_fully_addressable else " of this process"
+        raise CallError("shape", f"{len(parts)} devices{of} hold the array, {len(pieces)} parts are given")
     for number, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
         wanted = tuple(where.stop - where.start for where in part.slices)
         given = np.shape(arrays[number])
@@ -385,6 +416,11 @@ def make_array_from_single_device_arrays(
         if piece.dtype != pieces[0].dtype:
             raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
     pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
+    return of_pieces(shape, sharding, pieces)
+
+
+def of_pieces(shape: tuple[int, ...], sharding: Sharding, pieces: Sequence[NDArray[Any]]) -> DeviceArray:
+    """Return an array of what each device of this process is to hold of it, copied."""
     aval = abstract_array(shape, pieces[0].dtype, sharding)
     return DeviceArray(placing(aval, donated=True)(pieces), aval)
 
@@ -426,9 +462,9 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
         kind = type(tree).__qualname__
         raise CallError("dtype", f"a {kind} is not an array: give a dict of its fields, or a tuple of its children")
     # A separate copy: a function may donate it, and the caller's memory must not change.
-    return put(_native(array), single_device(device), donated=True)
+    return put(native(array), single_device(device), donated=True)
 
 
-def _native(values: NDArray[Any]) -> NDArray[Any]:
+def native(values: NDArray[Any]) -> NDArray[Any]:
     """Return `values` with bytes in the machine's order: XLA reads them so, whatever the dtype says."""
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

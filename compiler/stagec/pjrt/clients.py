@@ -2,6 +2,8 @@
 
 A client is made once, at the first use, and lives as long as the process. Where JAX has made one by then, it is JAX's:
 a second one would have its own threads and, on an accelerator, its own memory, and arrays would have to be copied.
+Where several processes run together (`pjrt.distributed`, or `jax.distributed` in a process with JAX), a client has the
+devices of all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxlib import _jax, xla_client
@@ -21,6 +23,23 @@ from stagec.pjrt import turns
 _LOCK = threading.Lock()
 _CLIENTS: dict[str | int, Any] = {}
 
+
+class Job(NamedTuple):
+    """The processes that run together, and which of them this is.
+
+    runtime: jaxlib's client of their coordinator.
+    """
+
+    runtime: _jax.DistributedRuntimeClient
+    process_id: int
+    num_processes: int
+
+
+_JOB: list[Job] = []
+"""The one that this process has joined."""
+
+_EVERYWHERE = "cpu of all processes"
+"""The key of its client of CPUs."""
 
 MOST_CPU_DEVICES = 4096
 """That this machine's CPU becomes: so many take 6 seconds and 0.5 GB, and 16,384 take minutes."""
@@ -75,6 +94,8 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
     platform: "cpu", "cuda" or "tpu".
     count: how many. The machine's CPU becomes as many devices as you ask for; None means one. A function
         that runs on one of 2 CPU devices copies an array that is on one of 4. For accelerators, None means all.
+        In a process that runs together with others (`distributed`), None means the devices of all processes, and a
+        number means devices of this process if it has that many, and otherwise the first ones of all processes.
 
     If JAX has started before the first use of a platform here, they are JAX's devices.
 
@@ -83,18 +104,79 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
     >>> stagec.devices("cpu", 2)
     [CpuDevice(id=0), CpuDevice(id=1)]
     """
+    client = _of_all_processes(platform)
+    if client is not None:
+        return _of_several(client, platform, count)
     if platform == "cpu":
         return list(cpu_client(count or 1).local_devices())[: count or 1]
-    from stagec.pjrt import accelerators  # most processes run on the CPU
-
-    def make() -> _jax.Client:
-        known = of_jax(platform)
-        return known[0].client if known else accelerators.make_client(platform)
-
-    local = list(_once(platform, make).local_devices())
+    local = list(_of_accelerators(platform).local_devices())
     if count is not None and count > len(local):
         raise LoadError("device-count", f"{count} devices are asked for, this process has {len(local)} of {platform}")
     return local[:count]
+
+
+def own_device() -> _jax.Device:
+    """Return the CPU device of this process on which arrays are that nobody puts elsewhere."""
+    return devices("cpu", 1)[0]
+
+
+def join(job: Job, cpu: _jax.Client) -> None:
+    """Use the devices of all processes of `job` from now on. cpu: the client of their CPUs."""
+    _JOB.append(job)
+    _CLIENTS[_EVERYWHERE] = cpu
+
+
+def in_use() -> str:
+    """Return the platform of a client that this process has already; "" where there is none."""
+    return next(("cpu" if isinstance(key, int) else key for key in _CLIENTS), "")
+
+
+def jax_joined() -> bool:
+    """Whether this process has called `jax.distributed.initialize`."""
+    distributed = getattr(sys.modules.get("jax"), "distributed", None)  # it may be in the middle of its import
+    return distributed is not None and bool(distributed.is_initialized())
+
+
+def are_of_several_processes() -> bool:
+    """Whether `devices` lists those of several processes."""
+    return bool(_JOB) or jax_joined()
+
+
+def num_processes(of: Sequence[_jax.Device]) -> int:
+    """Return how many processes have these devices."""
+    return len({device.process_index for device in of})
+
+
+def _of_all_processes(platform: str) -> Any:
+    """Return the client that has the devices of several processes; None where this process runs alone."""
+    if _JOB:
+        return _CLIENTS[_EVERYWHERE] if platform == "cpu" else _of_accelerators(platform)
+    if jax_joined():
+        try:
+            return sys.modules["jax"].devices(platform)[0].client
+        except RuntimeError as error:
+            raise LoadError("platform", f"JAX has no devices of {platform} in this process: {error}") from error
+    return None
+
+
+def _of_several(client: Any, platform: str, count: int | None) -> list[_jax.Device]:
+    own, every = list(client.local_devices()), list(client.devices())
+    if count is None or count > len(own):
+        if count is not None and count > len(every):
+            what = f"{count} devices are asked for, the {num_processes(every)} processes have {len(every)} of {platform}"
+            raise LoadError("device-count", what)
+        return every[:count]
+    return own[:count]
+
+
+def _of_accelerators(platform: str) -> Any:
+    from stagec.pjrt import accelerators  # most processes run on the CPU
+
+    def make() -> Any:
+        known = of_jax(platform)
+        return known[0].client if known else accelerators.make_client(platform, *_JOB)
+
+    return _once(platform, make)
 
 
 def platform_of(device: _jax.Device) -> str:

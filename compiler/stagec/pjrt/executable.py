@@ -135,8 +135,12 @@ class Executable:
 
         The devices may be others than it was compiled for, of the same kind, in any order.
         memory_kinds, donated: as of the class.
-        Raises LoadError ("custom-call", "executable").
+        Raises LoadError ("custom-call", "executable"), ("device-count") where all devices are of other processes.
         """
+        here = devices[0].client.process_index()
+        if all(device.process_index != here for device in devices):
+            what = f"process {here} has none of the devices that it is to run on"
+            raise LoadError("device-count", f"{what}; name its own, or those of all processes: devices=[...]")
         # An accelerator's plugin brings its own handlers.
         if clients.platform_of(devices[0]) == "cpu" and (unknown := register_custom_calls(custom_calls)):
             what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"

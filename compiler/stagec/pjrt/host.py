@@ -13,13 +13,17 @@ class Platform(NamedTuple):
     """What is known of one platform.
 
     refusal: why nothing for it runs here; "" when it does.
-    device_kinds: the name of each device's kind; None for CPUs, which are as many as are asked for.
+    device_kinds: the name of each device's kind; None for CPUs.
+    num_devices: of CPUs, how many there are; None where they are as many as are asked for.
+    processes: over how many processes.
     versions: of its plugin, by the name of the wheel.
     """
 
     refusal: str = ""
     device_kinds: Sequence[str] | None = None
     versions: Mapping[str, str] = MappingProxyType({})
+    num_devices: int | None = None
+    processes: int = 1
 
 
 class Host(NamedTuple):
@@ -63,17 +67,21 @@ def _platform(name: str, devices: Sequence[Any]) -> Platform:
     if named and name not in named:
         return Platform(f"the devices that were named are for {', '.join(sorted(named))}, not for {name}")
     if name == "cpu":
-        return Platform()
+        if devices or not clients.are_of_several_processes():
+            return Platform()
+        every = clients.devices(name)
+        return Platform(num_devices=len(every), processes=clients.num_processes(every))
     from stagec.pjrt import accelerators
 
     refusal = accelerators.refusal(name)
     if refusal:
         return Platform(refusal)
     try:
-        kinds = [device.device_kind for device in devices or clients.devices(name)]
+        here = devices or clients.devices(name)
     except LoadError as error:
         return Platform(str(error))
-    return Platform(device_kinds=kinds, versions=accelerators.versions(name))
+    kinds = [device.device_kind for device in here]
+    return Platform("", kinds, accelerators.versions(name), processes=clients.num_processes(here))
 
 
 @functools.cache

@@ -36,9 +36,10 @@ class Sharding:
     devices: in the order of the partitions.
     spec: XLA's form of which part each has; None: the array is whole, on the one device.
     memory_kind: the memory of each device that it lies in, such as "pinned_host"; None: the device's own.
+    own, own_devices: numbers of the devices of this process, and these devices: all, unless processes run together.
     """
 
-    __slots__ = ("_holders", "_parts", "device_list", "devices", "memory_kind", "spec", "xla")
+    __slots__ = ("_holders", "_parts", "device_list", "devices", "memory_kind", "own", "own_devices", "spec", "xla")
 
     def __init__(
         self,
@@ -52,13 +53,24 @@ class Sharding:
         self.device_list = _jax.DeviceList(devices)
         # Of this class, and no subclass in Python, C++ reads all without calling Python.
         self.xla = _jax.GSPMDSharding(self.device_list, spec or xla_client.HloSharding.replicate(), memory_kind)
+        self.own: Sequence[int] = range(len(devices))
+        self.own_devices = devices
+        if not self.device_list.is_fully_addressable:
+            here = devices[0].client.process_index()
+            self.own = [number for number, device in enumerate(devices) if device.process_index == here]
+            self.own_devices = tuple(devices[number] for number in self.own)
         self._parts: dict[tuple[int, ...], tuple[Part, ...]] = {}
-        self._holders: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._holders: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 
     @property
     def device_set(self) -> frozenset[_jax.Device]:
         """The devices, in no order."""
         return frozenset(self.devices)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all devices are of this process."""
+        return len(self.own) == len(self.devices)
 
     def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
         """Return what each of `devices` holds of an array of `shape`. Raises ValueError as `placement`."""
@@ -68,24 +80,36 @@ class Sharding:
             held = self._parts[shape] = placement(spec, shape, len(self.devices))
         return held
 
+    def own_parts(self, shape: tuple[int, ...]) -> Sequence[Part]:
+        """Return the parts that the devices of this process hold, in their order. Raises ValueError as `placement`."""
+        parts = self.parts(shape)
+        return parts if type(self.own) is range else [parts[number] for number in self.own]
+
     def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return what each of `devices` is to hold of `values`; of addends the first has all. Raises ValueError."""
+        """Return what each of the own devices is to hold of `values`, which are whole; of addends the first has all.
+
+        Raises ValueError.
+        """
         if self.spec is None:
             return [values]
-        held = [(values[part.slices], part.addend) for part in self.parts(values.shape)]
+        held = [(values[part.slices], part.addend) for part in self.own_parts(values.shape)]
         return [
             np.zeros(piece.shape, piece.dtype) if addend else np.ascontiguousarray(piece).reshape(piece.shape)
             for piece, addend in held
         ]
 
-    def holders(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return numbers of `devices` that together hold an array of `shape`, each part once; addends in order."""
-        numbers = self._holders.get(shape)
-        if numbers is None:
-            parts = self.parts(shape)
+    def holders(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return numbers among the own devices that together hold an array of `shape`, each part once; addends in order.
+
+        None where devices of other processes alone hold a part.
+        """
+        if shape not in self._holders:
+            parts = self.own_parts(shape)
             first = [number for number, part in enumerate(parts) if parts.index(part) == number]
-            numbers = self._holders[shape] = tuple(sorted(first, key=lambda number: parts[number].addend))
-        return numbers
+            held = tuple(sorted(first, key=lambda number: parts[number].addend))
+            complete = self.is_fully_addressable or len(first) == len({repr(part) for part in self.parts(shape)})
+            self._holders[shape] = held if complete else None
+        return self._holders[shape]
 
     def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[_jax.Device, Index]:
         """Return the part of an array of `global_shape` that each device holds."""

@@ -146,13 +146,13 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 def device_of(x: Any) -> Any:
     """Return the device that an array is on; None of a trace: it is that for which the function is compiled."""
-    return None if isinstance(x, tracing.Tracer) else clients.devices()[0]
+    return None if isinstance(x, tracing.Tracer) else clients.own_device()
 
 
 def check_device(device: Any) -> None:
     """Raise ValueError where arrays cannot be made on a device; None is any."""
-    if device is not None and device not in clients.devices():
-        raise ValueError(f"arrays are made on {clients.devices()[0]}, not on {device!r}; leave device out")
+    if device is not None and device != clients.own_device():
+        raise ValueError(f"arrays are made on {clients.own_device()}, not on {device!r}; leave device out")
 
 
 class NamespaceInfo:
@@ -165,11 +165,11 @@ class NamespaceInfo:
 
     def default_device(self) -> Any:
         """Return the device of new arrays."""
-        return clients.devices()[0]
+        return clients.own_device()
 
     def devices(self) -> tuple[Any, ...]:
         """Return the devices that arrays can be on: since version 2025.12 of the standard a tuple."""
-        return tuple(clients.devices())
+        return (clients.own_device(),)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
         """Return the default dtypes of a device."""

@@ -20,7 +20,7 @@ class LoadError(Refusal):
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
     "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
-    "executable", "compile", "signature", "key", "cryptography", "weights". docs/troubleshooting.md says what to do
+    "executable", "compile", "signature", "key", "cryptography", "weights", "distributed". docs/troubleshooting.md says what to do
     about each.
     """
 
@@ -28,6 +28,6 @@ class LoadError(Refusal):
 class CallError(Refusal):
     """A call cannot run, because its arguments do not fit.
 
-    Codes: "static", "structure", "dtype", "shape", "deleted", "client", "traced", "closed". docs/troubleshooting.md
-    says what to do about each.
+    Codes: "static", "structure", "dtype", "shape", "deleted", "client", "traced", "closed", "addressable".
+    docs/troubleshooting.md says what to do about each.
     """
