@@ -223,7 +223,7 @@ def test_arguments_that_do_not_fit_are_refused_as_ever(bundle: stagec.Bundle, ti
         ((state, *fits, 1), "structure", "step: "),
         (({1: state["w"], "b": state["b"]}, *fits), "structure", "step: "),
         ((state, jnp.ones((3, 2)), fits[1]), "shape", "step: "),
-        ((state, jnp.ones((4, 2), jnp.int32), fits[1]), "dtype", "step: x has dtype int32, float32 is wanted"),
+        ((state, jnp.ones((4, 2), jnp.int32), fits[1]), "dtype", "step: x has dtype int32; expected float32"),
     ):
         with pytest.raises(stagec.CallError, match=what) as refusal:
             step(*arguments)

@@ -122,7 +122,7 @@ def test_the_mesh_has_more_devices_than_the_processes(bundle: Path, started: Sta
         first, second = printed.splitlines()
         assert first.startswith("device-count ")
         assert "step_of_four cannot run here; cpu: it runs on 4 devices, 2 are in the 2 processes" in first
-        assert second == "device-count 5 devices are wanted, the 2 processes have 2 of cpu"
+        assert second == "device-count 5 devices are asked for, the 2 processes have 2 of cpu"
 
 
 def test_beside_jax(started: Started) -> None:
@@ -214,6 +214,6 @@ def test_arguments_that_do_not_fit(
 
 
 def test_more_devices_than_a_cpu_becomes() -> None:
-    with pytest.raises(stagec.LoadError, match="10,000 devices are wanted") as refusal:
+    with pytest.raises(stagec.LoadError, match="10,000 devices are asked for") as refusal:
         stagec.distributed("localhost:1234", 0, 1, num_cpu_devices=10000)
     assert refusal.value.code == "device-count"
