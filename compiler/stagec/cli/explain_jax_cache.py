@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import print_json, print_text, read_text
+from stagec.cli.files import Answer, read_text
 from stagec.core.builds import jax_entries
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="the folder that aot_jax_cache wrote")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Answer:
     from stagec.reports import jax_misses
 
     index = str(Path(options.folder, jax_entries.INDEX))
@@ -30,8 +30,5 @@ def run(options: argparse.Namespace) -> int:
         raise StagecError(Problem(options.log, "", what, write))
     misses = [jax_misses.explain(lookup, entries) for lookup in lookups if not lookup.hit]
     hits = len(lookups) - len(misses)
-    if options.json:
-        print_json({"hits": hits, "misses": [miss.to_plain() for miss in misses]})
-    else:
-        print_text("".join(miss.as_text() for miss in misses) + f"{hits} of {len(lookups)} found\n")
-    return 1 if misses else 0
+    text = "".join(miss.as_text() for miss in misses) + f"{hits} of {len(lookups)} found\n"
+    return Answer({"hits": hits, "misses": [miss.to_plain() for miss in misses]}, text, 1 if misses else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stagec.cli.files import print_json, read, read_text, split, write_below
+from stagec.cli.files import Answer, read, read_text, split, write_below
 from stagec.core.builds import jax_entries
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the folder to write")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     owners: dict[str, str] = {}
     entries = []
     Path(options.output).mkdir(parents=True, exist_ok=True)
@@ -39,5 +39,4 @@ def run(options: argparse.Namespace) -> None:
                 write_below(options.output, key + jax_entries.SUFFIX, [content])
                 write_below(options.output, key + jax_entries.USED, [bytes(8)])
     write_below(options.output, jax_entries.INDEX, [jax_entries.to_json(entries).encode()])
-    if options.json:
-        print_json({"output": options.output, "executables": len(entries), "entries": len(owners)})
+    return Answer({"output": options.output, "executables": len(entries), "entries": len(owners)})
