@@ -21,30 +21,16 @@ from stagec.core.builds.specs import TargetSpec
 from stagec.core.data import reading
 from stagec.core.telling.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
-from stagec.manifest import toml
-from stagec.manifest.models import (
-    ARGUMENT,
-    ENTRY,
-    IDENTIFIER,
-    INPUTS,
-    MODULE_OR_ENTRY,
-    TARGETS,
-    VERSION,
-    WEIGHTS,
-    Document,
-    Function,
-    Header,
-    Mesh,
-)
+from stagec.manifest import models, toml
 from stagec.manifest.tables import NAME, SHAPE
 from stagec.manifest.targets import resolve
 from stagec.manifest.values import abbreviate, no_file
 
 _TABLES: Mapping[str, tuple[type[BaseModel], ...]] = {
-    "manifest": (Header,),
-    "targets": tuple(TARGETS.values()),
-    "meshes": (Mesh,),
-    "functions": (Function,),
+    "manifest": (models.Header,),
+    "targets": tuple(models.TARGETS.values()),
+    "meshes": (models.Mesh,),
+    "functions": (models.Function,),
 }
 
 TARGETS_SAY = 'list targets of the manifest instead, for example targets = ["cpu"]'
@@ -83,27 +69,27 @@ class Manifest:
     """
 
     file: str
-    header: Header
+    header: models.Header
     targets: Mapping[str, TargetSpec]
-    meshes: Mapping[str, Mesh]
-    functions: Mapping[str, Function]
+    meshes: Mapping[str, models.Mesh]
+    functions: Mapping[str, models.Function]
 
-    def platforms_of(self, function: Function) -> tuple[str, ...]:
+    def platforms_of(self, function: models.Function) -> tuple[str, ...]:
         """The platforms that a function is lowered for: those it names, else those of its targets."""
         if function.platforms is not None:
             return function.platforms
         return tuple(sorted({self.targets[name].platform for name in function.targets}))
 
-    def has_jax_cache(self, function: Function) -> bool:
+    def has_jax_cache(self, function: models.Function) -> bool:
         """Whether the manifest asks for entries of JAX's compilation cache for a function, which JAX must trace."""
         said = (asked for asked in (function.jax_cache, self.header.jax_cache) if asked is not None)
         traced = frontends.of_entry(function.entry, function.frontend).name == "jax"
         return next(said, False) and (traced or bool(function.jax_cache))
 
-    def tracing_of(self, function: Function) -> dict[str, Any]:
+    def tracing_of(self, function: models.Function) -> dict[str, Any]:
         """How a function is traced: what it says itself, else what [manifest] says. A file is not traced."""
         is_traced = not frontends.of_entry(function.entry).endings
-        tables: list[Function | Header] = [function, self.header] if is_traced else [function]
+        tables: list[models.Function | models.Header] = [function, self.header] if is_traced else [function]
         said = {key: [value for table in tables if (value := getattr(table, key)) is not None] for key in _TRACING}
         variables = [item for table in reversed(tables) for item in table.environment.items()]
         return {
@@ -121,7 +107,7 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     file = display_path if display_path is not None else str(path)
     data = _read(Path(path), file)
     try:
-        document = Document.model_validate(_with_tuples(data))
+        document = models.Document.model_validate(_with_tuples(data))
         problems = []
     except ValidationError as error:
         document = None
@@ -275,7 +261,7 @@ def _explain(kind: str, location: tuple[str | int, ...], value: object, context:
         case "union_tag_not_found":
             return "missing key platform", 'write for example platform = "cpu"'
         case "union_tag_invalid":
-            platforms = ", ".join(f'"{platform}"' for platform in TARGETS)
+            platforms = ", ".join(f'"{platform}"' for platform in models.TARGETS)
             return f'platform "{context["tag"]}" is not supported', f"write one of {platforms}"
         case "literal_error":
             choices = context["expected"].replace(" or ", ", ").replace("'", '"')
@@ -291,15 +277,15 @@ def _explain(kind: str, location: tuple[str | int, ...], value: object, context:
 
 _PATTERNS = {
     NAME: "is not a name: letters, digits, _ and -, not starting with a digit or -",
-    IDENTIFIER: "is not a Python name",
-    ENTRY: "is not of the form package.module:attribute",
-    MODULE_OR_ENTRY: f"is not of the form package.module:attribute, and {no_file('.mlir')}",
-    ARGUMENT: "is not an argument: a Python name, or args[0] in quotes",
-    WEIGHTS: f"is {no_file('.safetensors')}",
-    INPUTS: f"is {no_file('.npz')}",
+    models.IDENTIFIER: "is not a Python name",
+    models.ENTRY: "is not of the form package.module:attribute",
+    models.MODULE_OR_ENTRY: f"is not of the form package.module:attribute, and {no_file('.mlir')}",
+    models.ARGUMENT: "is not an argument: a Python name, or args[0] in quotes",
+    models.WEIGHTS: f"is {no_file('.safetensors')}",
+    models.INPUTS: f"is {no_file('.npz')}",
     SHAPE: "is not a shape: sizes with x between them",
-    **{pattern: text for model in TARGETS.values() for pattern, text in model.PATTERNS.items()},
-    VERSION: "is not a version: letters, digits and . + _ -",
+    **{pattern: text for model in models.TARGETS.values() for pattern, text in model.PATTERNS.items()},
+    models.VERSION: "is not a version: letters, digits and . + _ -",
 }
 """What a message says about a string that does not match a pattern, after the string."""
 _TYPES = {
@@ -318,7 +304,7 @@ _PLATFORM = 2
 
 def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], str]:
     """The model and the field that a location is in: the models say which of their keys are tables, and of what."""
-    model: type[BaseModel] = Document
+    model: type[BaseModel] = models.Document
     rest = list(location)
     while True:
         key = str(rest.pop(0))
@@ -328,7 +314,7 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
         if not tables or len(rest) <= names + tagged:
             return model, key
         del rest[:names]
-        model = TARGETS[str(rest.pop(0))] if tagged else tables[0]
+        model = models.TARGETS[str(rest.pop(0))] if tagged else tables[0]
 
 
 def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
@@ -351,11 +337,11 @@ def _example(location: tuple[str | int, ...]) -> str:
     examples = model.model_fields[key].examples if key in model.model_fields else None
     if not examples:
         return ""
-    if model is Document:
+    if model is models.Document:
         if key == "manifest":
             return 'write a table [manifest] with name = "digits" and version = "1.0.0"'
         return _table_example(key, examples[0])
-    if model is Function and key in ("variants", "limits", "padding"):
+    if model is models.Function and key in ("variants", "limits", "padding"):
         return _table_example(f"functions.NAME.{key}", examples[0])
     return f"write for example {key} = {show(examples[0])}"
 
@@ -369,10 +355,10 @@ def _table_example(path: str, example: Mapping[str, Mapping[str, object]]) -> st
 def _unknown_key(location: tuple[str | int, ...]) -> tuple[str, str]:
     key = str(location[-1])
     model = _field_location(location)[0]
-    if key in REFUSED and model not in TARGETS.values():
+    if key in REFUSED and model not in models.TARGETS.values():
         return REFUSED[key]
-    if model in TARGETS.values():
-        for platform, other in TARGETS.items():
+    if model in models.TARGETS.values():
+        for platform, other in models.TARGETS.items():
             if key in other.model_fields:
                 return "unknown key", f'{key} belongs into a target with platform = "{platform}"'
     for table, others in _TABLES.items():
