@@ -561,11 +561,22 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, name: str, target: st
     done = init(root, "models/net.py:predict", files={"models/net.py": NET})
     if done.returncode:  # else it has nothing to add to it
         assert done.returncode == 2
-        assert done.stderr.startswith(f"{name}: cannot be written: it is ")
+        what = "it is no regular file" if target == "FIFO" else f"{root / name} is a link, which is not followed"
+        assert done.stderr == f"{name}: cannot be written: {what}\n"
     assert (root / name).is_symlink() or target == "FIFO"
     assert (tmp_path / "outside").read_text() == "outside"
     assert (root / "models" / "other").read_text() == "other"
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_that_gets_lines_keeps_its_permissions(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    build = tmp_path / "models" / "BUILD"
+    build.write_text("# ours")
+    build.chmod(0o640)
+    assert init(tmp_path, "models/net.py:predict", files={"models/net.py": NET}).returncode == 0
+    assert build.read_text().startswith("# ours\n\nload(")
+    assert build.stat().st_mode & 0o777 == 0o640
 
 
 def test_nothing_is_written_in_a_folder_elsewhere(tmp_path: Path) -> None:
@@ -576,7 +587,7 @@ def test_nothing_is_written_in_a_folder_elsewhere(tmp_path: Path) -> None:
     (root / "models").symlink_to(tmp_path / "outside")
     done = init(root, "models/net.py:predict")
     assert done.returncode == 2
-    assert " leads out of the workspace" in done.stderr
+    assert done.stderr.endswith(f" cannot be written: {root / 'models'} is a link, which is not followed\n")
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["net.py"]
 
 

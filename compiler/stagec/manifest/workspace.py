@@ -6,10 +6,8 @@ file, and those that bring stagec into an existing MODULE.bazel or WORKSPACE: it
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from stagec.core.builds import distributions
 from stagec.core.builds.version import VERSION
+from stagec.core.data import reading, writing
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.manifest import toml
 from stagec.manifest.inference import Function
@@ -296,38 +295,32 @@ def _text(path: Path) -> str:
 def write(root: Path, changes: Changes) -> dict[str, str]:
     """Write new files and add lines to others; return what was done with each: "written" or "added to".
 
-    Raises StagecError, naming the file, where that is not possible.
+    Raises StagecError, naming the file, where that is not possible, and for links: nothing elsewhere is written to.
     """
     done = {}
     for path, text in changes.added.items():
+        name = path.rpartition("/")[2]
         try:
-            before = _append(root, path, text)
+            with writing.folder(root) as top, writing.made(top, path) as folder:
+                before, mode = _there(name, folder)
+                gap = b"\n" * (2 - before.endswith(b"\n")) if before else b""
+                writing.file(folder, name, [before or b"", gap, text.encode()], mode)
         except OSError as error:
-            raise StagecError(Problem(path, "", f"cannot be written: {error.strerror}")) from error
+            if error.filename == name:
+                error.filename = path
+            what = f"cannot be written: {writing.reason(error, root)}"
+            raise StagecError(Problem(path, "", what)) from error
         done[path] = "written" if before is None else "added to"
     return done
 
 
-def _append(root: Path, path: str, text: str) -> bytes | None:
-    """Add lines at the end of a file; return what was in it, None where there was none.
-
-    Raises OSError, also for a link and what is not a regular file: nothing outside the workspace is written to.
-    """
-    folder = root.joinpath(path).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if not folder.resolve().is_relative_to(root.resolve()):
-        raise OSError(errno.ELOOP, f"{folder} leads out of the workspace")
-    file = root / path
-    if file.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, which is not followed; put the file itself there")
-    there = file.exists()
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(file, flags, 0o666), "r+b", buffering=0) as out:
-        if not stat.S_ISREG(os.fstat(out.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        before = out.readall()
-        out.write((b"\n" if before and not before.endswith(b"\n") else b"") + (b"\n" * bool(before)) + text.encode())
-    return before if there else None
+def _there(name: str, folder: int) -> tuple[bytes | None, int]:
+    """Return what is in a file of an open folder, None where there is none, and the permissions that it keeps."""
+    try:
+        file = reading.RegularFile(name, folder)
+    except FileNotFoundError:
+        return None, 0o644
+    return file.read(0, file.size), os.fstat(file.descriptor).st_mode & 0o777
 
 
 def relative(stagec: Path, root: Path) -> str:
