@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from stagec.bundle import index
-from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces
+from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.telling.refusal import LoadError
@@ -247,18 +247,7 @@ class Archive:
 
     def sha256(self) -> str:
         """Return the SHA-256 (hex) of the whole file."""
-        state = hashlib.sha256()
-        for piece in in_pieces(self._source, 0, self._source.size):
-            state.update(piece)
-        return state.hexdigest()
-
-    def _sha256_around(self, entry: _Entry, data: bytes) -> str:
-        """Return the same of a file in which a member has this content: that which was read of it."""
-        state = hashlib.sha256(self._source.read(0, entry.start) + data)
-        after = entry.start + entry.size
-        for piece in in_pieces(self._source, after, self._source.size - after):
-            state.update(piece)
-        return state.hexdigest()
+        return sha256_of(self._source)
 
     def copy(self, name: str) -> memoryview:
         """Return the bytes of the member `name`, checked like those of `[name]`, at a page of memory: for weights."""
@@ -363,7 +352,8 @@ class Archive:
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
         if vouch is not None:
-            vouch(data, lambda: self._sha256_around(entry, data))
+            before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
+            vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
         try:
             index = strict_json.parse(data, LARGEST_INDEX)
             if isinstance(index, dict) and index.get("format") not in _FORMATS:

@@ -115,10 +115,10 @@ def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[b
         yield source.read(at, min(_PIECE, start + size - at))
 
 
-def sha256_of(file: RegularFile) -> str:
-    """Return the SHA-256 (hex) of a file, which may be larger than memory. Raises OSError."""
-    state = hashlib.sha256()
-    for piece in in_pieces(file, 0, file.size):
+def sha256_of(source: Source | RegularFile, start: int = 0, before: bytes = b"") -> str:
+    """Return the SHA-256 (hex) of what a source has from `start` on, with other bytes before it. Raises OSError."""
+    state = hashlib.sha256(before)
+    for piece in in_pieces(source, start, source.size - start):
         state.update(piece)
     return state.hexdigest()
 

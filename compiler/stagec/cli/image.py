@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, read, split, write_below
+from stagec.cli.files import Answer, Sums, read, split, write_below
 from stagec.cli.options import add_lists
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -69,17 +68,16 @@ def layout_of(options: argparse.Namespace) -> Layout:
     return layout.of_bundle(bundle, archive, weights, about)
 
 
-def _checked(file: FileOf) -> Iterator[bytes]:
+def _checked(file: FileOf) -> Iterator[bytes | memoryview]:
     """Yield a file piece by piece. Raises StagecError at the end where it is another one."""
     from stagec.bundle.sources import in_pieces
     from stagec.core.data.reading import RegularFile
 
-    opened, state = RegularFile(file.path), hashlib.sha256()
-    for piece in in_pieces(opened, 0, opened.size):
-        state.update(piece)
-        yield piece
-    if state.hexdigest() != file.sha256:
-        raise StagecError(Problem(file.path, "", f"its sha256 is {state.hexdigest()}; expected {file.sha256}"))
+    opened, sums = RegularFile(file.path), Sums()
+    yield from sums.of(in_pieces(opened, 0, opened.size))
+    sha256 = sums.to_plain()["sha256"]
+    if sha256 != file.sha256:
+        raise StagecError(Problem(file.path, "", f"its sha256 is {sha256}; expected {file.sha256}"))
 
 
 def run(options: argparse.Namespace) -> Answer:
