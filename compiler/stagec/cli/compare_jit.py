@@ -39,18 +39,16 @@ def run(options: argparse.Namespace) -> Answer:
     options.import_root = options.import_root or ["."]
     planned = inputs.read(options.manifest, options.import_root)
     if planned is None:
-        raise StagecError(
-            Problem(options.manifest, "", "not a manifest", "give the .toml that the bundle is made from")
-        )
+        write = "give the .toml that the bundle is made from"
+        raise StagecError(Problem(options.manifest, "", "not a manifest", write))
     rows: list[dict[str, Any]] = []
     for name, (export, spec) in planned.executables.items():
         asked = not options.function or export.partition(".")[2] in options.function
         if asked and isinstance(spec.target, CpuTarget):
             rows += _compared(options, planned, name, export, spec, spec.target.parallelism)
     if not rows:
-        raise StagecError(
-            Problem(options.bundle, "", "nothing to compare", "name functions that have a target for CPUs")
-        )
+        write = "name functions that have a target for CPUs"
+        raise StagecError(Problem(options.bundle, "", "nothing to compare", write))
     told = {True: "has the bits of jax.jit", False: "differs from jax.jit"}
     text = "".join(f"{row['executable']}: {row['path']} {told[row['equal']]}\n" for row in rows)
     return Answer({"kind": "compare-jit", "results": rows}, text, 0 if all(row["equal"] for row in rows) else 1)

@@ -96,9 +96,8 @@ def _function(root: Path, here: Path, text: str) -> Function:
     file, name = _named(text)
     path = Path(os.path.normpath(here / file))
     if not path.is_relative_to(root):
-        raise StagecError(
-            Problem(file, "", f"it is not in the workspace {root}", "name the workspace with --workspace")
-        )
+        what = f"it is not in the workspace {root}"
+        raise StagecError(Problem(file, "", what, "name the workspace with --workspace"))
     return inference.function(root, path.relative_to(root).as_posix(), name)
 
 
@@ -123,21 +122,13 @@ def _args(text: str) -> object:
     """Return the trees of avals that `--args` has."""
     from stagec.manifest import toml
 
+    write = "write for example '[\"f32[n,3]\"]'"
     try:
         trees = toml.parse(f"args = {text}")["args"]
     except ValueError as error:
-        raise StagecError(
-            Problem("--args", "", f"not a value of TOML: {error}", "write for example '[\"f32[n,3]\"]'")
-        ) from None
+        raise StagecError(Problem("--args", "", f"not a value of TOML: {error}", write)) from None
     if not isinstance(trees, list):
-        raise StagecError(
-            Problem(
-                "--args",
-                "",
-                "expected a list, with a tree of avals for each argument",
-                "write for example '[\"f32[n,3]\"]'",
-            )
-        )
+        raise StagecError(Problem("--args", "", "expected a list, with a tree of avals for each argument", write))
     return trees
 
 

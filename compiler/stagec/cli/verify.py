@@ -38,8 +38,7 @@ def run(options: argparse.Namespace) -> Answer:
             "--threshold": options.threshold != 1,
         }.items():
             if given:
-                raise StagecError(
-                    Problem("", option, "no key is given", "say which keys are trusted: --key PUBLIC.pem")
-                )
+                write = "say which keys are trusted: --key PUBLIC.pem"
+                raise StagecError(Problem("", option, "no key is given", write))
     report = verification.verify(options.bundle, options.key, options.threshold, options.signature, options.weights)
     return Answer(report, verification.as_text(report), verification.STATUS[report["verdict"]])

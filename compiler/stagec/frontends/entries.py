@@ -146,14 +146,8 @@ def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: 
         for name in names:
             if name not in signature.parameters and not takes_any:
                 known = ", ".join(signature.parameters) or "none"
-                problems.append(
-                    Problem(
-                        spec.manifest,
-                        f"{spec.key}.{key}",
-                        f"{spec.entry} has no parameter {name!r}",
-                        f"its parameters: {known}",
-                    )
-                )
+                what = f"{spec.entry} has no parameter {name!r}"
+                problems.append(Problem(spec.manifest, f"{spec.key}.{key}", what, f"its parameters: {known}"))
     for number in spec.donate_argnums:
         if number >= len(args):
             what = f"argument {number} does not exist: the function is given {len(args)} positional arguments"

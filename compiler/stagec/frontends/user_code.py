@@ -54,14 +54,8 @@ def load_entry(entry: str, file: str, key: str) -> Any:
             value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise StagecError(
-                Problem(
-                    file,
-                    key,
-                    f"no module {error.name!r}",
-                    "write the module as it is imported from the workspace root, and name its file in deps",
-                )
-            ) from error
+            write = "write the module as it is imported from the workspace root, and name its file in deps"
+            raise StagecError(Problem(file, key, f"no module {error.name!r}", write)) from error
         raise _raised(error, f"importing {module_name} raised", file, key) from error
     except KeyboardInterrupt:
         raise

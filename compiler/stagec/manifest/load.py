@@ -134,14 +134,11 @@ def _read(path: Path, file: str) -> dict[str, Any]:
     try:
         text = reading.whole(path, toml.LARGEST).decode()
     except UnicodeDecodeError as error:
-        raise StagecError(
-            Problem(file, "", f"byte {error.start} is not UTF-8 text", "save the file as UTF-8")
-        ) from None
+        what = f"byte {error.start} is not UTF-8 text"
+        raise StagecError(Problem(file, "", what, "save the file as UTF-8")) from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise StagecError(
-            Problem(file, "", f"cannot read the manifest: {reason}", "give the path of a TOML file")
-        ) from None
+        what = f"cannot read the manifest: {(error.strerror or str(error)).lower()}"
+        raise StagecError(Problem(file, "", what, "give the path of a TOML file")) from None
     try:
         return toml.parse(text)
     except tomllib.TOMLDecodeError as error:
