@@ -26,6 +26,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.core.trees.tree import argument_path
 from stagec.reports import measurements, profiles
 from stagec.reports.measurements import Executable
+from stagec.stages import limits
 
 _SIZES = 60
 """How many functions the overview of the file's size lists."""
@@ -147,26 +148,12 @@ def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]
     """Rows of a limit's name, what there is, what there may be, and in which unit."""
     if executable.inventory is None:
         return
-    analysis = executable.description.analysis
     memory = executable.inventory["hardware"]["memory"]
     if memory:
-        yield ["memory of a device", analysis["peak_bytes"], memory, "bytes"]
-    counts = {kind: row["count"] for kind, row in analysis["collectives"].items()}
-    every = UNKNOWN if UNKNOWN in counts.values() else sum(counts.values())
-    values: dict[str, Any] = {
-        "peak_memory": analysis["peak_bytes"],
-        "flops": analysis["flops"],
-        "bytes_accessed": analysis["bytes_accessed"],
-        "executable_size": executable.description.executable_bytes,
-        "compile_time": UNKNOWN if seconds is None else seconds,
-        "collectives": every,
-    }
-    for name, limit in executable.inventory["limits"].items():
-        if isinstance(limit, Mapping):
-            for kind, most in limit.items():
-                yield [f"{name}.{kind}", counts.get(kind, 0), most, ""]
-        else:
-            yield [name, values.get(name, UNKNOWN), limit, _KINDS.get(name, "")]
+        yield ["memory of a device", executable.description.analysis["peak_bytes"], memory, "bytes"]
+    for name, taken, limit in limits.compared(executable.inventory["limits"], executable.description):
+        known = seconds if name == "compile_time" and seconds is not None else taken
+        yield [name, known, limit, _KINDS.get(name, "")]
 
 
 def _hardware(target: Mapping[str, Any]) -> str:

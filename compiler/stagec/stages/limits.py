@@ -40,22 +40,11 @@ def exceeded(
         most = in_bytes(hardware.memory)
         what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"
         yield Problem(spec.manifest, spec.key, what, _table(description, program, names()), _about(spec))
-    counts = {kind: entry["count"] for kind, entry in analysis["collectives"].items()}
-    metrics: dict[str, tuple[Any, float | None]] = {
-        "peak_memory": (peak, limits.peak_memory),
-        "flops": (analysis["flops"], limits.flops),
-        "bytes_accessed": (analysis["bytes_accessed"], limits.bytes_accessed),
-        "executable_size": (description.executable_bytes, limits.executable_size),
-    }
-    if isinstance(limits.collectives, Mapping):
-        metrics |= {f"collectives.{kind}": (counts.get(kind, 0), most) for kind, most in limits.collectives.items()}
-    else:
-        total = UNKNOWN if UNKNOWN in counts.values() else sum(counts.values())
-        metrics["collectives"] = total, limits.collectives
-    for key, (metric, limit) in metrics.items():
+    wanted = {name: limit for name in _KNOWN if (limit := getattr(limits, name)) is not None}
+    for key, metric, limit in compared(wanted, description):
         at = f"{limits.key}.{key}"
         name = _NAMES.get(key, key.rpartition(".")[2])
-        if limit is None or (metric == UNKNOWN and limits.allow_unknown):
+        if metric == UNKNOWN and limits.allow_unknown:
             continue
         if metric == UNKNOWN:
             counted = key != "peak_memory" and analysis["unknown"]
@@ -69,6 +58,24 @@ def exceeded(
         else:
             continue
         yield Problem(spec.manifest, at, what, write, _about(spec))
+
+
+def compared(limits: Mapping[str, Any], description: Description) -> Iterator[tuple[str, Any, float]]:
+    """Yield the name of each limit, what the executable takes, and the limit; `collectives.KIND` for each with one."""
+    analysis = description.analysis
+    counts = {kind: row["count"] for kind, row in analysis["collectives"].items()}
+    metrics = {
+        "peak_memory": analysis["peak_bytes"],
+        "flops": analysis["flops"],
+        "bytes_accessed": analysis["bytes_accessed"],
+        "executable_size": description.executable_bytes,
+        "collectives": UNKNOWN if UNKNOWN in counts.values() else sum(counts.values()),
+    }
+    for name, limit in limits.items():
+        if isinstance(limit, Mapping):
+            yield from ((f"{name}.{kind}", counts.get(kind, 0), most) for kind, most in limit.items())
+        else:
+            yield name, metrics.get(name, UNKNOWN), limit
 
 
 def _listed(reasons: Sequence[str]) -> str:
@@ -123,6 +130,8 @@ def in_bytes(size: float) -> str:
     return f"{size:,.1f} {_UNITS[scale]}" if scale else f"{size:,.0f} bytes"
 
 
+_KNOWN = ("peak_memory", "flops", "bytes_accessed", "executable_size", "collectives")
+"""Limits of what is known when an executable is there."""
 _BYTES = ("peak_memory", "bytes_accessed", "executable_size")
 _NAMES = {
     "peak_memory": "peak memory",
