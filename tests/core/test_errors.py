@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.telling.refusal import LoadError
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,26 @@ def test_errors_can_be_copied_and_sent_between_processes() -> None:
     error = StagecError(Problem("a", "k", "one"))
     assert copy.copy(error).problems == error.problems
     assert pickle.loads(pickle.dumps(error)).problems == error.problems
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(2, "No such file", "m.aot"), "m.aot: cannot be read: No such file"),
+        (FileNotFoundError(2, "No such file", "m.json"), "m.json: cannot be read: No such file"),
+        (OSError(22, "it is a folder"), "m.aot: cannot be read: it is a folder"),
+        (ValueError("m.aot: it is damaged"), "m.aot: not a bundle: it is damaged\n  give a bundle"),
+        (LoadError("format", "it is damaged"), "m.aot: not a bundle: it is damaged\n  give a bundle"),
+    ],
+)
+def test_a_file_is_named_that_a_block_cannot_use(error: Exception, text: str) -> None:
+    with pytest.raises(StagecError) as caught, blaming("m.aot", "give a bundle", "not a bundle: "):
+        raise error
+    assert (str(caught.value), caught.value.__cause__) == (text, error)
+
+
+def test_other_errors_of_a_block_pass() -> None:
+    with pytest.raises(KeyError), blaming("m.aot"):
+        raise KeyError("bundle")
+    with pytest.raises(LoadError), blaming("m.aot", of=(ValueError,)):
+        raise LoadError("format", "damaged")
