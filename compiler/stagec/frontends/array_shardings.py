@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stagec.arrays import meshes, pytrees
@@ -12,9 +12,9 @@ from stagec.arrays.namespace import parallel
 from stagec.arrays.program import Program
 from stagec.arrays.values import ShapedArray
 from stagec.core.builds.specs import FunctionSpec
-from stagec.core.sizes import partitions
 from stagec.core.sizes.partitions import Partition
 from stagec.core.trees.tree import Tree
+from stagec.frontends import entries
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 
 
@@ -72,32 +72,19 @@ def named(mesh: Axes, split: Sequence[Partition | None], count: int) -> tuple[Na
 def of_manifest(spec: FunctionSpec, key: str, structure: Any) -> Any:
     """Return a tree of shardings for a structure, of what a manifest has under a key: "in_shardings".
 
-    Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
-    Raises StagecError where they do not fit.
+    Raises StagecError where they do not fit (`entries.partitions_of`).
     """
     prefix = getattr(spec, key)
     if prefix is None:
         return None
     mesh = tuple((name, size) for name, size in spec.mesh)
-    leaves = _expanded(spec, prefix, pytrees.to_tree(structure), key)
+    tree = pytrees.to_tree(structure)
+    leaves = entries.partitions_of(spec, key, prefix, tree, _below, lambda node: node.num_leaves)
     return structure.unflatten(named(mesh, leaves, len(leaves)))
 
 
-def _expanded(spec: FunctionSpec, prefix: Any, node: Tree, path: str) -> list[Partition | None]:
-    if isinstance(prefix, str):
-        return [partitions.parse(prefix)] * node.num_leaves
-    names = _names(node)
-    if isinstance(prefix, Mapping) and sorted(names) != sorted(prefix):
-        has = "is an array there" if node.kind == "leaf" else f"has {', '.join(names) or 'nothing'} there"
-        raise spec.problem(path, f"{', '.join(prefix)} are given, but the tree {has}", "write the same names")
-    if len(names) != len(prefix) or node.kind == "leaf":
-        what = f"{len(prefix)} shardings are given for {len(names) or 1} elements"
-        raise spec.problem(path, what, "write one for each, or one for all")
-    leaves: list[Partition | None] = []
-    for i, (name, child) in enumerate(zip(names, node.children, strict=True)):
-        part, where = (prefix[name], f"{path}.{name}") if isinstance(prefix, Mapping) else (prefix[i], f"{path}[{i}]")
-        leaves += _expanded(spec, part, child, where)
-    return leaves
+def _below(node: Tree) -> list[tuple[str, Tree]] | None:
+    return None if node.kind == "leaf" else list(zip(_names(node), node.children, strict=True))
 
 
 def _names(node: Tree) -> list[str]:

@@ -11,7 +11,9 @@ from typing import Any, TypeVar, cast
 from jaxlib import _jax
 
 from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes import partitions
 from stagec.core.sizes.avals import FILES, Aval, parse_aval
+from stagec.core.sizes.partitions import Partition
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
 
@@ -129,6 +131,39 @@ def bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..
 def refusal(spec: FunctionSpec) -> updates.Refusal:
     """Return what makes the error about something that the function of a manifest does."""
     return lambda what, write: spec.problem("entry", f"{spec.entry} {what}", write)
+
+
+def partitions_of(
+    spec: FunctionSpec,
+    path: str,
+    prefix: Any,
+    node: Any,
+    below: Callable[[Any], list[tuple[str, Any]] | None],
+    leaves: Callable[[Any], int],
+) -> list[Partition | None]:
+    """Return how each leaf of a tree is split, of a prefix of the tree as the manifest writes it at a key path.
+
+    Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
+    below: the children of a node by name; None for a leaf. leaves: how many leaves a node has.
+    """
+    if isinstance(prefix, str):
+        return [partitions.parse(prefix)] * leaves(node)
+    children = below(node)
+    named = children or []
+    if isinstance(prefix, Mapping):
+        named = [(name, child) for name, child in named if name in prefix or leaves(child)]  # nnx has parts without
+        names = [name for name, _ in named]
+        if sorted(names) != sorted(prefix):
+            has = "is an array there" if children is None else f"has {', '.join(names) or 'nothing'} there"
+            raise spec.problem(path, f"{', '.join(prefix)} are given, but the tree {has}", "write the same names")
+        parts = [(prefix[name], f"{path}.{name}") for name in names]
+    elif children is None or len(prefix) != len(named):
+        what = f"{len(prefix)} shardings are given for {1 if children is None else len(named)} elements"
+        raise spec.problem(path, what, "write one for each, or one for all")
+    else:
+        parts = [(part, f"{path}[{i}]") for i, part in enumerate(prefix)]
+    pairs = zip(parts, named, strict=True)
+    return [leaf for (part, at), (_, child) in pairs for leaf in partitions_of(spec, at, part, child, below, leaves)]
 
 
 def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -23,7 +23,6 @@ from stagec.core.builds.jax_entries import Key
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.builds.version import VERSION
-from stagec.core.sizes import partitions
 from stagec.core.sizes.avals import DTYPES, Aval
 from stagec.core.telling import phases
 from stagec.core.telling.errors import StagecError
@@ -417,40 +416,19 @@ def devices_mesh(spec: FunctionSpec) -> jax.sharding.Mesh:
 
 
 def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any, mesh: Any) -> Any:
-    """Return `tree` with a sharding in the place of each leaf, of a prefix of it as the manifest writes it.
+    """Return `tree` with a sharding in the place of each leaf, of a prefix of it (`entries.partitions_of`)."""
+    shardings = []
+    for partition in entries.partitions_of(spec, key, prefix, tree, _below, lambda node: len(jax.tree.leaves(node))):
+        axes = [names[0] if len(names) == 1 else names or None for names in partition or ()]
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        shardings.append(None if partition is None else sharding)
+    return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 
-    Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
-    """
 
-    def walk(prefix: Any, node: Any, path: str) -> list[Any]:
-        if isinstance(prefix, str):
-            partition = partitions.parse(prefix)
-            entries = [axes[0] if len(axes) == 1 else axes or None for axes in partition or ()]
-            sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
-            return [sharding if partition is not None else None] * len(jax.tree.leaves(node))
-        below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
-        if isinstance(prefix, Mapping):  # what has no arrays needs no name: nnx has such parts
-            below = [
-                (steps, child)
-                for steps, child in below
-                if jax.tree_util.keystr(steps, simple=True) in prefix or jax.tree.leaves(child)
-            ]
-        names = [jax.tree_util.keystr(steps, simple=True) for steps, _ in below]
-        wanted = list(prefix) if isinstance(prefix, Mapping) else [str(i) for i in range(len(prefix))]
-        if isinstance(prefix, Mapping) and sorted(names) != sorted(wanted):
-            has = f"has {', '.join(names) or 'nothing'} there" if names != [""] else "is an array there"
-            raise spec.problem(path, f"{', '.join(wanted)} are given, but the tree {has}", "write the same names")
-        if len(below) != len(prefix) or names == [""]:
-            what = f"{len(prefix)} shardings are given for {len(below)} elements"
-            raise spec.problem(path, what, "write one for each, or one for all")
-        if isinstance(prefix, Mapping):
-            parts = [walk(prefix[name], child, f"{path}.{name}") for name, (_, child) in zip(names, below, strict=True)]
-        else:
-            pairs = zip(prefix, below, strict=True)
-            parts = [walk(part, child, f"{path}[{i}]") for i, (part, (_, child)) in enumerate(pairs)]
-        return [leaf for part in parts for leaf in part]
-
-    return jax.tree.unflatten(jax.tree.structure(tree), walk(prefix, tree, key))
+def _below(node: Any) -> list[tuple[str, Any]] | None:
+    below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
+    named = [(jax.tree_util.keystr(steps, simple=True), child) for steps, child in below]
+    return None if [name for name, _ in named] == [""] else named
 
 
 def _configure(spec: FunctionSpec) -> None:
