@@ -1,4 +1,4 @@
-"""README's example, and the files and commands of docs/bazel.md, are built and run."""
+"""README's example, and the files and commands of docs/bazel.md and docs/with-jax.md, are built and run."""
 
 import os
 import re
@@ -105,6 +105,37 @@ def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
         "//models:models.update_baseline",
     ]
     assert ran("stages.py", user) == "[2. 2. 2.] 3.0\n"
+
+
+def test_a_program_with_jax_finds_what_was_built(user: NestedBazel) -> None:
+    """The section of the compilation cache, from its first block to its last."""
+    page = [*blocks("docs/with-jax.md")]
+    printed = [text for language, text in page if language == "text"]
+    cache = files("docs/with-jax.md")
+    before = (user.root / "models/models.toml").read_text()
+    assert cache["models/models.toml"].replace("jax_cache = true\n", "") == before
+    for name in ("models/models.toml", "serve_jax.py"):
+        (user.root / name).write_text(cache[name])
+    lines = [line for language, text in page if language == "sh" for line in text.splitlines()]
+    assert [line.split()[0] for line in lines] == ["bazel", "python3", "JAX_LOGGING_LEVEL=DEBUG", "python3"]
+    built = user.run(*shlex.split(lines[0])[1:])
+    assert built.returncode == 0, built.stderr
+    assert ran("serve_jax.py", user) == printed[0]
+    path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "JAX_PLATFORMS": "cpu"}
+
+    def shell(line: str) -> subprocess.CompletedProcess[str]:
+        typed = line.replace("python3", f"{sys.executable} -B -s")
+        return subprocess.run(typed, shell=True, cwd=user.root, env=env, capture_output=True, text=True)
+
+    assert re.fullmatch("[0-9a-f]{16}\n", shell(lines[1]).stdout)
+    assert shell(lines[2]).returncode == 0
+    assert (shell(lines[3]).returncode, shell(lines[3]).stdout) == (0, "2 of 2 found\n")
+    program = user.root / "serve_jax.py"
+    program.write_text(program.read_text().replace("(1, 32)", "(1, 8)"))
+    assert shell(lines[2]).returncode == 0
+    assert (shell(lines[3]).returncode, shell(lines[3]).stdout) == (1, f"{printed[1]}1 of 2 found\n")
+    (user.root / "models/models.toml").write_text(before)
 
 
 MODEL = """\

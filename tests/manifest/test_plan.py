@@ -150,6 +150,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "bundle": {"name": "m", "version": "1.2.0"},
         "bundle_size": None,
         "tolerances": {},
+        "jax_cache": {"executables": [], "machines": {}},
         "exports": [
             {
                 "name": "m.apply",
