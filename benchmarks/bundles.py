@@ -34,6 +34,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 def build(function: str, folder: Path, sized: bool = False, compiler_options: Mapping[str, str] | None = None) -> Path:
     """Build the bundle of one function of `functions.py` in `folder`, a new one; return its path.
 
+    JAX's compilation cache of the same lies in `jax_cache` there.
     sized: for all ROWS and TARGETS; otherwise for one target, and the shapes that the function has.
     compiler_options: of that one target.
     """
@@ -51,6 +52,16 @@ def build(function: str, folder: Path, sized: bool = False, compiler_options: Ma
         words = ("--output", f"{name}.xla", "--description", f"{name}.json", "--module", f"{name}.mlirbc")
         _stagec(folder, "compile", "--spec", spec, "--exported", f"{artifact['export']}.exported", *words)
         arguments += ["--executable", f"{name}={name}.xla={name}.json={name}.mlirbc"]
+    cached: list[str] = []
+    exports = {artifact["name"]: f"{artifact['name']}.spec" for artifact in plan["exports"]}
+    for artifact in plan["executables"]:
+        name = artifact["name"]
+        words = ("--jax-key", f"{name}.key", "--executable", f"{name}.spec", "--import-root", str(ROOT))
+        _stagec(folder, "export", "--spec", exports[artifact["export"]], *words)
+        words = ("--jax-key", f"{name}.key", "--output", f"{name}.jax.xla", "--jax-entry", f"{name}.jax.json")
+        _stagec(folder, "compile", "--spec", f"{name}.spec", *words)
+        cached += ["--entry", f"{name}={name}.jax.json={name}.jax.xla"]
+    _stagec(folder, "jax-cache", "--output", "jax_cache", *cached)
     _stagec(folder, "bundle", "--name", "functions", "--version", "1.0.0", "--output", "functions.aot", *arguments)
     return folder / "functions.aot"
 

@@ -1,4 +1,4 @@
-"""From the start of a process to its first result: a bundle, and the ways that JAX has."""
+"""From the start of a process to its first result: a bundle, the ways that JAX has, and its cache built by stagec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure(options: Options) -> list[Row]:
         folder = options.folder / function
         bundles.build(function, folder, sized=function == "mlp")
         _seconds("prepare", function, folder)
-        ways = ("stagec", *JAX, *FLOORS)
+        ways = ("stagec", *JAX, "built", *FLOORS)
         for way in ways:  # byte code and pages of files
             _seconds(way, function, folder)
         seconds = interleaved(options.rounds, {way: partial(_seconds, way, function, folder) for way in ways})
@@ -34,6 +34,11 @@ def measure(options: Options) -> list[Row]:
         shown = {way: seconds[way] for way in ("stagec", *JAX)}
         name = f"process start to first result, {function}"
         rows.append(Row(name, f"best of JAX's ways: {best}", ratio(seconds, "stagec", best), 0.3, shown))
+        built = {way: seconds[way] for way in ("built", "cached", "jit")}
+        against = "jit with JAX's own warm cache"
+        rows.append(
+            Row(f"the same in a program with JAX, {function}", against, ratio(seconds, "built", "cached"), 1.1, built)
+        )
         for floor, target in FLOORS.items():
             against = f"numpy, jaxlib, {floor.replace('_', ' ')}"
             row = f"the same, by its floor: {floor.replace('_', ' ')}"

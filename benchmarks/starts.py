@@ -140,6 +140,20 @@ def cached(function: str, folder: Path) -> None:
     jit(function, folder)
 
 
+def built(function: str, folder: Path) -> None:
+    """The same with the cache that stagec built."""
+    import jax
+
+    import stagec.jax_cache  # noqa: F401  # for what it changes
+
+    jax.config.update("jax_compilation_cache_dir", str(folder / "jax_cache"))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    hits: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
+    jit(function, folder)
+    assert len(hits) == 1, "the entry was missed"
+
+
 def exported(function: str, folder: Path) -> None:
     """Read a `jax.export` artifact, compile it and call."""
     import jax.export

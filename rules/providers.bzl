@@ -121,7 +121,10 @@ AotBundleInfo = provider(
 
 AotJaxCacheInfo = provider(
     doc = "Entries of JAX's persistent compilation cache.",
-    fields = {"folder": "File: the folder that JAX reads."},
+    fields = {
+        "folder": "File: the folder that JAX reads.",
+        "layer": "File: the same folder in a .tar file.",
+    },
 )
 
 AotProvenanceInfo = provider(

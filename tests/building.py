@@ -128,7 +128,17 @@ def build_jax_cache(manifest: str, out: Path, root: Path) -> Path:
         words = ["--jax-key", files["key"], "--output", files["xla"], "--jax-entry", files["json"], *named]
         checked("compile", "--spec", spec, *words, cwd=root)
         arguments += ["--entry", f"{name}={files['json']}={files['xla']}"]
-    checked("jax-cache", "--manifest", manifest, "--output", out / "jax_cache", *arguments, cwd=root)
+    checked(
+        "jax-cache",
+        "--manifest",
+        manifest,
+        "--output",
+        out / "jax_cache",
+        "--layer",
+        out / "jax_cache.tar",
+        *arguments,
+        cwd=root,
+    )
     return out / "jax_cache"
 
 

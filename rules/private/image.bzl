@@ -1,6 +1,6 @@
 """A bundle as an image of a registry, and the program that pushes it."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotJaxCacheInfo", "AotProvenanceInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
 
@@ -14,8 +14,13 @@ def _beside(bundle):
     folder = bundle.bundle.short_path.rpartition("/")[0]
     return {file.short_path[len(folder) + 1 if folder else 0:]: file for file in bundle.weights}
 
+def _caches(ctx):
+    """The layer with JAX's compilation cache, if there is one."""
+    return [ctx.attr.jax_cache[AotJaxCacheInfo].layer] if ctx.attr.jax_cache else []
+
 def _aot_image_impl(ctx):
     bundle, provenance = _files(ctx)
+    caches = _caches(ctx)
     folder = ctx.actions.declare_directory(ctx.label.name)
     arguments = ctx.actions.args()
     arguments.add(bundle.bundle)
@@ -24,13 +29,14 @@ def _aot_image_impl(ctx):
     arguments.add("--sbom", provenance.sbom)
     for name, file in _beside(bundle).items():
         arguments.add("--weights-file", "%s=%s" % (name, file.path))
+    arguments.add_all(caches, before_each = "--jax-cache")
     compiler_action(
         ctx,
         mnemonic = "StagecImage",
         progress_message = "Writing the image of %s" % bundle.name,
         command = "image",
         arguments = arguments,
-        inputs = depset([bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights),
+        inputs = depset([bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights + caches),
         outputs = [folder],
         worker = False,
     )
@@ -39,12 +45,13 @@ def _aot_image_impl(ctx):
 _ATTRS = {
     "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
     "provenance": attr.label(doc = "The bundle's provenance.", mandatory = True, providers = [AotProvenanceInfo]),
+    "jax_cache": attr.label(doc = "JAX's compilation cache of the manifest, if any.", providers = [AotJaxCacheInfo]),
 }
 
 aot_image = rule(
     implementation = _aot_image_impl,
     doc = "Writes the bundle as an OCI image layout, the folder `<name>`: a layer for the bundle and one for each file of " +
-          "weights beside it; statement and SBOM refer to the image. docs/registries.md has the details. `aot_manifest` " +
+          "weights beside it, and for JAX's compilation cache if there is one; statement and SBOM refer to the image. docs/registries.md has the details. `aot_manifest` " +
           "declares it.",
     attrs = _ATTRS,
     toolchains = [str(TOOLCHAIN_TYPE)],
@@ -65,14 +72,14 @@ def _aot_push_impl(ctx):
     ] + [
         "--weights-file %s\"$workspace\"/%s" % (shell_quote(name + "="), shell_quote(file.short_path))
         for name, file in _beside(bundle).items()
-    ]
+    ] + ["--jax-cache \"$workspace\"/" + shell_quote(file.short_path) for file in _caches(ctx)]
     body = _BODY.format(files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
     script = write_stagec_launcher(ctx, stagec, body, [])
     return [DefaultInfo(
         executable = script,
         files = depset([script]),
         runfiles = ctx.runfiles(
-            files = [bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights,
+            files = [bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights + _caches(ctx),
             transitive_files = stagec.inputs,
         ),
     )]

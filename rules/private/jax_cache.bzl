@@ -55,9 +55,11 @@ def _entry(ctx, executable, key, machines):
 def _aot_jax_cache_impl(ctx):
     exports = {target[AotExportInfo].name: target[AotExportInfo] for target in ctx.attr.exports}
     folder = ctx.actions.declare_directory(ctx.label.name)
+    layer = ctx.actions.declare_file(ctx.label.name + ".tar")
     arguments = ctx.actions.args()
     arguments.add("--manifest", ctx.attr.manifest)
     arguments.add("--output", folder.path)
+    arguments.add("--layer", layer)
     inputs = []
     for target in ctx.attr.executables:
         executable = target[AotExecutableInfo]
@@ -74,12 +76,13 @@ def _aot_jax_cache_impl(ctx):
         command = "jax-cache",
         arguments = arguments,
         inputs = depset(inputs),
-        outputs = [folder],
+        outputs = [folder, layer],
         worker = False,
     )
     return [
         DefaultInfo(files = depset([folder]), runfiles = ctx.runfiles([folder])),
-        AotJaxCacheInfo(folder = folder),
+        OutputGroupInfo(layer = depset([layer])),
+        AotJaxCacheInfo(folder = folder, layer = layer),
     ]
 
 aot_jax_cache = rule(
@@ -87,7 +90,8 @@ aot_jax_cache = rule(
     doc = "Writes the folder `<name>`, which JAX programs use as their persistent compilation cache: what they would " +
           "compile for each of the executables. JAX lowers each function as under `jax.jit` (StagecJaxKey), XLA compiles " +
           "that module to the same bytes in each build (StagecJaxCompile). docs/with-jax.md has the details. " +
-          "`aot_manifest` declares it, if the manifest has `jax_cache`.",
+          "`aot_manifest` declares it, if the manifest has `jax_cache`. The output group `layer` is the folder as " +
+          "`<name>.tar`, a layer of an image.",
     attrs = {
         "manifest": attr.string(doc = "What messages call the manifest."),
         "exports": attr.label_list(doc = "The functions.", mandatory = True, providers = [AotExportInfo]),

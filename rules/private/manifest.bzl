@@ -348,7 +348,13 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     )
     for rule, suffix in ((aot_image, ".image"), (aot_push, ".push")):
         # "manual": an image has a copy of the weights, which //... need not make.
-        rule(name = name + suffix, bundle = ":" + name, provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
+        rule(
+            name = name + suffix,
+            bundle = ":" + name,
+            jax_cache = ":" + name + ".jax_cache" if plan["jax_cache"]["executables"] else None,
+            provenance = ":" + name + ".provenance",
+            **_tagged(common, "manual")
+        )
 
     # Nobody reads it after each build of //...
     aot_report(name = name + ".report", provenance = ":" + name + ".provenance", bundle = ":" + name, **_tagged(common, "manual"))

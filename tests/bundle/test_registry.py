@@ -297,6 +297,21 @@ def test_a_layout_is_what_skopeo_reads(bundles: tuple[Path, Path], tmp_path: Pat
     assert json.loads(raw.stdout)["annotations"]["org.opencontainers.image.version"] == "1"
 
 
+def test_the_compilation_cache_of_jax_is_a_layer(
+    bundles: tuple[Path, Path], registry: Registry, tmp_path: Path
+) -> None:
+    layer = tmp_path / "zoo.jax_cache.tar"
+    layer.write_bytes(b"a cache")
+    checked("image", bundles[0], "--jax-cache", layer, "--output", tmp_path / "image")
+    sums = {path.name for path in (tmp_path / "image" / "blobs" / "sha256").iterdir()}
+    assert hashlib.sha256(b"a cache").hexdigest() in sums
+    image = f"{registry.host}/zoo:1"
+    push(bundles[0], image, "--jax-cache", layer)
+    checked("pull", image, tmp_path / "pulled", "--plain-http")
+    assert (tmp_path / "pulled" / layer.name).read_bytes() == b"a cache"
+    assert (tmp_path / "pulled" / "zoo.aot").read_bytes() == bundles[0].read_bytes()
+
+
 def test_weights_that_an_image_does_not_get(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     other = tmp_path / "w"
     other.write_bytes(b"x")

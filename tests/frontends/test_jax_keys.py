@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,6 +169,21 @@ def test_another_jaxlib_is_a_miss(small: Path) -> None:
     key = Key.read(file.read_bytes())
     names = {key.with_parts({"jax_lib version": version}).name() for version in (b"0.10.1", b"0.10.2")}
     assert len(names) == 2
+
+
+def test_a_layer_has_the_files_of_the_folder(small: Path, tmp_path: Path) -> None:
+    """The same bytes, whenever they were written."""
+    layer = small / "out" / "jax_cache.tar"
+    with tarfile.open(layer) as archive:
+        assert {(member.mtime, member.uid, member.mode) for member in archive.getmembers()} == {(0, 0, 0o644)}
+        archive.extractall(tmp_path, filter="data")
+    folder, written = tmp_path / "jax_cache", small / "out" / "jax_cache"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in written.iterdir()
+    }
+    assert printed(call(folder=folder, cwd=small)) == [1, 1, [0, 2, 4, 6]]
+    again = build_jax_cache("small.toml", tmp_path / "again", small)
+    assert again.with_suffix(".tar").read_bytes() == layer.read_bytes()
 
 
 def test_the_path_of_the_folder_is_in_no_key_without_caches_of_xla(small: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What aot_export, aot_executable and aot_bundle declare."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotProvenanceInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "AotProvenanceInfo")
 load(":analysis.bzl", "ActionsInfo", "analysis_test", "difference", "names", "only_action", "verdict")
 
 _ENVIRONMENT = {
@@ -429,6 +429,31 @@ def _provenance_test_impl(ctx):
     )
 
 provenance_test = analysis_test(_provenance_test_impl)
+
+def _jax_cache_test_impl(ctx):
+    target = ctx.attr.target
+    key = only_action(target, "StagecJaxKey")
+    compiling = only_action(target, "StagecJaxCompile")
+    written = only_action(target, "StagecJaxCache")
+    sources = ["data.txt", "library.py", "model.py", "only_f.py"]
+    specs = ["sample.f.cpu.batch8.spec.json", "sample.f.spec.json"]
+    entry = ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.xla"]
+    return verdict(
+        ctx,
+        difference("files", names(target.files), ["sample.jax_cache"]) +
+        difference("layer", target[AotJaxCacheInfo].layer.basename, "sample.jax_cache.tar") +
+        difference("inputs of the key", _own_inputs(key), sorted(sources + specs)) +
+        difference("key", names(key.outputs), ["sample.f.cpu.batch8.key", "sample.f.cpu.batch8.key.unread"]) +
+        difference("inputs of compiling", _own_inputs(compiling), ["sample.f.cpu.batch8.key", specs[0]]) +
+        difference("machines", _option(compiling, "--machine"), ["0123456789abcdef"]) +
+        difference("entry", sorted(names(compiling.outputs)), entry) +
+        difference("inputs of the folder", _own_inputs(written), entry) +
+        _command_problems(key, "export") +
+        _command_problems(compiling, "compile") +
+        _command_problems(written, "jax-cache"),
+    )
+
+jax_cache_test = analysis_test(_jax_cache_test_impl)
 
 def _signing_test_impl(ctx):
     target = ctx.attr.target

@@ -2,8 +2,9 @@
 
 Formats: https://github.com/opencontainers/image-spec (image-layout.md, manifest.md) and
 https://github.com/modelpack/model-spec (docs/spec.md, docs/config.md). The bundle is one layer and each file of weights
-beside it another, as they are and under their own digests, so that registries and nodes keep weights once. What
-is said about the bundle (provenance, SBOM, signatures) are manifests whose `subject` is the image.
+beside it another, as they are and under their own digests, so that registries and nodes keep weights once. JAX's
+compilation cache is a layer too, if there is one. What is said about the bundle (provenance, SBOM, signatures) are
+manifests whose `subject` is the image.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MODEL = "application/vnd.cncf.model.manifest.v1+json"
 """What kind of artifact the image is."""
 _CONFIG = "application/vnd.cncf.model.config.v1+json"
 CODE, _WEIGHTS = "application/vnd.cncf.model.code.v1.raw", "application/vnd.cncf.model.weight.v1.raw"
+_TAR = "application/vnd.oci.image.layer.v1.tar"
 _EMPTY = "application/vnd.oci.empty.v1+json"
 TITLE, _FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 """Annotations of a layer with the path of its file: that of ORAS and CRI-O, and that of ModelPack."""
@@ -72,12 +74,17 @@ class Layout(NamedTuple):
 
 
 def of_bundle(
-    bundle: FileOf, archive: Archive, weights: Mapping[str, str], about: Mapping[str, Sequence[bytes]]
+    bundle: FileOf,
+    archive: Archive,
+    weights: Mapping[str, str],
+    about: Mapping[str, Sequence[bytes]],
+    caches: Mapping[str, FileOf] | None = None,
 ) -> Layout:
     """Return the layout of a bundle.
 
     weights: path of each file of weights beside it, by its name in the index. about: what is said about the bundle: the
-    contents of files, by how their names end (`REFERRERS`). Raises ValueError where weights are missing.
+    contents of files, by how their names end (`REFERRERS`). caches: folders of JAX's compilation cache, as
+    .tar files, by name. Raises ValueError where weights are missing.
     """
     index = archive.index
     listed = index.get("weights_files", {})
@@ -89,6 +96,7 @@ def of_bundle(
     layers = [_file(blobs, CODE, name, bundle)]
     for path, file in sorted(listed.items()):
         layers.append(_file(blobs, _WEIGHTS, path, FileOf(weights[path], file["sha256"], file["bytes"])))
+    layers += [_file(blobs, _TAR, path, file) for path, file in sorted((caches or {}).items())]
     config = {
         "descriptor": {"name": index["name"], "version": index["version"]},
         "modelfs": {"type": "layers", "diffIds": [layer["digest"] for layer in layers]},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, Sums, read, split, write_below
+from stagec.cli.files import Answer, Sums, on_disk, read, split, write_below
 from stagec.cli.options import add_lists
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -26,6 +26,7 @@ def add_content(parser: argparse.ArgumentParser) -> None:
     what = "a file of weights beside the bundle, by its name in it (default: beside the bundle)"
     lists = {"--weights-file NAME=FILE": what, "--statement": "its in-toto statement", "--signature": "an envelope"}
     add_lists(parser, lists)
+    parser.add_argument("--jax-cache", metavar="FILE", help="JAX's compilation cache: what jax-cache --layer wrote")
     parser.add_argument("--sbom", help="its SBOM")
 
 
@@ -65,7 +66,16 @@ def layout_of(options: argparse.Namespace) -> Layout:
                 # A file that is published by mistake, a key for example, is public from then on.
                 raise StagecError(Problem("", "", str(error), "nothing was published or written")) from error
             about.setdefault(suffix, []).append(content)
-    return layout.of_bundle(bundle, archive, weights, about)
+    caches = {Path(path).name: _file_of(path) for path in ([options.jax_cache] if options.jax_cache else [])}
+    return layout.of_bundle(bundle, archive, weights, about, caches)
+
+
+def _file_of(path: str) -> FileOf:
+    """Return a file that no index describes. Raises StagecError where it cannot be read."""
+    from stagec.bundle.layout import FileOf
+
+    content = on_disk(path)
+    return FileOf(path, content.sha256, len(content))
 
 
 def _checked(file: FileOf) -> Iterator[bytes | memoryview]:

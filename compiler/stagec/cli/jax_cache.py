@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
+import tarfile
 from pathlib import Path
 
-from stagec.cli.files import Answer, read, read_text, split, write_below
+from stagec.cli.files import Answer, read, read_text, split, write_below, write_whole
 from stagec.core.builds import jax_entries
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -19,7 +21,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=ENTRY=EXECUTABLE",
         help="an executable of the manifest, and the two files that stagec compile --jax-key wrote; may be repeated",
     )
+    parser.add_argument("--layer", metavar="FILE", help="where to write the folder as a .tar file, for an image")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the folder to write")
+
+
+def _tar(folder: Path, name: str) -> bytes:
+    """Return the files of a folder, which has no others, in a tar that is the same bytes everywhere."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(folder.iterdir()):
+            data = path.read_bytes()
+            member = tarfile.TarInfo(f"{name}/{path.name}")
+            member.size, member.mode = len(data), 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -39,4 +54,6 @@ def run(options: argparse.Namespace) -> Answer:
                 write_below(options.output, key + jax_entries.SUFFIX, [content])
                 write_below(options.output, key + jax_entries.USED, [bytes(8)])
     write_below(options.output, jax_entries.INDEX, [jax_entries.to_json(entries).encode()])
+    if options.layer:
+        write_whole(options.layer, _tar(Path(options.output), Path(options.layer).stem))
     return Answer({"output": options.output, "executables": len(entries), "entries": len(owners)})
