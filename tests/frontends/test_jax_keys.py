@@ -217,6 +217,89 @@ def test_a_frame_is_one_of_zlib_and_of_zstandard() -> None:
             assert zstd.decompress(jax_entries.file(data, "zstandard")) == bytes(4) + data
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "warning"),
+    [
+        ("log = cache_key.__dict__.pop('_log_cache_key_hash')", "cache_key._log_cache_key_hash = log", True),
+        ("get = cache_key.get; cache_key.get = lambda *given: get(*given) + '0'", "", False),
+    ],
+    ids=["name", "parts"],
+)
+def test_a_jax_that_stagec_does_not_know_works_on(small: Path, before: str, after: str, warning: bool) -> None:
+    lines = ["import jax", "from jax._src import cache_key", before, "import stagec.jax_cache", after]
+    done = process("\n".join(lines) + CALL, folder=small / "out" / "jax_cache", cwd=small)
+    assert printed(done) == [0, 1, [0, 2, 4, 6]]
+    assert ("UserWarning: stagec.jax_cache changes nothing: JAX " in done.stderr) == warning
+
+
+EAGER = """
+import jax, jax.numpy as jnp
+TABLE = jnp.arange(4.0) * 2
+
+def avals():
+    x = jnp.ones(4) * 3
+    return (jax.ShapeDtypeStruct(x.shape, x.dtype),)
+
+def double(x):
+    with jax.ensure_compile_time_eval():
+        one = jnp.sin(jnp.zeros(())) + 1
+    return x * TABLE * one
+"""
+
+
+def test_what_tracing_computes_is_not_the_program(tmp_path: Path) -> None:
+    """Programs that JAX compiles and runs meanwhile."""
+    manifest = SMALL.replace('args = ["f32[4]"]', 'avals = "small:avals"')
+    (tmp_path / "small.toml").write_text(manifest)
+    (tmp_path / "small.py").write_text(EAGER)
+    folder = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
+    (entry,) = jax_entries.read((folder / jax_entries.INDEX).read_text())
+    assert entry.module == "jit_double"
+    hits, _, result = printed(call(folder=folder, cwd=tmp_path))
+    assert (hits, result) == (1, [0, 2, 8, 18])
+
+
+FORTY = """
+[manifest]
+name = "forty"
+version = "1"
+jax_cache = true
+"""
+FUNCTION = """
+def f{i}(w, x):
+    for _ in range({i} % 4 + 1):
+        x = jnp.tanh(x @ w) + {i}
+    return x
+"""
+SERVE = """
+import stagec.jax_cache
+import hashlib, json, jax, models, numpy as np
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
+w, x = np.ones((8, 8), "f4"), np.ones((2, 8), "f4")
+results = [np.asarray(jax.jit(getattr(models, f"f{i}"))(w, x)).tobytes().hex() for i in range(40)]
+print(json.dumps([events.count("cache_hits"), events.count("compile_requests_use_cache"), results]))
+"""
+
+
+@pytest.mark.pinned
+def test_a_server_of_forty_functions(tmp_path: Path) -> None:
+    tables = "".join(
+        f'[functions.f{i}]\nentry = "models:f{i}"\nargs = ["f32[8,8]", "f32[2,8]"]\ntargets = ["cpu-avx2"]\n'
+        for i in range(40)
+    )
+    (tmp_path / "forty.toml").write_text(FORTY + tables)
+    functions = "".join(FUNCTION.format(i=i) for i in range(40))
+    (tmp_path / "models.py").write_text(f"import jax.numpy as jnp\n{functions}")
+    folder = build_jax_cache("forty.toml", tmp_path / "out", tmp_path)
+    done = process(SERVE, folder=folder, cwd=tmp_path)
+    hits, requests, results = printed(done)
+    assert hits == requests == 40
+    assert NO_MISSES not in done.stderr
+    plain = process(SERVE, folder=None, cwd=tmp_path, XLA_FLAGS="--xla_cpu_max_isa=AVX2")
+    assert printed(plain) == [0, 40, results]
+
+
 CALLS_BACK = 'import jax\n\ndef double(x):\n    jax.debug.print("{}", x)\n    return x * 2\n'
 
 

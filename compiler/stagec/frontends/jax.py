@@ -23,6 +23,7 @@ from stagec.core.builds.jax_entries import Key
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.builds.version import VERSION
+from stagec.core.sizes import size
 from stagec.core.sizes.avals import DTYPES, Aval
 from stagec.core.telling import phases
 from stagec.core.telling.errors import StagecError
@@ -342,34 +343,34 @@ def jax_key(spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequen
     """
     target = executable.target
     if spec.mesh:
-        jax.config.update("jax_num_cpu_devices", math.prod(size for _, size in spec.mesh))
+        jax.config.update("jax_num_cpu_devices", math.prod(length for _, length in spec.mesh))
     device = next((d for d in spec.devices if d["platform"] == target.platform), None) if target.jax_device() else None
     options = dict(target.compiler_options) or None
 
-    def compile_() -> Any:
+    def lower() -> Any:
         function, entry, jit_options, args, kwargs = _prepared(spec, import_roots, 0)
-        args, kwargs = jax_keys.in_bucket((args, kwargs), executable.bucket)
+        args, kwargs = jax.tree.map(lambda leaf: _in_bucket(leaf, executable.bucket), (args, kwargs))
         if hasattr(function, "lower"):
             args, kwargs = filtering.opened((args, kwargs))
             if type(function).__module__.partition(".")[0] == "equinox":  # what is no array is static there
-                args, kwargs = jax.tree.map(jax_keys.zeros, (args, kwargs))
+                args, kwargs = jax.tree.map(_zeros, (args, kwargs))
             repeatable.again(spec.key)
-            return function.lower(*args, **kwargs, **spec.static).compile()
+            return function.lower(*args, **kwargs, **spec.static)
         mesh = devices_mesh(spec) if spec.mesh else None
         with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
             jitted = _jitted(spec, entry, jit_options, args, kwargs, mesh)
-            traced = _trace(spec, jitted, args, kwargs)
-            return traced.lower(lowering_platforms=(target.platform,)).compile(options)
+            return _trace(spec, jitted, args, kwargs).lower(lowering_platforms=(target.platform,))
 
     with contextlib.ExitStack() as changes:
         if device:
             changes.enter_context(kernels.on(kernels.Device.of(device)))
             changes.enter_context(kernels.newest())
-        key, calls_back = _running(spec, lambda: jax_keys.lowered(compile_))
+        lowered = _running(spec, lower)
+        key, calls_back = jax_keys.key_of(lambda: lowered.compile(options) if options else lowered.compile())
     if calls_back:
         what = f"{spec.entry} calls back into Python, and JAX keeps no executable of such a function"
         raise spec.problem("jax_cache", what, "write jax_cache = false for this function, or take the callback out")
-    return dataclasses.replace(key, mesh=[size for _, size in spec.mesh])
+    return dataclasses.replace(key, mesh=[length for _, length in spec.mesh])
 
 
 def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
@@ -513,3 +514,22 @@ def _dtype(name: str) -> Any:
     if name in evaluation.KEY_IMPLEMENTATIONS:
         return jax.eval_shape(lambda: jax.random.key(0, impl=evaluation.KEY_IMPLEMENTATIONS[name])).dtype
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
+
+
+def _in_bucket(leaf: Any, bucket: Mapping[str, int]) -> Any:
+    """Return what stands for an array, with the sizes of a bucket in the places of symbolic dimensions."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or all(isinstance(dim, int) for dim in leaf.shape):
+        return leaf
+    shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), bucket) for dim in leaf.shape]
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type)
+
+
+def _zeros(leaf: Any) -> Any:
+    """Return an array in the place of what stands for one; it takes no memory until somebody reads it."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.zeros(leaf.shape, leaf.dtype)
+    words = jax.eval_shape(jax.random.key_data, leaf)
+    implementation = evaluation.KEY_IMPLEMENTATIONS[str(leaf.dtype)]
+    return jax.random.wrap_key_data(jax.numpy.zeros(words.shape, words.dtype), impl=implementation)

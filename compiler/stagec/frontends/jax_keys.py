@@ -1,23 +1,24 @@
 """Keys of JAX's persistent compilation cache (https://docs.jax.dev/en/latest/persistent_compilation_cache.html).
 
-Every name of JAX's own that this takes is here and in `patched`. `lowered` is for a build: what `jax.jit` would
+Every name of JAX's own that this takes is here and in `patched`. `key_of` is for a build: what `jax.jit` would
 compile, and what goes into its key. `choosing` is for a program that runs (`stagec.jax_cache`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import compilation_cache
 from jaxlib import xla_client
 
 from stagec.core.builds.jax_entries import Key
-from stagec.core.sizes import size
 from stagec.frontends import patched
-from stagec.frontends.evaluation import KEY_IMPLEMENTATIONS
+
+
+class UnknownKeyError(RuntimeError):
+    """JAX makes its keys in a way that stagec does not know: another release."""
 
 
 class _Lowered(Exception):
@@ -41,7 +42,7 @@ class _Bytes:
 def recorded(get: Callable[[], str]) -> Key:
     """Return the key that `get` asks JAX for, in its parts.
 
-    Raises RuntimeError where the parts do not make JAX's key: another release of JAX may put them together otherwise.
+    Raises UnknownKeyError where the parts do not make JAX's key: another release may put them together otherwise.
     """
     parts: dict[str, bytes] = {}
 
@@ -58,11 +59,11 @@ def recorded(get: Callable[[], str]) -> Key:
         name = get()
     key = Key(name.rpartition("-")[0], parts)
     if key.name() != name:
-        raise RuntimeError(f"JAX {jax.__version__} makes keys in a way that stagec does not know")
+        raise UnknownKeyError(f"JAX {jax.__version__} makes keys in a way that stagec does not know")
     return key
 
 
-def lowered(compile_: Callable[[], Any]) -> tuple[Key, bool]:
+def key_of(compile_: Callable[[], Any]) -> tuple[Key, bool]:
     """Return the key of what `compile_` has JAX compile, and whether that calls back into Python.
 
     JAX compiles nothing.
@@ -82,30 +83,7 @@ def lowered(compile_: Callable[[], Any]) -> tuple[Key, bool]:
             compile_()
         except _Lowered as result:
             return result.key, result.callbacks
-    raise RuntimeError(f"JAX {jax.__version__} compiles in a way that stagec does not know")
-
-
-def in_bucket(tree: Any, bucket: Mapping[str, int]) -> Any:
-    """Return abstract arguments with the sizes of a bucket in the places of symbolic dimensions."""
-
-    def static(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.ShapeDtypeStruct) or all(isinstance(dim, int) for dim in leaf.shape):
-            return leaf
-        shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), bucket) for dim in leaf.shape]
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type)
-
-    return jax.tree.map(static, tree)
-
-
-def zeros(leaf: Any) -> Any:
-    """Return an array in the place of what stands for one; it takes no memory until somebody reads it."""
-    if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.zeros(leaf.shape, leaf.dtype)
-    words = jax.eval_shape(jax.random.key_data, leaf)
-    implementation = KEY_IMPLEMENTATIONS[str(leaf.dtype)]
-    return jax.random.wrap_key_data(jax.numpy.zeros(words.shape, words.dtype), impl=implementation)
+    raise UnknownKeyError(f"JAX {jax.__version__} compiles in a way that stagec does not know")
 
 
 def fingerprint() -> str:
@@ -114,13 +92,25 @@ def fingerprint() -> str:
 
 
 def choosing(choose: Callable[[Key], str | None]) -> None:
-    """Let JAX look its entries up by the names that `choose` gives for their keys; None: by JAX's own name."""
+    """Let JAX look its entries up by the names that `choose` gives for their keys; None: by JAX's own name.
+
+    Raises UnknownKeyError where this release of JAX has nothing of what that takes.
+    """
 
     def instead(before: Callable[..., str]) -> Callable[..., str]:
         def get(*args: Any, **kwargs: Any) -> str:
-            key = recorded(lambda: before(*args, **kwargs))
+            try:
+                key = recorded(lambda: before(*args, **kwargs))
+            except UnknownKeyError:
+                return before(*args, **kwargs)
             return choose(key) or key.name()
 
         return get
 
-    patched.CACHE_KEY.forever(instead)
+    try:
+        with patched.KEY_PARTS.by(lambda before: before):
+            patched.CACHE_KEY.forever(instead)
+    except (ImportError, AttributeError) as error:
+        raise UnknownKeyError(
+            f"JAX {jax.__version__} makes keys in a way that stagec does not know: {error}"
+        ) from error
