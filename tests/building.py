@@ -118,11 +118,12 @@ def build_jax_cache(manifest: str, out: Path, root: Path) -> Path:
     plan = write_specs(manifest, root, out)
     specs = {executable["name"]: executable for executable in plan["executables"]}
     arguments: list[str | Path] = []
-    for name in plan["jax_cache"]["executables"]:
+    for name, ways in plan["jax_cache"]["executables"].items():
         spec, traced = out / f"{name}.spec", out / f"{specs[name]['export']}.spec"
         files = {suffix: out / f"{name}.jax.{suffix}" for suffix in ("key", "json", "xla")}
         words = ["--jax-key", files["key"], "--executable", spec, "--import-root", "."]
-        checked("export", "--spec", traced, *words, cwd=root)
+        committed = [word for way in ways for word in ("--committed", ",".join(map(str, way)) or "none")]
+        checked("export", "--spec", traced, *words, *committed, cwd=root)
         machines = plan["jax_cache"]["machines"].get(specs[name]["spec"]["target"]["name"], [])
         named = [word for machine in machines for word in ("--machine", machine)]
         words = ["--jax-key", files["key"], "--output", files["xla"], "--jax-entry", files["json"], *named]

@@ -19,7 +19,7 @@ import jax
 
 from stagec.core.builds import jax_entries
 from stagec.core.builds.jax_entries import Key
-from stagec.frontends import jax_keys
+from stagec.frontends import cache_keys
 from stagec.hardware import x86
 from stagec.pjrt import host
 
@@ -44,9 +44,9 @@ def _choose(key: Key) -> str | None:
 
 
 if __name__ == "__main__":
-    print(jax_keys.fingerprint())
+    print(cache_keys.fingerprint())
 else:
     try:
-        jax_keys.choosing(_choose)
-    except jax_keys.UnknownKeyError as error:  # a server runs on, and compiles
+        cache_keys.choosing(_choose)
+    except cache_keys.UnknownKeyError as error:  # a server runs on, and compiles
         warnings.warn(f"stagec.jax_cache changes nothing: {error}", stacklevel=2)

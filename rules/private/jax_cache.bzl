@@ -4,13 +4,14 @@ load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCache
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:export.bzl", "execution_root_folders")
 
-def _key(ctx, export, executable):
+def _key(ctx, export, executable, committed):
     """Declares what JAX looks the executable up by, which has the module that it compiles."""
     key = ctx.actions.declare_file("%s/%s.key" % (ctx.label.name + ".parts", executable.name))
     arguments = ctx.actions.args()
     arguments.add("--jax-key", key)
     arguments.add("--executable", executable.spec)
     arguments.add("--spec", export.spec)
+    arguments.add_all(committed, before_each = "--committed")
     arguments.add_all(
         execution_root_folders(export.import_roots, ctx.workspace_name, ctx.bin_dir.path),
         before_each = "--import-root",
@@ -65,8 +66,9 @@ def _aot_jax_cache_impl(ctx):
         executable = target[AotExecutableInfo]
         if executable.export not in exports:
             fail("%s: %s is of %s, which is not in exports" % (ctx.label, target.label, executable.export))
-        key = _key(ctx, exports[executable.export], executable)
-        files = _entry(ctx, executable, key, ctx.attr.machines.get(target.label.name, []))
+        name = target.label.name
+        key = _key(ctx, exports[executable.export], executable, ctx.attr.committed.get(name, []))
+        files = _entry(ctx, executable, key, ctx.attr.machines.get(name, []))
         arguments.add("--entry", "=".join([executable.name] + [file.path for file in files]))
         inputs.extend(files)
     compiler_action(
@@ -99,6 +101,10 @@ aot_jax_cache = rule(
             doc = "The executables. What they say of function, target and bucket counts; they are not built for this.",
             mandatory = True,
             providers = [AotExecutableInfo],
+        ),
+        "committed": attr.string_list_dict(
+            doc = "For executables by name, the ways in which programs call them: the positions of the arguments that are " +
+                  "arrays on a device that the program chose, such as \"0,2\". Default: none.",
         ),
         "machines": attr.string_list_dict(
             doc = "For executables by name, fingerprints of the machines that find them without the import of " +

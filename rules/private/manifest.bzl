@@ -251,12 +251,17 @@ def _declare_jax_cache(plan, name, common):
     for executable, _, spec in plan["executables"]:
         if executable in cached:
             machines[executable] = plan["jax_cache"]["machines"].get(json.decode(spec)["target"]["name"], [])
+    committed = {
+        executable: [",".join([str(position) for position in way]) or "none" for way in ways]
+        for executable, ways in cached.items()
+    }
     exports = {":" + export: None for executable, export, _ in plan["executables"] if executable in cached}
     aot_jax_cache(
         name = name + ".jax_cache",
         manifest = plan["path"],
         exports = exports.keys(),
         executables = [":" + executable for executable in cached],
+        committed = committed,
         machines = machines,
         **common
     )
@@ -267,7 +272,7 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     Args:
       plan: dict of path (the manifest's), package and folder below it (where it is), bundle (name, version), reproducible
         (whether that is tested), bundle_size (what it may have at most, or None), tolerances (of functions, beyond the
-        baseline), jax_cache (names of executables, and machines by target), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
+        baseline), jax_cache (executables, with the arguments that lie on a device, and machines by target), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.

@@ -150,7 +150,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "bundle": {"name": "m", "version": "1.2.0"},
         "bundle_size": None,
         "tolerances": {},
-        "jax_cache": {"executables": [], "machines": {}},
+        "jax_cache": {"executables": {}, "machines": {}},
         "exports": [
             {
                 "name": "m.apply",
@@ -761,3 +761,78 @@ platforms = ["cpu"]
         "theirs": (True, "highest", "rbg", {"A": "1", "B": "1"}, "drop"),
         "file": (False, None, None, {}, "refuse"),
     }
+
+
+CACHED = """
+[manifest]
+name = "m"
+version = "1"
+jax_cache = true
+jax_cache_machines = { cpu-avx2 = ["0123456789abcdef"] }
+[functions.f]
+entry = "pkg.mod:f"
+args = ["f32[n]"]
+targets = ["cpu-avx2", "cpu-sse42"]
+buckets = { n = [1, 2] }
+jax_cache_committed = [[], [0]]
+[functions.g]
+entry = "pkg.mod:g"
+args = ["f32[3]"]
+targets = ["cpu-avx2"]
+jax_cache = false
+[functions.file]
+entry = "f.mlir"
+targets = ["cpu-avx2"]
+[functions.arrays]
+entry = "pkg.mod:h"
+frontend = "arrays"
+args = ["f32[3]"]
+targets = ["cpu-avx2"]
+"""
+
+
+def test_the_compilation_cache_of_jax(tmp_path: Path) -> None:
+    """It has what JAX traces of the functions for which it is asked."""
+    planned = plan_of(CACHED, tmp_path)
+    names = [f"m.f.{target}.n{size}" for target in ("cpu-avx2", "cpu-sse42") for size in (1, 2)]
+    assert json.loads(planned.to_json())["jax_cache"] == {
+        "executables": {name: [[], [0]] for name in names},
+        "machines": {"cpu-avx2": ["0123456789abcdef"]},
+    }
+    assert "jax cache   m.jax_cache        4 executables\n" in describe(planned)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'entry = "f.mlir"\n',
+            'entry = "f.mlir"\njax_cache = true\n',
+            "m.toml: functions.file.jax_cache: JAX does not trace this function, so no program has it in JAX's "
+            "compilation cache\n  leave it out",
+        ),
+        (
+            'targets = ["cpu-avx2"]\njax_cache = false\n',
+            'jax_cache = true\nplatforms = ["cpu"]\n',
+            "m.toml: functions.g.jax_cache: the compilation cache has executables, and this function has no targets\n"
+            '  write for example targets = ["cpu-avx2"]',
+        ),
+        (
+            "{ cpu-avx2 = ",
+            "{ cpu-avx = ",
+            'm.toml: manifest.jax_cache_machines.cpu-avx: no function with jax_cache has the target "cpu-avx"\n'
+            '  did you mean "cpu-avx2"?',
+        ),
+        (
+            "[[], [0]]",
+            "[[], [1]]",
+            "m.toml: functions.f.jax_cache_committed[1]: there is no argument 1: the number of args is 1\n"
+            "  count from 0",
+        ),
+    ],
+    ids=["file", "targets", "machines", "argument"],
+)
+def test_a_cache_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(StagecError) as caught:
+        plan_of(CACHED.replace(old, new), tmp_path)
+    assert str(caught.value) == message

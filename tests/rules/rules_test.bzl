@@ -445,6 +445,7 @@ def _jax_cache_test_impl(ctx):
         difference("inputs of the key", _own_inputs(key), sorted(sources + specs)) +
         difference("key", names(key.outputs), ["sample.f.cpu.batch8.key", "sample.f.cpu.batch8.key.unread"]) +
         difference("inputs of compiling", _own_inputs(compiling), ["sample.f.cpu.batch8.key", specs[0]]) +
+        difference("ways of calling", _option(key, "--committed"), ["none", "0,2"]) +
         difference("machines", _option(compiling, "--machine"), ["0123456789abcdef"]) +
         difference("entry", sorted(names(compiling.outputs)), entry) +
         difference("inputs of the folder", _own_inputs(written), entry) +

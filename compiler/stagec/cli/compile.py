@@ -74,9 +74,9 @@ def _write_entry(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
     from stagec.core.builds import jax_entries
     from stagec.stages.building import compile_for_jax
 
-    executable, entry = compile_for_jax(jax_entries.Key.read(serialized), spec, options.machine)
+    executable, entries = compile_for_jax(jax_entries.Key.read(serialized), spec, options.machine)
     write_whole(options.output, executable)
-    write_whole(options.jax_entry, jax_entries.to_json([entry]).encode())
+    write_whole(options.jax_entry, jax_entries.to_json(entries).encode())
 
 
 def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:

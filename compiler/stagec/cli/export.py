@@ -20,9 +20,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
     parser.add_argument("--jax-key", help="where to write what JAX looks an executable up by in its compilation cache")
     parser.add_argument("--executable", help="the spec of that executable, a JSON file")
+    parser.add_argument(
+        "--committed",
+        action="append",
+        metavar="POSITIONS",
+        help='arguments on a device that the program chose, such as "0,2", or "none"; may be repeated (default: none)',
+    )
     parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
     add_import_roots(parser)
     add_sources(parser)
+
+
+def _positions(way: str) -> list[int]:
+    return [] if way == "none" else [int(position) for position in way.split(",")]
 
 
 def preload() -> None:
@@ -49,7 +59,9 @@ def _export(options: argparse.Namespace) -> Answer | None:
         from stagec.frontends import jax
 
         executable = specs.executable_spec(read_text(options.executable))
-        write_whole(options.jax_key, jax.jax_key(spec, executable, options.import_root).to_bytes())
+        ways = [_positions(way) for way in options.committed or ["none"]]
+        keys = jax.jax_keys(spec, executable, options.import_root, ways)
+        write_whole(options.jax_key, b"".join(key.to_bytes() for key in keys))
         return
     with phases.phase("import"):
         from stagec.frontends.frontend import frontend as frontend_of

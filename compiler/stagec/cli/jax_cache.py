@@ -42,12 +42,12 @@ def run(options: argparse.Namespace) -> Answer:
     entries = []
     Path(options.output).mkdir(parents=True, exist_ok=True)
     for name, described, executable in (split(text, 3) for text in options.entry):
-        (entry,) = jax_entries.read(read_text(described))
-        entries.append(entry)
+        listed = jax_entries.read(read_text(described))
+        entries += listed
         data = read(executable)
-        for compression, names in entry.names.items():
+        for compression in jax_entries.COMPRESSIONS:
             content = jax_entries.file(data, compression)
-            for key in names.values():
+            for key in [key for entry in listed for key in entry.names[compression].values()]:
                 if owners.setdefault(key, name) != name:
                     what = f"{owners[key]} and {name} are one entry to JAX, whose key has nothing in which they differ"
                     raise StagecError(Problem(options.manifest, "jax_cache", what, "leave one of them out"))
@@ -56,4 +56,4 @@ def run(options: argparse.Namespace) -> Answer:
     write_below(options.output, jax_entries.INDEX, [jax_entries.to_json(entries).encode()])
     if options.layer:
         write_whole(options.layer, _tar(Path(options.output), Path(options.layer).stem))
-    return Answer({"output": options.output, "executables": len(entries), "entries": len(owners)})
+    return Answer({"output": options.output, "executables": len(options.entry), "entries": len(owners)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -29,6 +30,7 @@ from stagec.core.telling import phases
 from stagec.core.telling.errors import StagecError
 from stagec.frontends import (
     advice,
+    cache_keys,
     callbacks,
     closures,
     entries,
@@ -36,7 +38,6 @@ from stagec.frontends import (
     exporting,
     filtering,
     forwarding,
-    jax_keys,
     kernels,
     patched,
     pytrees,
@@ -333,12 +334,15 @@ def _running(spec: FunctionSpec, traced: Callable[[], T]) -> T:
 @repeatable.clock_and_chance()
 @_effects_in_order()
 @_in_phases()
-def jax_key(spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequence[str]) -> Key:
-    """Return the key under which JAX looks up the executable of a function in its compilation cache.
+def jax_keys(
+    spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequence[str], ways: Sequence[Sequence[int]]
+) -> list[Key]:
+    """Return the keys under which JAX looks up the executable of a function in its compilation cache.
 
     One part is the module, as `jax.jit` lowers it for the target. The devices are CPUs, as many as the mesh has: what a
     key says of others is for the compiler to say. A function that JAX compiles already, such as one under `jax.jit` or
     `eqx.filter_jit`, is lowered as it is. This must be the first use of JAX's devices.
+    ways: for each key, positions of the arguments that lie on a device that the program chose.
     Raises StagecError for every mistake of the user's.
     """
     target = executable.target
@@ -346,31 +350,46 @@ def jax_key(spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequen
         jax.config.update("jax_num_cpu_devices", math.prod(length for _, length in spec.mesh))
     device = next((d for d in spec.devices if d["platform"] == target.platform), None) if target.jax_device() else None
     options = dict(target.compiler_options) or None
-
-    def lower() -> Any:
-        function, entry, jit_options, args, kwargs = _prepared(spec, import_roots, 0)
-        args, kwargs = jax.tree.map(lambda leaf: _in_bucket(leaf, executable.bucket), (args, kwargs))
-        if hasattr(function, "lower"):
-            args, kwargs = filtering.opened((args, kwargs))
-            if type(function).__module__.partition(".")[0] == "equinox":  # what is no array is static there
-                args, kwargs = jax.tree.map(_zeros, (args, kwargs))
-            repeatable.again(spec.key)
-            return function.lower(*args, **kwargs, **spec.static)
-        mesh = devices_mesh(spec) if spec.mesh else None
-        with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-            jitted = _jitted(spec, entry, jit_options, args, kwargs, mesh)
-            return _trace(spec, jitted, args, kwargs).lower(lowering_platforms=(target.platform,))
-
+    keys = []
     with contextlib.ExitStack() as changes:
         if device:
             changes.enter_context(kernels.on(kernels.Device.of(device)))
             changes.enter_context(kernels.newest())
-        lowered = _running(spec, lower)
-        key, calls_back = jax_keys.key_of(lambda: lowered.compile(options) if options else lowered.compile())
+        for way in ways:
+            lowered = _running(spec, functools.partial(_lower_for_jax, spec, executable, import_roots, way))
+            compile_ = functools.partial(lowered.compile, *([options] if options else []))
+            key, calls_back = cache_keys.key_of(compile_)
+            keys.append(dataclasses.replace(key, mesh=[length for _, length in spec.mesh], committed=list(way)))
     if calls_back:
         what = f"{spec.entry} calls back into Python, and JAX keeps no executable of such a function"
         raise spec.problem("jax_cache", what, "write jax_cache = false for this function, or take the callback out")
-    return dataclasses.replace(key, mesh=[length for _, length in spec.mesh])
+    return keys
+
+
+def _lower_for_jax(
+    spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequence[str], committed: Sequence[int]
+) -> Any:
+    """Return what `jax.jit` lowers, or another of JAX's ways to compile a function."""
+    function, entry, options, args, kwargs = _prepared(spec, import_roots, 0)
+    if too_large := [position for position in committed if position >= len(args)]:
+        what = f"there is no argument {too_large[0]}: the function has {len(args)} positional arguments"
+        raise spec.problem("jax_cache_committed", what, "count from 0")
+    there = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    anywhere = functools.partial(_in_bucket, executable, None)
+    here = functools.partial(_in_bucket, executable, there)
+    placed = [here if i in committed else anywhere for i in range(len(args))]
+    args = tuple(map(jax.tree.map, placed, args))
+    kwargs = jax.tree.map(anywhere, kwargs)
+    if hasattr(function, "lower"):
+        args, kwargs = filtering.opened((args, kwargs))
+        if type(function).__module__.partition(".")[0] == "equinox":  # what is no array is static there
+            args, kwargs = jax.tree.map(_zeros, (args, kwargs))
+        repeatable.again(spec.key)
+        return function.lower(*args, **kwargs, **spec.static)
+    mesh = devices_mesh(spec) if spec.mesh else None
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        jitted = _jitted(spec, entry, options, args, kwargs, mesh)
+        return _trace(spec, jitted, args, kwargs).lower(lowering_platforms=(executable.target.platform,))
 
 
 def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
@@ -516,12 +535,12 @@ def _dtype(name: str) -> Any:
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
 
 
-def _in_bucket(leaf: Any, bucket: Mapping[str, int]) -> Any:
-    """Return what stands for an array, with the sizes of a bucket in the places of symbolic dimensions."""
-    if not isinstance(leaf, jax.ShapeDtypeStruct) or all(isinstance(dim, int) for dim in leaf.shape):
+def _in_bucket(executable: ExecutableSpec, sharding: Any, leaf: Any) -> Any:
+    """Return what stands for an array, with the sizes of a bucket, and lies where `sharding` says."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), bucket) for dim in leaf.shape]
-    return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type)
+    shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), executable.bucket) for dim in leaf.shape]
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type, sharding=sharding)
 
 
 def _zeros(leaf: Any) -> Any:
@@ -529,7 +548,8 @@ def _zeros(leaf: Any) -> Any:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.zeros(leaf.shape, leaf.dtype)
+        zeros = np.zeros(leaf.shape, leaf.dtype)
+        return jax.device_put(zeros, leaf.sharding) if leaf.sharding else zeros
     words = jax.eval_shape(jax.random.key_data, leaf)
     implementation = evaluation.KEY_IMPLEMENTATIONS[str(leaf.dtype)]
     return jax.random.wrap_key_data(jax.numpy.zeros(words.shape, words.dtype), impl=implementation)

@@ -52,6 +52,18 @@ def problems(manifest: Manifest) -> list[Problem]:
     return [*_too_many(manifest)] or [*every]
 
 
+def _check_committed(function: Function, problem: _Report) -> Iterator[Problem]:
+    """Positions of arguments on a device, which must be there."""
+    positions = [(way, at) for way, listed in enumerate(function.jax_cache_committed) for at in listed]
+    if positions and function.mesh:
+        what = "the function has a mesh, and where its arguments lie follows from in_shardings"
+        yield problem(("jax_cache_committed",), what, "leave it out")
+    for way, at in positions if function.avals is None else ():
+        if at >= len(function.args or ()):
+            what = f"there is no argument {at}: the number of args is {len(function.args or ())}"
+            yield problem(("jax_cache_committed", way), what, "count from 0")
+
+
 def _unused_machines(manifest: Manifest) -> Iterator[Problem]:
     """Machines of targets for which JAX's compilation cache has no entries."""
     targets = {name for f in manifest.functions.values() if manifest.has_jax_cache(f) for name in f.targets}
@@ -134,6 +146,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     elif function.jax_cache and not function.targets:
         what = "the compilation cache has executables, and this function has no targets"
         yield problem(("jax_cache",), what, 'write for example targets = ["cpu-avx2"]')
+    yield from _check_committed(function, problem)
     yield from _check_variants(function, problem)
     yield from _check_bound(manifest, function, problem)
     yield from _check_golden(manifest, function, problem)

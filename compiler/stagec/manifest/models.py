@@ -451,6 +451,15 @@ class Function(Table):
     environment: Environment = {}
     host_callbacks: HostCallbacks = None
     jax_cache: JaxCache = None
+    jax_cache_committed: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] = Field(
+        ((),),
+        min_length=1,
+        description="For jax_cache: the positional arguments that programs pass as arrays on a device that they chose, "
+        "as jax.device_put(x, device) and checkpoints give them. JAX has that in its keys. A list of positions for "
+        "each way in which programs call the function. Default: none of the arguments. A function with a mesh needs no "
+        "such list.",
+        examples=[[[], [0]]],
+    )
     mesh: Name | None = Field(
         None,
         description="The mesh to lower for. lax.with_sharding_constraint and shard_map use it by default.",

@@ -49,7 +49,8 @@ class Plan:
     exports: sorted by name.
     executables: sorted by name.
     bundle_size: bytes that the bundle's file may have; None: as many as it likes.
-    jax_cache: names of the executables that JAX's compilation cache has entries for, sorted.
+    jax_cache: names of the executables that JAX's compilation cache has entries for, sorted -> for each way of calling,
+        the arguments that lie on a device.
     jax_cache_machines: fingerprints of machines that find them, by target.
     tolerances: of functions that say how much more than their baseline they may take: function -> metric -> tolerance.
     """
@@ -61,7 +62,7 @@ class Plan:
     executables: tuple[Executable, ...]
     bundle_size: int | None
     tolerances: Mapping[str, Mapping[str, int | str]]
-    jax_cache: tuple[str, ...] = ()
+    jax_cache: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     jax_cache_machines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -85,7 +86,7 @@ def plan(manifest: Manifest) -> Plan:
         raise StagecError(*problems)
     exports: list[Export] = []
     executables: list[Executable] = []
-    cached: list[str] = []
+    cached: dict[str, Sequence[Sequence[int]]] = {}
     for name, function in manifest.functions.items():
         for variant, static in function.combinations():
             traced = _function_spec(manifest, name, function, variant, static)
@@ -96,7 +97,7 @@ def plan(manifest: Manifest) -> Plan:
                 parts = [export.name, spec.target.name, *_suffix(bucket)]
                 executables.append(Executable(".".join(parts), export.name, spec))
                 if manifest.has_jax_cache(function):
-                    cached.append(executables[-1].name)
+                    cached[executables[-1].name] = function.jax_cache_committed
     return Plan(
         manifest.header.name,
         manifest.header.version,
@@ -105,7 +106,7 @@ def plan(manifest: Manifest) -> Plan:
         tuple(sorted(executables, key=lambda executable: executable.name)),
         manifest.header.bundle_size,
         {name: f.baseline.model_dump(exclude_none=True) for name, f in manifest.functions.items() if f.baseline},
-        tuple(sorted(cached)),
+        dict(sorted(cached.items())),
         manifest.header.jax_cache_machines,
     )
 

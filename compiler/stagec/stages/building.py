@@ -64,36 +64,42 @@ def compile_exported(
     return dataclasses.replace(compiled, description=description, stablehlo=stablehlo, inventory=taken)
 
 
-def compile_for_jax(key: Key, spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, Entry]:
+def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, list[Entry]]:
     """Compile the module in a key of JAX's compilation cache; return the executable, and the names of its entries.
 
+    keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA makes the same
+        of each, so the first one is compiled.
     machines: fingerprints of the topologies to name it for, 16 hexadecimal digits each. On CPUs there is a name besides
-    for every CPU that has the target's instruction set (`stagec.jax_cache`); on other platforms, for the topology of
-    the target.
+        for every CPU that has the target's instruction set (`stagec.jax_cache`); on other platforms, for the target's
+        own topology.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be compiled.
     """
-    target = spec.target
+    target, first = spec.target, keys[0]
     backend = compilation.backend(target.platform)
     with mlir.context():
-        module = ir.Module.parse(key.parts[jax_entries.MODULE])
+        module = ir.Module.parse(first.parts[jax_entries.MODULE])
         if target.platform == "cpu":
             register_custom_calls(mlir.custom_calls(module))
-        options = key.parts[jax_entries.OPTIONS]
         try:
-            compiled = backend.compile_module(module, target, key.mesh, options)
+            compiled = backend.compile_module(module, target, first.mesh, first.parts[jax_entries.OPTIONS])
         except CannotCompile as error:
             raise problem(error, spec) from error
-    key = key.with_parts(compiled.devices)
-    if key.mesh and target.platform == "tpu":
-        assigned = compilation.compile_options(compiled.device_ids, {}, options).SerializeAsString()
-        key = key.with_parts({jax_entries.OPTIONS: assigned})
     topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
     if isinstance(target, CpuTarget):
         topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
     else:
-        topologies = {target.name: key.parts[jax_entries.TOPOLOGY], **topologies}
-    entry = jax_entries.entry(key, topologies, spec.function, spec.variant, target.name, spec.bucket)
-    return compiled.executable, entry
+        topologies = {target.name: compiled.devices[jax_entries.TOPOLOGY], **topologies}
+    named = [_on_devices(key.with_parts(compiled.devices), target.platform, compiled.device_ids) for key in keys]
+    what = spec.function, spec.variant, target.name, spec.bucket
+    return compiled.executable, [jax_entries.entry(key, topologies, *what) for key in named]
+
+
+def _on_devices(key: Key, platform: str, device_ids: Sequence[int]) -> Key:
+    """Return a key with the devices of a topology in its options. JAX leaves those of NVIDIA's out."""
+    if platform != "tpu":
+        return key
+    options = compilation.compile_options(device_ids, {}, key.parts[jax_entries.OPTIONS])
+    return key.with_parts({jax_entries.OPTIONS: options.SerializeAsString()})
 
 
 def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:

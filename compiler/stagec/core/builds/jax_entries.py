@@ -13,7 +13,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from stagec.core.builds import naming
 
@@ -44,11 +44,13 @@ class Key:
 
     module: the module's name, such as "jit_predict". parts: what JAX hashes, by JAX's names, in JAX's order.
     mesh: sizes of the axes over which the module splits arrays; no part of a name.
+    committed: positions of the arguments that lie on a device that the program chose; no part of a name by itself.
     """
 
     module: str
     parts: Mapping[str, bytes]
     mesh: Sequence[int] = ()
+    committed: Sequence[int] = ()
 
     def name(self) -> str:
         """Return the entry's name, without the suffix of its file."""
@@ -56,23 +58,31 @@ class Key:
 
     def with_parts(self, parts: Mapping[str, bytes]) -> Key:
         """Return the key with other values of some parts."""
-        return Key(self.module, {**self.parts, **parts}, self.mesh)
+        return replace(self, parts={**self.parts, **parts})
 
     def to_bytes(self) -> bytes:
         """Return the bytes that `read` reads: a line of JSON, and the parts."""
         parts = [[name, len(part)] for name, part in self.parts.items()]
-        head = {"module": self.module, "mesh": list(self.mesh), "parts": parts}
+        head = {
+            "module": self.module,
+            "mesh": list(self.mesh),
+            "committed": list(self.committed),
+            "parts": parts,
+        }
         return b"".join([json.dumps(head).encode(), b"\n", *self.parts.values()])
 
     @staticmethod
-    def read(data: bytes) -> Key:
-        """Read what `to_bytes` made. Raises ValueError for anything else."""
-        head, _, rest = data.partition(b"\n")
-        described, at, parts = json.loads(head), 0, {}
-        for name, length in described["parts"]:
-            parts[name] = rest[at : at + length]
-            at += length
-        return Key(described["module"], parts, described["mesh"])
+    def read(data: bytes) -> list[Key]:
+        """Read what `to_bytes` made of several keys. Raises ValueError for anything else."""
+        keys, at = [], 0
+        while at < len(data):
+            end = data.index(b"\n", at)
+            described, at, parts = json.loads(data[at:end]), end + 1, {}
+            for name, length in described["parts"]:
+                parts[name] = data[at : at + length]
+                at += length
+            keys.append(Key(described["module"], parts, described["mesh"], described["committed"]))
+        return keys
 
 
 def any_cpu(isa: str) -> bytes:
@@ -117,6 +127,7 @@ class Entry:
     """An executable under all its names.
 
     function, variant, target, bucket: what it is for, as in the manifest. module: its name in JAX.
+    committed: positions of the arguments that lie on a device that the program chose.
     parts: digests of the parts of its key that all names have in common, as JAX logs them.
     said: those parts that are text: the version of jaxlib, the platform, and flags.
     topologies: what devices it is named for, such as "any CPU with AVX2" or a fingerprint -> the digest of that part.
@@ -127,6 +138,7 @@ class Entry:
     variant: str
     target: str
     bucket: Mapping[str, int]
+    committed: Sequence[int]
     module: str
     parts: Mapping[str, str]
     said: Mapping[str, str]
@@ -137,7 +149,8 @@ class Entry:
     def described(self) -> str:
         """What it is for, as a person says it: "predict for cpu-avx2, batch 8"."""
         what = f"{naming.artifact(self.function, self.variant)} for {self.target}"
-        return ", ".join(filter(None, (what, naming.bucket(self.bucket))))
+        committed = f"arguments {', '.join(map(str, self.committed))} on a device" if self.committed else ""
+        return ", ".join(filter(None, (what, naming.bucket(self.bucket), committed)))
 
 
 def entry(
@@ -155,6 +168,7 @@ def entry(
         variant,
         target,
         dict(sorted(bucket.items())),
+        key.committed,
         key.module,
         {name: _digest(part) for name, part in common.items()},
         {name: common[name].decode() for name in (JAXLIB, PLATFORM, FLAGS) if name in common},

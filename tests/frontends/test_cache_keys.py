@@ -1,6 +1,6 @@
 """JAX's compilation cache, built: programs with JAX find every executable, and what differs is a miss.
 
-Modules: `frontends/jax_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `cli/jax_cache.py`.
+Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `cli/jax_cache.py`.
 """
 
 import functools
@@ -166,7 +166,7 @@ def test_what_differs_is_a_miss(
 def test_another_jaxlib_is_a_miss(small: Path) -> None:
     """The version is a part of the key by itself."""
     (file,) = (small / "out").glob("*.jax.key")
-    key = Key.read(file.read_bytes())
+    (key,) = Key.read(file.read_bytes())
     names = {key.with_parts({"jax_lib version": version}).name() for version in (b"0.10.1", b"0.10.2")}
     assert len(names) == 2
 
@@ -298,6 +298,22 @@ def test_a_server_of_forty_functions(tmp_path: Path) -> None:
     assert NO_MISSES not in done.stderr
     plain = process(SERVE, folder=None, cwd=tmp_path, XLA_FLAGS="--xla_cpu_max_isa=AVX2")
     assert printed(plain) == [0, 40, results]
+
+
+def test_arguments_on_a_device_that_the_program_chose(tmp_path: Path) -> None:
+    """They are in the key; a manifest says in which ways programs call."""
+    ways = 'targets = ["cpu-avx2"]\njax_cache_committed = [[], [0]]'
+    (tmp_path / "small.toml").write_text(SMALL.replace('targets = ["cpu-avx2"]', ways))
+    (tmp_path / "small.py").write_text(DOUBLE)
+    folder = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
+    placed = CALL.replace("jax.jit(double)(", "jax.jit(double)(jax.device_put(").replace(
+        '"f4"))', '"f4"), jax.devices()[0]))'
+    )
+    assert placed != CALL
+    assert printed(call(folder=folder, cwd=tmp_path)) == [1, 1, [0, 2, 4, 6]]
+    assert printed(process(f"import stagec.jax_cache\n{placed}", folder=folder, cwd=tmp_path)) == [1, 1, [0, 2, 4, 6]]
+    described = [entry.described for entry in jax_entries.read((folder / jax_entries.INDEX).read_text())]
+    assert described == ["double for cpu-avx2", "double for cpu-avx2, arguments 0 on a device"]
 
 
 CALLS_BACK = 'import jax\n\ndef double(x):\n    jax.debug.print("{}", x)\n    return x * 2\n'
