@@ -3,7 +3,8 @@
 Running what was built needs numpy and jaxlib:
 
 - `load(path)` opens a bundle, a mapping of functions; `device_put(tree)` keeps state on the device between calls.
-  `devices(platform)` lists what it can run on, `make_array_from_single_device_arrays` takes an array in its parts.
+  `devices(platform)` lists what it can run on, `make_array_from_single_device_arrays` takes an array in its parts,
+  `from_dlpack` one of another library without a copy.
   `distributed(...)` joins several processes, `make_array_from_process_local_data` takes what this one has of an array.
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     )
     from stagec.pjrt.clients import devices as devices
     from stagec.pjrt.distributed import distributed as distributed
+    from stagec.pjrt.dlpack import from_dlpack as from_dlpack
     from stagec.pjrt.process_local import make_array_from_process_local_data as make_array_from_process_local_data
     from stagec.stages.compiled import Compiled as Compiled
     from stagec.stages.errors import CannotLower as CannotLower, NotExported as NotExported
@@ -97,6 +99,7 @@ _MODULES = {
     "pjrt.clients": ("devices",),
     "pjrt.distributed": ("distributed",),
     "pjrt.process_local": ("make_array_from_process_local_data",),
+    "pjrt.dlpack": ("from_dlpack",),
     "loader.function": ("Function",),
     "loader.bundle": ("Bundle",),
     "core.telling.refusal": ("CallError", "LoadError"),

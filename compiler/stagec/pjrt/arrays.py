@@ -66,8 +66,8 @@ class Shard:
     data: NDArray[Any]
 
 
-_DLPACK_CPU = 1, 0
-_DLPACK_CUDA = 2
+DLPACK_CPU = 1, 0
+DLPACK_CUDA = 2
 """DLPack's kinds of devices (`DLDeviceType`), and the number of the CPU."""
 
 
@@ -193,7 +193,7 @@ class DeviceArray:
         own = self.__dlpack_device__()
         wanted = own if dl_device is None else tuple(map(int, dl_device))
         if wanted != own:
-            if copy is False or wanted != _DLPACK_CPU:
+            if copy is False or wanted != DLPACK_CPU:
                 raise BufferError(f"the array is on DLPack's device {own}, not on {wanted}")
             return restored(self.numpy()).__dlpack__()
         buffer = (self.copy() if copy else self)._buffer
@@ -212,9 +212,9 @@ class DeviceArray:
         (device,) = self.sharding.devices
         match clients.platform_of(device):
             case "cpu":
-                return _DLPACK_CPU
+                return DLPACK_CPU
             case "cuda":
-                return _DLPACK_CUDA, device.local_hardware_id
+                return DLPACK_CUDA, device.local_hardware_id
             case platform:
                 raise BufferError(f"DLPack has no devices of {platform}; give it array.numpy()")
 
@@ -403,7 +403,7 @@ def make_array_from_single_device_arrays(
     >>> more, total = halves(array)
     """
     shape = tuple(map(int, shape))
-    pieces = [native(np.ascontiguousarray(array)) for array in arrays]
+    pieces = [contiguous(np.asarray(array)) for array in arrays]
     parts = sharding.own_parts(shape)
     if len(pieces) != len(parts):
         of = "" if sharding.is_fully_addressable else " of this process"
@@ -415,7 +415,6 @@ def make_array_from_single_device_arrays(
             raise CallError("shape", f"part {number} has shape {given}, {wanted} is on its device")
         if piece.dtype != pieces[0].dtype:
             raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
-    pieces = [piece.reshape(np.shape(array)) for piece, array in zip(pieces, arrays, strict=True)]
     return of_pieces(shape, sharding, pieces)
 
 
@@ -463,6 +462,11 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
         raise CallError("dtype", f"a {kind} is not an array: give a dict of its fields, or a tuple of its children")
     # A separate copy: a function may donate it, and the caller's memory must not change.
     return put(native(array), single_device(device), donated=True)
+
+
+def contiguous(values: NDArray[Any]) -> NDArray[Any]:
+    """Return `values` as XLA reads memory: row by row, without gaps, and as `native`."""
+    return native(np.ascontiguousarray(values)).reshape(values.shape)
 
 
 def native(values: NDArray[Any]) -> NDArray[Any]:

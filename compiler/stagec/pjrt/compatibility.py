@@ -53,3 +53,12 @@ def result_handler(aval: Any, sharding: Any, committed: bool = True) -> Any:
     if numbers() < (0, 11, 2):
         return _jax.array_result_handler(aval, sharding, committed, True)
     return _jax.array_result_handler(aval, sharding, committed)
+
+
+def from_dlpack(capsule: Any, device: Any, stream: int | None, kind: int) -> Any:
+    """Return the buffer of DLPack's capsule, which shares its memory. kind: DLPack's number of the kind of device."""
+    from jaxlib import _jax
+
+    given = capsule, device, stream, False
+    # JAX asks for jaxlib's extension version 467: 0.10.2 knows memory of the host that is pinned for a GPU.
+    return _jax.dlpack_managed_tensor_to_buffer(*given, *((kind,) if numbers() >= (0, 10, 2) else ()))

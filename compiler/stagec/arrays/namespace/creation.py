@@ -17,7 +17,8 @@ from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import broadcast, convert, full as filled, iota, reshape
 from stagec.arrays.values import SCALARS, Literal, Value
-from stagec.pjrt.arrays import DeviceArray
+from stagec.pjrt import clients, dlpack
+from stagec.pjrt.jax_arrays import JaxArray
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
@@ -263,12 +264,17 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
-    """Return another library's array, copied by way of DLPack."""
+    """Return another library's array; it shares its memory where it can (`stagec.from_dlpack`).
+
+    It is copied in a trace, and where arrays here have another dtype (`stagec.enable_x64`) or order in memory.
+    """
     check_device(device)
-    if isinstance(x, Value | DeviceArray) or is_jaxs(x):  # NumPy's DLPack lacks dtypes such as bfloat16
+    if isinstance(x, Value) or (is_jaxs(x) and not isinstance(x, JaxArray)):  # keys, and what JAX traces
         return asarray(x, copy=copy)
-    result = np.from_dlpack(x)
-    wanted = dtypes.canonical(result.dtype)
+    shared = dlpack.from_dlpack(x, device=clients.devices()[0], copy=copy)
+    wanted = dtypes.canonical(shared.dtype)
+    if tracing.current() is None and shared.dtype == wanted and shared.aval.layout is None:
+        return execution.Array.of(shared)
     if copy is False:
         raise ValueError("from_dlpack: the array is copied; leave copy out")
-    return binding.constant(result.astype(wanted))
+    return binding.constant(shared.numpy().astype(wanted))
