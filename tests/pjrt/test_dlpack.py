@@ -142,7 +142,8 @@ def test_what_is_donated() -> None:
 
 
 def test_another_device() -> None:
-    other = xla_client.make_cpu_client(num_devices=2).local_devices()[1]
+    client: Any = xla_client.make_cpu_client(num_devices=2)
+    other = client.local_devices()[1]
     values = aligned()
     array = stagec.from_dlpack(values, device=other)
     assert (place(array), array.sharding.devices) == (values.ctypes.data, (other,))

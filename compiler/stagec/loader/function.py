@@ -98,7 +98,7 @@ class Function:
         """
         variant = self._only
         if variant is None:
-            variant, kwargs = self._chosen(kwargs)
+            variant, kwargs = self.chosen(kwargs)
         return variant.call(args, kwargs, self._donate)
 
     def flat(self, *args: object, **kwargs: object) -> Flat:
@@ -108,7 +108,7 @@ class Function:
 
         Raises what a call raises, and CallError ("shape") for sizes that a call would pad.
         """
-        variant, kwargs = self._chosen(kwargs)
+        variant, kwargs = self.chosen(kwargs)
         return variant.flat(args, kwargs, self._donate)
 
     def input_shardings(self, *args: object, **kwargs: object) -> Any:
@@ -116,10 +116,10 @@ class Function:
 
         None stands for an argument that the function drops. The executable is loaded. Raises what a call raises.
         """
-        variant, kwargs = self._chosen(kwargs)
+        variant, kwargs = self.chosen(kwargs)
         return variant.input_shardings(args, kwargs)
 
-    def _chosen(self, kwargs: dict[str, object]) -> tuple[Variant, dict[str, object]]:
+    def chosen(self, kwargs: dict[str, object]) -> tuple[Variant, dict[str, object]]:
         """Return the variant that was built with the static arguments among `kwargs`, and the other arguments."""
         given = {name: kwargs.pop(name) for name in self._static_names & kwargs.keys()}
         return self._choose(tupled(given)), kwargs

@@ -119,12 +119,12 @@ class Variant:
         try:
             return whole(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            leaves = self.interface.check_dtypes(self._leaves(args, kwargs), of_jax=True)
+            leaves = self.interface.check_dtypes(self.leaves(args, kwargs), of_jax=True)
             raise self.jax_calls.error(error, leaves) from None
 
     def call_once(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
         """Run it as `call` does, whatever the last call was."""
-        given = self._leaves(args, kwargs) if self._fills_in else self.interface.leaves(args, kwargs)
+        given = self.leaves(args, kwargs) if self._fills_in else self.interface.leaves(args, kwargs)
         kinds = kinds_of(given)
         known = self._prepared.get(kinds) if donate else None
         if known is None and None in kinds:
@@ -194,9 +194,9 @@ class Variant:
                 self._prepared[kinds] = signature, prepared.run if prepared.on_device else prepared.read
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
-        return self.interface.check_dtypes(self._leaves(args, kwargs))
+        return self.interface.check_dtypes(self.leaves(args, kwargs))
 
-    def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
+    def leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
         """Return the leaves of a call, with what the caller left out."""
         if self.padding and self.padding.masks:
             kwargs = {**dict.fromkeys(self.padding.masks, OMITTED), **kwargs}
@@ -303,6 +303,10 @@ class Variant:
         signature = Signature(self.name, convention, loaded.types, self.usage)
         signature.executable = executable
         return signature
+
+    def exported(self) -> bytes:
+        """Return the exported artifact, serialized. Raises LoadError ("digest"), CallError ("closed")."""
+        return bytes(self._archive()[self.offers[-1].member])
 
     def _archive(self) -> Archive:
         if self._loaded.archive is None:

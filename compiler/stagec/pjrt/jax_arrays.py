@@ -24,7 +24,7 @@ from stagec.pjrt.shardings import Sharding
 JaxArray = _jax.ArrayImpl
 """The type of JAX's arrays, of all but those of PRNG keys."""
 
-_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """JAX's names of the generators."""
 
 
@@ -79,7 +79,7 @@ def _of_jax(aval: AbstractArray, named: Callable[[AbstractArray], Any] | None) -
 
 def as_key(words: Any, aval: Aval) -> Any:
     """Return words that are the result `aval` as JAX's array of keys; others as they are."""
-    name = _KEYS.get(aval.dtype)
+    name = KEYS.get(aval.dtype)
     return words if name is None else sys.modules["jax"].random.wrap_key_data(words, impl=name)
 
 

@@ -28,6 +28,7 @@ class LoadError(Refusal):
 class CallError(Refusal):
     """A call cannot run, because its arguments do not fit.
 
-    Codes: "static", "structure", "dtype", "shape", "deleted", "client", "traced", "closed", "addressable".
+    Codes: "static", "structure", "dtype", "shape", "deleted", "client", "traced", "transformation", "closed",
+    "addressable".
     docs/troubleshooting.md says what to do about each.
     """
