@@ -225,3 +225,24 @@ def test_bytes_in_another_order_are_turned_on_the_way_to_a_device() -> None:
     assert np.asarray(stagec.device_put(values)).tolist() == [0, 1, 2]
     array = stagec.make_array_from_single_device_arrays((3,), single_device(), [values])
     assert (np.asarray(array).tolist(), array.dtype) == ([0, 1, 2], np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("first", ["one array", "several"])
+def test_arrays_that_are_in_several_places(bundle: stagec.Bundle, first: str) -> None:
+    """A call with one array in all places is remembered, and says nothing wrong about those with others."""
+    function, args, _ = inputs.cases()["turned"]
+    leaves, tree = jax.tree.flatten(args)
+    with stagec.load(bundle._loaded.path, policy="executable_only") as fresh:
+        interface = fresh[function]._of[""].interface
+        for number in range(4):
+            several = (number % 2 == 0) == (first == "several")
+            values = [np.full_like(leaf, i + 1 if several else 1) for i, leaf in enumerate(leaves)]
+            if not several:
+                shared = {leaf.shape: leaf for leaf in values}
+                values = [shared[leaf.shape] for leaf in values]
+                assert len({*map(id, values)}) < len(values)
+            given = jax.tree.unflatten(tree, values)
+            wanted = jax.tree.map(np.asarray, bundle[function](*jax.tree.unflatten(tree, list(map(np.array, values)))))
+            for _ in range(2):
+                assert same(fresh[function](*given), wanted)
+            assert [known.order is not None for known in interface._orders.values()] == [True]

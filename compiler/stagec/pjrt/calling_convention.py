@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -230,19 +231,42 @@ class Signature:
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[Any], structure: Any
     ) -> Sequence[Any]:
         """Return the leaves, and remember where each is among those that C++ finds. Raises CallError ("structure")."""
+        apart = self._apart(leaves, structure)  # before the arguments: of the last ones it is known what was static
         own = self._flatten(args, kwargs)
-        places = {id(leaf): i for i, leaf in enumerate(leaves)}
-        if len(places) == len(leaves):  # each is another object
-            order = [places.pop(id(leaf), -1) for leaf in own]
-            ordered, known = order == [*range(len(leaves))], -1 not in order
+        if apart is not None:
+            given, ordered = apart or (leaves, own)
+            places = {id(leaf): i for i, leaf in enumerate(given)}
+            order = [places.pop(id(leaf), -1) for leaf in ordered]
             self._orders[structure] = _Known(
-                range(len(order)) if ordered else order if known else None,
+                range(len(order)) if order == [*range(len(leaves))] else order if -1 not in order else None,
                 self._types.seen(self._nodes_in) or None,
                 StaticData.of(structure) if self._compares_types else None,
                 # What jaxlib takes for leaves and the function does not: fields of modules that are not arrays.
                 tuple((i, leaves[i]) for i in places.values()),
             )
         return own
+
+    def _apart(self, leaves: Sequence[Any], structure: Any) -> tuple[()] | tuple[Sequence[Any], Sequence[Any]] | None:
+        """Return jaxlib's leaves and the function's with an object of its own in each place of a leaf that has several.
+
+        Such a leaf does not say which place is which. (): none has several. None: it cannot be done.
+        """
+        count = Counter(map(id, leaves))
+        if len(count) == len(leaves):
+            return ()
+        given = [
+            np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+            if count[id(leaf)] > 1 and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+            else leaf
+            for leaf in leaves
+        ]
+        if len({*map(id, given)}) < len(given):
+            return None
+        try:
+            args, kwargs = structure.unflatten(given)
+            return given, self._flatten(args, kwargs)
+        except Exception:  # noqa: BLE001 - a type that a model registered may raise any
+            return None
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         try:
