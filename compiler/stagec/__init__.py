@@ -33,7 +33,7 @@ from stagec.core.builds.version import VERSION
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 if TYPE_CHECKING:
-    from stagec import jax as jax, lax as lax, nn as nn, numpy as numpy, random as random
+    from stagec import lax as lax, nn as nn, numpy as numpy, random as random
     from stagec.arrays.dims import symbolic_shape as symbolic_shape
     from stagec.arrays.dtypes import enable_x64 as enable_x64
     from stagec.arrays.namespace.parallel import set_mesh as set_mesh, shard_map as shard_map
@@ -115,7 +115,7 @@ _NAMES = "__version__", *(name for names in _MODULES.values() for name in names)
 if not TYPE_CHECKING:  # type checkers take the names that are imported as themselves above
     __all__ = list(_NAMES)
 
-_NAMESPACES = "jax", "lax", "nn", "numpy", "random"
+_NAMESPACES = "lax", "nn", "numpy", "random"
 """Modules that are attributes without an import of their own, as those of jax."""
 
 

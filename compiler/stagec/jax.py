@@ -63,7 +63,7 @@ def function(
     raises CallError ("static", "structure", "dtype", "shape"), and CallError ("transformation") for what the artifact
     does not have.
 
-    >>> import jax
+    >>> import jax, stagec.jax
     >>> bundle = stagec.load("model.aot")
     >>> mlp = stagec.jax.function(bundle, "mlp", vmap="batch")
     >>> params = {"w": jax.numpy.ones((16, 4)), "b": jax.numpy.zeros(4)}

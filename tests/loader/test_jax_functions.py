@@ -3,6 +3,9 @@
 Modules: `jax.py`.
 """
 
+import doctest
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 
 import stagec
 import stagec.jax
-from tests.building import build
+from tests.building import ROOT, build
 
 MANIFEST = """
 [manifest]
@@ -307,3 +310,19 @@ def test_what_cannot_be_is_refused_by_name(bundle: stagec.Bundle) -> None:
     assert refused(lambda: jax.jit(mlp)(PARAMS, X))[0] == "shape"
     assert refused(lambda: jax.jit(mlp)(PARAMS, X[0].astype(np.int32)))[0] == "dtype"
     assert refused(lambda: jax.jit(mlp)({"w": PARAMS["w"]}, X[0]))[0] == "structure"
+
+
+def test_the_documentation(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of docs/with-jax.md before the compilation cache runs, one after the other, and so does the example of the docstring."""
+    (tmp_path / "model.aot").symlink_to(zoo)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "with-jax.md").read_text().partition("\n## The compilation cache\n")[0]
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 5
+    exec("\n".join(blocks), {})
+    documentation = inspect.getdoc(stagec.jax.function) or ""
+    example = doctest.DocTestParser().get_doctest(documentation, {"stagec": stagec}, "function", None, 0)
+    assert example.examples
+    printed: list[str] = []
+    doctest.DocTestRunner().run(example, out=printed.append)
+    assert printed == []
