@@ -74,6 +74,21 @@ class Topology:
         return math.prod(self.shape) * self.generation.cores * self.slices
 
     @property
+    def num_hosts(self) -> int:
+        """How many hosts have the chips, over all slices; JAX runs a process on each."""
+        return math.prod(self.shape) // math.prod(self.host) * self.slices
+
+    def host_of(self, coords: Sequence[int], slice_index: int = 0) -> int:
+        """Return the number of the host that has a chip, which is the `process_index` of its devices.
+
+        coords: x, y and z of the chip in its slice; more numbers do not count.
+        """
+        number, below = 0, 1
+        for at, chips, size in zip(coords, self.host, (*self.shape, 1), strict=False):
+            number, below = number + at // chips * below, below * (size // chips)
+        return number + below * slice_index
+
+    @property
     def wraps(self) -> tuple[bool, ...]:
         """For each axis, whether the last chip is linked to the first.
 

@@ -15,6 +15,7 @@ from stagec.core.builds import naming
 from stagec.core.data import child, reading, strict_json
 from stagec.core.telling.errors import blaming
 from stagec.core.trees import json_shapes
+from stagec.reports import processes
 
 _START = 1000
 """Bytes of a file that tell its kind."""
@@ -33,7 +34,7 @@ def inspect(path: str) -> dict[str, Any]:
         if start.startswith(b"PK"):
             return _bundle(Archive(path))
         if start.lstrip().startswith(b"{"):
-            return dict(json.loads(Description.from_json(reading.whole(path, LARGEST)).to_json()))
+            return _executable(reading.whole(path, LARGEST))
         return dict(child.call(exported, reading.whole(path)))
 
 
@@ -59,9 +60,17 @@ def _bundle(archive: Archive) -> dict[str, Any]:
         if "description" in function:
             function["constants"] = _constants(archive.read(function["description"], LARGEST))
         for executable in function["executables"]:
-            analysis = Description.from_json(archive.read(executable["description"], LARGEST)).analysis
-            executable |= {name: analysis[name] for name in ("flops", "peak_bytes")}
+            described = _executable(archive.read(executable["description"], LARGEST))
+            executable |= {name: described["analysis"][name] for name in ("flops", "peak_bytes")}
+            executable |= {"processes": described["processes"]} if "processes" in described else {}
     return report
+
+
+def _executable(text: bytes) -> dict[str, Any]:
+    """Return a description, with what each process has where there are several. Raises ValueError."""
+    report = dict(json.loads(Description.from_json(text).to_json()))
+    several = processes.processes(report)
+    return report if several is None else {**report, "processes": several}
 
 
 _CONSTANT = json_shapes.record({"name": json_shapes.text, "aval": json_shapes.text, "bytes": json_shapes.count})
@@ -116,7 +125,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {_hardware(target)}")
     rows = [("", "bytes", "flops", "peak bytes", "sha256")]
-    calls = {}
+    calls, after = {}, {}
     for name, function in report["functions"].items():
         flat_call = f"  {name}({', '.join(function['in_avals'])}) -> {', '.join(function['out_avals'])}"
         calls[len(rows)] = flat_call if flat else _indented(function["call"])
@@ -130,12 +139,14 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
             entry = members[executable["executable"]]
             flops, peak = (_figure(executable[name]) for name in ("flops", "peak_bytes"))
             what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]))))
+            after[len(rows)] = _process_lines(executable, "      ")
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (what, *figures, digest) in enumerate(rows):
         lines += [calls[number]] if number in calls else []
         columns = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:-1], strict=True)]
         lines.append("  ".join([f"    {what:<{widths[0]}}", *columns, digest]))
+        lines += after.get(number, [])
     return "\n".join(lines) + "\n"
 
 
@@ -192,10 +203,15 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *([f"  bucket     {bucket}"] if bucket else []),
         _call_text(report, call.as_text(), flat),
         *_assignment_lines(report["device_assignment"]),
+        *_process_lines(report, "  "),
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _process_lines(report: dict[str, Any], indent: str) -> list[str]:
+    return [indent + line for line in processes.as_lines(report["processes"])] if "processes" in report else []
 
 
 def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
