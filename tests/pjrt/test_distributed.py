@@ -39,22 +39,26 @@ class Started:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, role: str, count: int, each: int, *words: Any, port: int = 0, only: int | None = None) -> None:
-        """Start `count` processes with a role. {} in a word is the number of the process. only: start this one alone."""
+        """Start `count` processes with a role, or one of them. {} in a word is the number of the process."""
         port = port or free_port()
+        for number in range(count) if only is None else [only]:
+            given = (str(word).format(number) for word in words)
+            self.run(ROOT / "tests" / "pjrt" / "one_of_several.py", role, port, number, count, each, *given)
+
+    def run(self, script: Path, *words: Any) -> None:
+        """Start one process."""
         path = os.pathsep.join([str(COMPILER), str(ROOT), *sys.path])
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        for number in range(count) if only is None else [only]:
-            arguments = map(str, [role, port, number, count, each, *(str(word).format(number) for word in words)])
-            process = subprocess.Popen(
-                [sys.executable, ROOT / "tests" / "pjrt" / "one_of_several.py", *arguments],
-                env={**environment, "PYTHONPATH": path, "XLA_FLAGS": "", "NPROC": "1", "TF_CPP_MIN_LOG_LEVEL": "1"},
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            self.processes.append(process)
+        process = subprocess.Popen(
+            [sys.executable, script, *map(str, words)],
+            env={**environment, "PYTHONPATH": path, "XLA_FLAGS": "", "NPROC": "1", "TF_CPP_MIN_LOG_LEVEL": "1"},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
 
     def printed(self) -> list[str]:
         """Wait for all; each must succeed."""
@@ -79,9 +83,7 @@ def files(folder: Path, name: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("count", "each"), WAYS)
-def test_twenty_steps_are_those_of_jax(
-    count: int, each: int, bundle: Path, started: Started, tmp_path: Path
-) -> None:
+def test_twenty_steps_are_those_of_jax(count: int, each: int, bundle: Path, started: Started, tmp_path: Path) -> None:
     """To the last bit, with the loader's own runtime and on the client of JAX."""
     started.start("train_by_jax", count, each, tmp_path / "jax-{}")
     started.printed()
@@ -116,6 +118,19 @@ def test_arrays_that_no_process_has_whole(bundle: Path, started: Started) -> Non
         ]
 
 
+def test_the_example_of_the_documentation(zoo: Path, tmp_path: Path, started: Started) -> None:
+    section = (ROOT / "docs" / "loading.md").read_text("utf-8").partition("## Several processes\n")[2]
+    script = section.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "both.py").write_text(script.replace("zoo.aot", str(zoo)).replace("29500", str(free_port())))
+    for number in range(2):
+        started.run(tmp_path / "both.py", number)
+    total = "[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]\n"
+    assert started.printed() == [
+        "cpu:0 (slice(0, 2, None), slice(0, 3, None)) [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]\n" + total,
+        "cpu:2048 (slice(2, 4, None), slice(0, 3, None)) [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]\n" + total,
+    ]
+
+
 def test_the_mesh_has_more_devices_than_the_processes(bundle: Path, started: Started) -> None:
     started.start("too_few", 2, 1, bundle)
     for printed in started.printed():
@@ -131,7 +146,7 @@ def test_beside_jax(started: Started) -> None:
 
 
 def test_a_process_that_is_killed_ends_the_others(bundle: Path, started: Started, tmp_path: Path) -> None:
-    """No call of theirs gives a result after that, and a file is there whole or not at all; a restart has all of them."""
+    """No call of theirs gives a result after that, and no file is half there. All of them started again give all."""
     port = free_port()
     started.start("train", 2, 1, bundle, tmp_path / "own-{}", "stop", port=port)
     survivor, killed = started.processes
@@ -158,11 +173,18 @@ def test_a_process_that_is_killed_ends_the_others(bundle: Path, started: Started
 @pytest.mark.parametrize(
     ("number", "why"),
     [
-        (0, "not all of the 2 processes came to {} in 2 seconds: each calls stagec.distributed with this coordinator and "
-            "this num_processes, and a process_id of its own"),
-        (1, "no coordinator answers at {} in 2 seconds: start process 0, or check that its port can be reached from here"),
+        (
+            0,
+            "not all of the 2 processes came to {} in 2 seconds: each calls stagec.distributed with this coordinator "
+            "and this num_processes, and a process_id of its own",
+        ),
+        (
+            1,
+            "no coordinator answers at {} in 2 seconds: "
+            "start process 0, or check that its port can be reached from here",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_others_do_not_come(number: int, why: str, started: Started) -> None:
     port = free_port()
     started.start("waiting", 2, 1, port=port, only=number)
@@ -180,7 +202,9 @@ def test_a_port_that_is_taken(started: Started) -> None:
         taken.listen()
         started.start("waiting", 2, 1, port=taken.getsockname()[1], only=0)
         (printed,) = started.printed()
-    assert re.match(r"distributed process 0 cannot listen on port \d+: .*Address already in use; choose another port\n", printed)
+    assert re.match(
+        r"distributed process 0 cannot listen on port \d+: .*Address already in use; choose another port\n", printed
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +215,11 @@ def test_a_port_that_is_taken(started: Started) -> None:
         (("here:0", 0, 2), {}, "coordinator is 'here:0'; write a host"),
         (("here:65536", 0, 2), {}, "coordinator is 'here:65536'; write a host"),
         ((None, 0, 2), {}, "coordinator is None; write a host"),
-        (("localhost:1234", 2, 2), {}, "process_id is 2; write a number from 0 to 1, another one in each of the 2 proc"),
+        (
+            ("localhost:1234", 2, 2),
+            {},
+            "process_id is 2; write a number from 0 to 1, another one in each of the 2 proc",
+        ),
         (("localhost:1234", -1, 2), {}, "process_id is -1; write a number from 0 to 1"),
         (("localhost:1234", True, 2), {}, "process_id is True; write a number from 0 to 1"),
         (("localhost:1234", "0", 2), {}, "process_id is '0'; write a number from 0 to 1"),

@@ -81,7 +81,8 @@ for text, host, slices, sizes in cases:
     held = []
     for spec in specs:
         map_ = NamedSharding(mesh, PartitionSpec(*map(tuple, spec))).devices_indices_map((256, 256))
-        held.append(sorted({(d.process_index, *(n for s in index for n in s.indices(256)[:2])) for d, index in map_.items()}))
+        parts = {(d.process_index, *(n for s in index for n in s.indices(256)[:2])) for d, index in map_.items()}
+        held.append(sorted(parts))
     told.append([[[d.id, [*d.coords, d.core_on_chip]] for d in ordered], [d.process_index for d in ordered], held])
 print(json.dumps(told))
 """
@@ -100,7 +101,9 @@ def test_processes_are_those_of_libtpu_and_their_parts_those_of_jax(tmp_path: Pa
             by_process[process].append(number)
         assert report["device_ids"] == by_process, topology
         for array, parts in zip(report["parameters"], held, strict=True):
-            mine = sorted([p, *part["ranges"][0], *part["ranges"][1]] for part in array["parts"] for p in part["processes"])
+            mine = sorted(
+                [p, *part["ranges"][0], *part["ranges"][1]] for part in array["parts"] for p in part["processes"]
+            )
             assert mine == parts, (topology, array["path"])
 
 

@@ -296,7 +296,9 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
     kinds = platform.device_kinds
     if kinds and offer.device_kind and offer.device_kind not in kinds:
         yield "device-kind", f"it is for {offer.device_kind}, here is {', '.join(sorted(set(kinds)))}"
-    available = asked.num_devices if asked.num_devices is not None else platform.num_devices or (kinds and len(kinds))
+    available = (
+        asked.num_devices if asked.num_devices is not None else platform.num_devices or (len(kinds) if kinds else None)
+    )
     if offer.nr_devices is not None and available is not None and available < offer.nr_devices:
         where = "are here" if platform.processes == 1 else f"are in the {platform.processes} processes"
         where = "were named" if asked.num_devices is not None else where

@@ -75,7 +75,7 @@ def make_client(platform: str, job: Job | None = None) -> Any:
         options = xla_client.generate_pjrt_gpu_plugin_options() if platform == "cuda" else {}
         if job is None:
             return xla_client.make_c_api_client(platform, options)
-        options |= {"node_id": job.process_id, "num_nodes": job.num_processes}
+        options = {**options, "node_id": job.process_id, "num_nodes": job.num_processes}
         return xla_client.make_c_api_client(platform, options, job.runtime)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -121,7 +121,7 @@ class DeviceArray:
             here = f"this process has {len(self.sharding.own)} of its {len(self.sharding.devices)} devices"
             what = f"an array of shape {self.shape} is not whole in this process: {here}"
             raise CallError("addressable", f"{what}; read the parts that it has, array.addressable_shards")
-        (values,) = to_numpy([self])
+        values: NDArray[Any] = to_numpy([self])[0]
         return values
 
     @property

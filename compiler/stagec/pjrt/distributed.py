@@ -193,9 +193,7 @@ def _listens(where: _Coordinator) -> bool:
     return True
 
 
-def _carrier(
-    collectives: str, runtime: _jax.DistributedRuntimeClient, where: _Coordinator
-) -> _jax.CpuCollectives:
+def _carrier(collectives: str, runtime: _jax.DistributedRuntimeClient, where: _Coordinator) -> _jax.CpuCollectives:
     """Return what carries arrays between the CPUs of the processes."""
     if collectives == "mpi":
         mpi: Any = _jax.make_mpi_collectives()

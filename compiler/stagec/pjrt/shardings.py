@@ -99,9 +99,9 @@ class Sharding:
         ]
 
     def holders(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return numbers among the own devices that together hold an array of `shape`, each part once; addends in order.
+        """Return numbers among the own devices that together hold an array of `shape`, each part once.
 
-        None where devices of other processes alone hold a part.
+        Addends come in order. None where only devices of other processes hold a part.
         """
         if shape not in self._holders:
             parts = self.own_parts(shape)

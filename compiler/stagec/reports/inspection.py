@@ -61,8 +61,8 @@ def _bundle(archive: Archive) -> dict[str, Any]:
             function["constants"] = _constants(archive.read(function["description"], LARGEST))
         for executable in function["executables"]:
             described = _executable(archive.read(executable["description"], LARGEST))
-            executable |= {name: described["analysis"][name] for name in ("flops", "peak_bytes")}
-            executable |= {"processes": described["processes"]} if "processes" in described else {}
+            executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
+            executable.update({name: described[name] for name in ("processes",) if name in described})
     return report
 
 

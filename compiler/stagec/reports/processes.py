@@ -1,4 +1,4 @@
-"""Which process has which part of the arrays, where a program is for the chips of several hosts: one process on each."""
+"""Which process has which part of the arrays, where a program is for chips of several hosts: a process on each."""
 
 from __future__ import annotations
 
