@@ -37,9 +37,21 @@ class Sharding:
     spec: XLA's form of which part each has; None: the array is whole, on the one device.
     memory_kind: the memory of each device that it lies in, such as "pinned_host"; None: the device's own.
     own, own_devices: numbers of the devices of this process, and these devices: all, unless processes run together.
+    is_fully_addressable: whether they are all.
     """
 
-    __slots__ = ("_holders", "_parts", "device_list", "devices", "memory_kind", "own", "own_devices", "spec", "xla")
+    __slots__ = (
+        "_holders",
+        "_parts",
+        "device_list",
+        "devices",
+        "is_fully_addressable",
+        "memory_kind",
+        "own",
+        "own_devices",
+        "spec",
+        "xla",
+    )
 
     def __init__(
         self,
@@ -55,7 +67,8 @@ class Sharding:
         self.xla = _jax.GSPMDSharding(self.device_list, spec or xla_client.HloSharding.replicate(), memory_kind)
         self.own: Sequence[int] = range(len(devices))
         self.own_devices = devices
-        if not self.device_list.is_fully_addressable:
+        self.is_fully_addressable = bool(self.device_list.is_fully_addressable)
+        if not self.is_fully_addressable:
             here = devices[0].client.process_index()
             self.own = [number for number, device in enumerate(devices) if device.process_index == here]
             self.own_devices = tuple(devices[number] for number in self.own)
@@ -66,11 +79,6 @@ class Sharding:
     def device_set(self) -> frozenset[_jax.Device]:
         """The devices, in no order."""
         return frozenset(self.devices)
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """Whether all devices are of this process."""
-        return len(self.own) == len(self.devices)
 
     def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
         """Return what each of `devices` holds of an array of `shape`. Raises ValueError as `placement`."""
@@ -83,7 +91,7 @@ class Sharding:
     def own_parts(self, shape: tuple[int, ...]) -> Sequence[Part]:
         """Return the parts that the devices of this process hold, in their order. Raises ValueError as `placement`."""
         parts = self.parts(shape)
-        return parts if type(self.own) is range else [parts[number] for number in self.own]
+        return parts if self.is_fully_addressable else [parts[number] for number in self.own]
 
     def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Return what each of the own devices is to hold of `values`, which are whole; of addends the first has all.
