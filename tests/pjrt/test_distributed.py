@@ -26,6 +26,9 @@ TIMEOUT = 300
 WAYS = [(2, 1), (2, 2), (4, 1)]
 """Processes, and the CPU devices of each."""
 
+_OF_GLOO = re.compile(r"\[Gloo\]|peer ranks|^[\s\d:.]*$")
+"""Lines in which gloo's threads say on stdout, one between the words of another, who is connected."""
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -65,8 +68,7 @@ class Started:
         done = [(process, *process.communicate(timeout=TIMEOUT)) for process in self.processes]
         assert [process.returncode for process, _, _ in done] == [0] * len(done), [error for _, _, error in done]
         self.processes.clear()
-        # gloo says on stdout who is connected.
-        return ["".join(line for line in out.splitlines(True) if "[Gloo]" not in line) for _, out, _ in done]
+        return ["".join(line for line in out.splitlines(True) if not _OF_GLOO.search(line)) for _, out, _ in done]
 
 
 @pytest.fixture
