@@ -120,8 +120,8 @@ def train_in_jax(bundle: str, out: str) -> None:
     write(out, w, losses)
 
 
-def arrays(bundle: str) -> None:
-    """Look at arrays that no process has whole."""
+def arrays(bundle: str, portable: str) -> None:
+    """Look at arrays that no process has whole. portable: the same bundle, of which everything is compiled here."""
     stagec = join()
     predict = stagec.load(bundle, policy="executable_only")["predict"]
     rows = slice(16 * PROCESS_ID, 16 * PROCESS_ID + 16)
@@ -150,6 +150,8 @@ def arrays(bundle: str) -> None:
             for _ in range(2):  # the second call is one that is remembered
                 again = predict(w, x)
                 assert again.addressable_shards[0].data.tobytes() == shard.data.tobytes()
+    compiled = stagec.load(portable)["predict"](W, X)
+    np.testing.assert_allclose(compiled.addressable_shards[0].data, shard.data, rtol=2e-6, atol=2e-6)
     again = predict(W, X)
     assert again.addressable_shards[0].data.tobytes() == shard.data.tobytes()
     whole = stagec.make_array_from_process_local_data(of_w, W)  # each device has all of it
@@ -167,6 +169,9 @@ def arrays(bundle: str) -> None:
     own = stagec.device_put(X)
     assert {device.process_index for device in own.sharding.device_set} == {PROCESS_ID}
     assert type(stagec.load(bundle)["alone"](W, X)) is np.ndarray
+    import stagec.numpy as xp
+
+    assert (xp.asarray([1.0]) + 1).sharding.device_set == own.sharding.device_set
     elsewhere = [device for device in stagec.devices("cpu") if device.process_index != PROCESS_ID]
     try:
         stagec.load(bundle, devices=elsewhere)["alone"](W, X)

@@ -19,6 +19,7 @@ import pytest
 
 import stagec
 from tests.building import COMPILER, ROOT, build
+from tests.bundles import without_executables
 from tests.caches import free_port
 
 TIMEOUT = 300
@@ -101,8 +102,8 @@ def test_twenty_steps_are_those_of_jax(count: int, each: int, bundle: Path, star
     assert printed == [f"distributed {says}\n"] * count
 
 
-def test_arrays_that_no_process_has_whole(bundle: Path, started: Started) -> None:
-    started.start("arrays", 2, 1, bundle)
+def test_arrays_that_no_process_has_whole(bundle: Path, started: Started, tmp_path: Path) -> None:
+    started.start("arrays", 2, 1, bundle, without_executables(bundle, tmp_path / "portable.aot"))
     whole = (
         "addressable an array of shape (32, 8) is not whole in this process: this process has 1 of its 2 devices; "
         "read the parts that it has, array.addressable_shards"

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from stagec.hardware import tpu as tpus
 from stagec.hardware.tpu_topologies import parse_topology
 from stagec.reports.processes import as_lines, processes
 from tests.backends.deviceless import installed, run
-from tests.building import ROOT, build, checked
+from tests.building import build, checked
 
 CASES: list[tuple[str, str, int, dict[str, int]]] = [
     ("v5e:4x4", "", 1, {"data": 4, "model": 4}),
@@ -183,6 +182,15 @@ def test_a_description_that_contradicts_itself() -> None:
         processes(given)
 
 
+MODEL = """
+import jax
+import jax.numpy as jnp
+
+
+def step(w, x, y):
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    return w - 0.1 * gradient, loss
+"""
 MANIFEST = """
 [manifest]
 name = "spread"
@@ -196,7 +204,7 @@ topology = "v5e:4x4"
 axes = { data = 4, model = 4 }
 
 [functions.step]
-entry = "tests.pjrt.spmd:step"
+entry = "spread:step"
 args = ["f32[64,8]", "f32[32,64]", "f32[32,8]"]
 targets = ["slice"]
 mesh = "grid"
@@ -207,8 +215,7 @@ out_shardings = ["P(None, model)", "P()"]
 
 @installed(libtpu="libtpu")
 def test_inspect_tells_them_of_a_bundle_and_of_an_executable(tmp_path: Path) -> None:
-    (tmp_path / "tests" / "pjrt").mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "pjrt" / "spmd.py", tmp_path / "tests" / "pjrt")
+    (tmp_path / "spread.py").write_text(MODEL)
     (tmp_path / "spread.toml").write_text(MANIFEST)
     bundle = build("spread.toml", tmp_path, tmp_path)
     line = (
