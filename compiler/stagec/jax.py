@@ -135,7 +135,7 @@ class _Composed:
         return values
 
     def _stand_in(self, i: int, leaf: Any, aval: Aval) -> Any:
-        """Return an array of numpy's, which takes no memory, for one of JAX's: values are not known in a trace."""
+        """Return a numpy array, which takes no memory, for a JAX array: values are not known in a trace."""
         interface = self._variant.interface
         if leaf is OMITTED:
             what = f"{interface.path(i)} is left out, and inside JAX nothing is padded: pass it"
@@ -145,7 +145,7 @@ class _Composed:
         if not _is_key(leaf):
             return np.broadcast_to(np.zeros((), leaf.dtype), tuple(0 for _ in leaf.shape))
         if str(leaf.dtype) != aval.dtype:
-            what = f"{interface.path(i)} has dtype {leaf.dtype}, {aval.dtype} is wanted ({aval})"
+            what = f"{interface.path(i)} has dtype {leaf.dtype}; expected {aval.dtype} ({aval})"
             raise CallError("dtype", f"{interface.name}: {what}")
         return np.zeros(0, np.uint32)
 

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from jax.experimental.layout import Format, Layout
 from jaxlib import xla_client
 
@@ -301,7 +300,7 @@ def test_arrays_of_another_client_are_refused(built: Path) -> None:
     with stagec.load(built, devices=client.local_devices()) as bundle:
         with pytest.raises(stagec.CallError) as refusal:
             bundle["step"](state, *arguments)
-        what = "step: state['b'] is an array of JAX's, and the bundle was loaded for devices that are not JAX's: "
+        what = "step: state['b'] is a JAX array, and the bundle was loaded for other devices than JAX's: "
         advice = "load it with devices=jax.devices(), or pass numpy's arrays"
         assert (refusal.value.code, str(refusal.value)) == ("client", what + advice)
         assert type(bundle["step"](STATE, *arguments)[1]) is np.ndarray
@@ -309,7 +308,7 @@ def test_arrays_of_another_client_are_refused(built: Path) -> None:
         own = stagec.device_put(ROWS, client.local_devices()[0])
         with pytest.raises(stagec.CallError) as refusal:
             bundle["step"](state, own, RATE)
-        what = "step: x is on a device that is not JAX's, and other arguments are JAX's arrays: "
+        what = "step: x is on another device than JAX's, and other arguments are JAX arrays: "
         assert (refusal.value.code, str(refusal.value)) == ("client", f"{what}pass jax.numpy.from_dlpack(array)")
         _, loss = bundle["step"](state, jnp.from_dlpack(own), RATE)
         assert float(loss) == float(expected()[1])

@@ -206,8 +206,7 @@ def waiting() -> None:
 def beside_jax() -> None:
     """Compare how arrays lie on devices, and what is made of local data, with JAX's own functions."""
     jax = join_by_jax()
-    from hypothesis import given, settings
-    from hypothesis import strategies as st
+    from hypothesis import given, settings, strategies as st
 
     import stagec
     from stagec.pjrt.shardings import Sharding

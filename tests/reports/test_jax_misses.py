@@ -87,7 +87,7 @@ def test_the_program(root: Path) -> None:
 
 def test_the_name(root: Path) -> None:
     _, lines = explained(root, "hook", "other")
-    why = "  no entry has this name; the folder has jit_double. An operation outside of jax.jit is its own program"
+    why = "  no entry has this name; the folder has jit_double. An operation outside jax.jit is its own program"
     assert lines[:2] == ["jit_other (float32[5])", why]
 
 

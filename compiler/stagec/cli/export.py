@@ -62,7 +62,7 @@ def _export(options: argparse.Namespace) -> Answer | None:
         ways = [_positions(way) for way in options.committed or ["none"]]
         keys = jax.jax_keys(spec, executable, options.import_root, ways)
         write_whole(options.jax_key, b"".join(key.to_bytes() for key in keys))
-        return
+        return None
     with phases.phase("import"):
         from stagec.frontends.frontend import frontend as frontend_of
 

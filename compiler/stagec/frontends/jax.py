@@ -382,7 +382,7 @@ def _lower_for_jax(
     kwargs = jax.tree.map(anywhere, kwargs)
     if hasattr(function, "lower"):
         args, kwargs = filtering.opened((args, kwargs))
-        if type(function).__module__.partition(".")[0] == "equinox":  # what is no array is static there
+        if type(function).__module__.partition(".")[0] == "equinox":  # all but arrays is static there
             args, kwargs = jax.tree.map(_zeros, (args, kwargs))
         repeatable.again(spec.key)
         return function.lower(*args, **kwargs, **spec.static)

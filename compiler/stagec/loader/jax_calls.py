@@ -152,16 +152,16 @@ class JaxCalls:
             if isinstance(array, DeviceArray) and array.sharding.devices[0].client is not client:
                 where = f"{self._interface.name}: {self._interface.path(i)}"
                 if type(leaf) is JaxArray:
-                    what = "is an array of JAX's, and the bundle was loaded for devices that are not JAX's"
+                    what = "is a JAX array, and the bundle was loaded for other devices than JAX's"
                     raise CallError(
                         "client", f"{where} {what}: load it with devices=jax.devices(), or pass numpy's arrays"
                     )
-                what = "is on a device that is not JAX's, and other arguments are JAX's arrays"
+                what = "is on another device than JAX's, and other arguments are JAX arrays"
                 raise CallError("client", f"{where} {what}: pass jax.numpy.from_dlpack(array)")
 
 
 def _named(mesh: Any, aval: AbstractArray) -> Any:
-    """Return how an array lies on the devices of a mesh of JAX's, by its axes; XLA's form where they do not say it."""
+    """Return how an array lies on the devices of a JAX mesh, by its axes; XLA's form where they do not say it."""
     from stagec.stages.shardings import named_sharding  # few functions run on several devices
 
     own, of_jax = aval.sharding, sys.modules["jax"].sharding

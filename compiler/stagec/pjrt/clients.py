@@ -163,7 +163,9 @@ def _of_several(client: Any, platform: str, count: int | None) -> list[_jax.Devi
     own, every = list(client.local_devices()), list(client.devices())
     if count is None or count > len(own):
         if count is not None and count > len(every):
-            what = f"{count} devices are asked for, the {num_processes(every)} processes have {len(every)} of {platform}"
+            what = (
+                f"{count} devices are asked for, the {num_processes(every)} processes have {len(every)} of {platform}"
+            )
             raise LoadError("device-count", what)
         return every[:count]
     return own[:count]

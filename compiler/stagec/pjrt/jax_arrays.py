@@ -47,7 +47,7 @@ def _sharding(sharding: Any, ndim: int) -> Sharding:
 
 
 class Results:
-    """How the results of an executable become arrays of JAX's.
+    """How the results of an executable become JAX arrays.
 
     avals, shardings: JAX's, of each. committed: whether JAX keeps them where they are, as it does what is made of an
     array that somebody put there.

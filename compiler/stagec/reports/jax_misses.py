@@ -90,7 +90,7 @@ def explain(lookup: Lookup, entries: Sequence[Entry]) -> Miss:
     same = [entry for entry in entries if entry.module == lookup.module]
     if not same:
         listed = ", ".join(sorted({entry.module for entry in entries})) or "none"
-        why = f"no entry has this name; the folder has {listed}. An operation outside of jax.jit is its own program"
+        why = f"no entry has this name; the folder has {listed}. An operation outside jax.jit is its own program"
         return Miss(lookup, "", [("", why)])
     entry = min(same, key=lambda entry: len(_different(lookup, entry)))
     reasons = [(part, _why(part, lookup, entry)) for part in _different(lookup, entry)]

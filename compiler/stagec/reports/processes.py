@@ -116,5 +116,5 @@ def _box(path: str, shape: Sequence[int], along: Sequence[Sequence[tuple[int, in
                 joined[-1][1] = end
             else:
                 joined.append([begin, end])
-        texts.append(":" if joined == [[0, size]] else "+".join(f"{begin}:{end}" for begin, end in joined))
-    return f"{path}[{', '.join(texts)}]" if {*texts} - {":"} else f"{path} whole"
+        ranges.append(":" if joined == [[0, size]] else "+".join(f"{begin}:{end}" for begin, end in joined))
+    return f"{path}[{', '.join(ranges)}]" if {*ranges} - {":"} else f"{path} whole"

@@ -1,7 +1,7 @@
 """Entries of JAX's persistent compilation cache: their names, which are keys, and their files. Standard library only.
 
 JAX's key is the name of a module and a hash of several parts, one after the other: the module, jaxlib's version, flags
-and options, the topology of devices. `Key` has the parts, so that whoever knows another topology can name the same
+and options, the topology of devices. `Key` has the parts, so that code that knows another topology can name the same
 entry for that. A file is an executable behind four bytes of a time, in a frame of zlib or zstandard: here of blocks
 that are stored as they are, which every release of every library reads, and which are the same bytes everywhere.
 """
