@@ -561,7 +561,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, name: str, target: st
     done = init(root, "models/net.py:predict", files={"models/net.py": NET})
     if done.returncode:  # else it has nothing to add to it
         assert done.returncode == 2
-        what = "it is no regular file" if target == "FIFO" else f"{root / name} is a link, which is not followed"
+        what = "it is not a regular file" if target == "FIFO" else f"{root / name} is a link, which is not followed"
         assert done.stderr == f"{name}: cannot be written: {what}\n"
     assert (root / name).is_symlink() or target == "FIFO"
     assert (tmp_path / "outside").read_text() == "outside"

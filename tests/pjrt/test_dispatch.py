@@ -118,7 +118,7 @@ def test_settings_of_jax_change_no_results(bundle: stagec.Bundle, setting: Any) 
             bundle[name](x.astype(np.float16), Y)
     # An array of 64 bits is taken for one of 32, unless JAX says that it is what it is.
     for called in (bundle["single"], bundle["single"].flat(X, Y)) * 2:
-        with jax.enable_x64(True), pytest.raises(stagec.CallError, match="x has dtype float64, float32 is"):
+        with jax.enable_x64(True), pytest.raises(stagec.CallError, match="x has dtype float64; expected float32"):
             called(FINE, Y)
         total, _ = called(FINE, Y)
         assert np.asarray(total).tobytes() == (FINE.astype(np.float32) + Y).tobytes()

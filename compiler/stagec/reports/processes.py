@@ -108,7 +108,7 @@ def _of_process(array: Mapping[str, Any], host: int) -> str:
 
 def _box(path: str, shape: Sequence[int], along: Sequence[Sequence[tuple[int, int]]]) -> str:
     """Write a part as an index of NumPy, with + between ranges that do not touch."""
-    texts = []
+    words = []
     for size, ranges in zip(shape, along, strict=True):
         joined: list[list[int]] = []
         for begin, end in ranges:
@@ -116,5 +116,5 @@ def _box(path: str, shape: Sequence[int], along: Sequence[Sequence[tuple[int, in
                 joined[-1][1] = end
             else:
                 joined.append([begin, end])
-        ranges.append(":" if joined == [[0, size]] else "+".join(f"{begin}:{end}" for begin, end in joined))
-    return f"{path}[{', '.join(ranges)}]" if {*ranges} - {":"} else f"{path} whole"
+        words.append(":" if joined == [[0, size]] else "+".join(f"{begin}:{end}" for begin, end in joined))
+    return f"{path}[{', '.join(words)}]" if {*words} - {":"} else f"{path} whole"
