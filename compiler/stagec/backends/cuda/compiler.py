@@ -21,6 +21,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import mmap
 import os
 import re
 import tempfile
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.cuda import nvidia, riegeli
+from stagec.core.builds import jax_entries
 from stagec.core.builds.specs import CudaTarget
 from stagec.core.data import wire
 from stagec.core.telling import phases
@@ -159,8 +161,17 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
         memory_analysis=memory(executable),
         hlo=executable.hlo_modules()[0].to_string(),
         device_ids=[device.id for device in devices],
-        devices=plugins.in_jax_keys(devices),
+        devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()},
     )
+
+
+@functools.cache
+def _platform() -> bytes:
+    """Return what JAX has of the platform in its keys where a device is: the version of CUDA in place of the device."""
+    with plugins.path(PLUGIN).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        match = re.search(rb"\0(cuda [0-9]{5})\0", content)
+        version = match[1] if match else b"cuda"
+    return b"gpuPJRT C API\n" + version
 
 
 def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
