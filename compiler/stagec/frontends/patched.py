@@ -174,14 +174,17 @@ EFFECTS = tuple(
 COMPILE = Patch(
     *("jax._src.compiler", "compile_or_get_cached"),
     "a build takes what JAX would compile, with the options and devices that its key has, and compiles it elsewhere",
+    "compiler.compile_or_get_cached(",
 )
 KEY_PARTS = Patch(
     *("jax._src.cache_key", "_log_cache_key_hash"),
     "JAX hashes the parts of a key and keeps none; here they pass one by one, with their names",
+    "_log_cache_key_hash(hash_obj, name, hashfn)",
 )
 CACHE_KEY = Patch(
     *("jax._src.compilation_cache", "get_cache_key"),
     "on CPUs the key has a fingerprint of the machine's CPU, and an entry is for every CPU that can run it",
+    "topology.fingerprint().to_bytes(",
     everywhere=True,
 )
 
