@@ -344,6 +344,18 @@ def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None
     )
 
 
+def test_a_signature_without_an_entry_is_refused(small: Path, tmp_path: Path) -> None:
+    entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
+    (tmp_path / "none.json").write_text(jax_entries.to_json([]))
+    words = ["--entry", f"a={entry}={executable}", "--entry", f"b={tmp_path / 'none.json'}={executable}"]
+    done = stagec("jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *words)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "m.toml: jax_cache: b has no entry, and a program that calls it would compile\n"
+        "  build its key and its entry again\n"
+    )
+
+
 def test_an_index_says_what_the_entries_are_for(small: Path) -> None:
     folder = small / "out" / "jax_cache"
     (entry,) = jax_entries.read((folder / jax_entries.INDEX).read_text())

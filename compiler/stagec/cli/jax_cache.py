@@ -43,6 +43,9 @@ def run(options: argparse.Namespace) -> Answer:
     Path(options.output).mkdir(parents=True, exist_ok=True)
     for name, described, executable in (split(text, 3) for text in options.entry):
         listed = jax_entries.read(read_text(described))
+        if not any(entry.names.get(compression) for entry in listed for compression in jax_entries.COMPRESSIONS):
+            what = f"{name} has no entry, and a program that calls it would compile"
+            raise StagecError(Problem(options.manifest, "jax_cache", what, "build its key and its entry again"))
         entries += listed
         data = read(executable)
         for compression in jax_entries.COMPRESSIONS:
