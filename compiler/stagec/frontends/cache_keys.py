@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import compilation_cache
 from jaxlib import xla_client
 
 from stagec.core.builds.jax_entries import Key
@@ -70,6 +69,8 @@ def key_of(compile_: Callable[[], Any]) -> tuple[Key, bool]:
     """
 
     def instead(before: Callable[..., Any]) -> Callable[..., Any]:
+        from jax._src import compilation_cache  # a program that runs must start where a release has none
+
         def stop(
             backend: Any, computation: Any, devices: Any, compile_options: Any, host_callbacks: Any, *_: Any, **__: Any
         ) -> Any:
