@@ -316,6 +316,19 @@ def test_arguments_on_a_device_that_the_program_chose(tmp_path: Path) -> None:
     assert described == ["double for cpu-avx2", "double for cpu-avx2, arguments 0 on a device"]
 
 
+def test_compiler_options_are_those_of_jit(tmp_path: Path) -> None:
+    """A target has them, and the program gives them to `jax.jit`."""
+    options = {"xla_cpu_enable_fast_min_max": True}
+    fast = "[targets.fast]\nplatform = 'cpu'\nisa = 'AVX2'\n"
+    fast += "".join(f"compiler_options.{name} = true\n" for name in options)
+    (tmp_path / "small.toml").write_text(SMALL.replace('"cpu-avx2"', '"fast"') + fast)
+    (tmp_path / "small.py").write_text(DOUBLE)
+    folder = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
+    given = CALL.replace("jax.jit(double)", f"jax.jit(double, compiler_options={options})")
+    assert printed(process(f"import stagec.jax_cache\n{given}", folder=folder, cwd=tmp_path)) == [1, 1, [0, 2, 4, 6]]
+    assert printed(call(folder=folder, cwd=tmp_path)) == [0, 1, [0, 2, 4, 6]]
+
+
 CALLS_BACK = 'import jax\n\ndef double(x):\n    jax.debug.print("{}", x)\n    return x * 2\n'
 
 
