@@ -27,6 +27,7 @@ BENCHMARKS = (
     "caches",
     "cold_start",
     "call_latency",
+    "load_latency",
     "bundle_size",
     "environment",
     "inputs",

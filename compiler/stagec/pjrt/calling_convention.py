@@ -307,10 +307,13 @@ class Signature:
                 return leaf.words()
             words = sys.modules["jax"].random.key_data(leaf)
             return words if of_jax else np.asarray(words)
-        if _is_traced(leaf):
+        try:
+            values = leaf if str(given).startswith("key<") else np.asarray(leaf)
+        except TypeError:
+            if not _is_traced(leaf):
+                raise
             what = f"{self.name}: {self.path(i)} is traced by JAX, and an executable takes values: call "
-            raise CallError("traced", f"{what}stagec.jax.function(bundle, {self.name!r}) there instead")
-        values = leaf if str(given).startswith("key<") else np.asarray(leaf)
+            raise CallError("traced", f"{what}stagec.jax.function(bundle, {self.name!r}) there instead") from None
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
             with np.errstate(over="ignore", invalid="ignore"):
                 return values.astype(dtype)
