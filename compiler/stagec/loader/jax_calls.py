@@ -102,10 +102,8 @@ class JaxCalls:
                 return None
         if not dispatch.takes(executable, hosted):
             return None
-        kept, results = (
-            [i in description.kept_var_idx for i in range(len(leaves))],
-            self._results_of(leaves, executable),
-        )
+        kept = [i in description.kept_var_idx for i in range(len(leaves))]
+        results = self._results_of(leaves, executable)
         return dispatch.fast_path(executable, kept, results.avals, results.shardings, results.committed, structure)
 
     def path_of_whole(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dispatch.FastPath | None:
