@@ -197,7 +197,7 @@ def test_every_name_in_the_optimized_program_has_a_line(bundle: Path, name: str,
     operations = locations.read(bundle.with_name(f"m.{name}.debug.mlir").read_text())
     function = stagec.load(bundle)[name]
     function(np.zeros(shape, np.float32))
-    (signature,) = function._of[""]._signatures.values()
+    (signature,) = function._of[""]._signatures._values.values()
     assert signature.executable is not None
     program = signature.executable.loaded.hlo_modules()[0].to_string()
     names = {named for named in re.findall(r'op_name="([^"]*)"', program) if "/" in named}  # others are arguments
