@@ -148,16 +148,17 @@ def test_beside_jax(started: Started) -> None:
     started.printed()
 
 
-def test_a_process_that_is_killed_ends_the_others(bundle: Path, started: Started, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 0])
+def test_a_process_that_is_killed_ends_the_others(number: int, bundle: Path, started: Started, tmp_path: Path) -> None:
     """No call of theirs gives a result after that, and no file is half there. All of them started again give all."""
     port = free_port()
     started.start("train", 2, 1, bundle, tmp_path / "own-{}", "stop", port=port)
-    survivor, killed = started.processes
+    killed, survivor = started.processes[number], started.processes[1 - number]
     steps = []
     for process in (killed, survivor):
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        steps.append([next(line for line in lines if line.startswith(f"step {number} ")) for number in range(5)])
+        steps.append([next(line for line in lines if line.startswith(f"step {step} ")) for step in range(5)])
     assert steps[0] == steps[1]
     killed.send_signal(signal.SIGKILL)
     killed.wait(TIMEOUT)
@@ -195,7 +196,7 @@ def test_the_others_do_not_come(number: int, why: str, started: Started) -> None
     where = f"127.0.0.1:{port}"
     assert printed.splitlines() == [
         f"distributed {why.format(where)}",
-        f"distributed this process joined others at {where} before; a process joins once: start a new one",
+        f"distributed this process called stagec.distributed before, for {where}; do so once, in a new process",
     ]
 
 

@@ -14,7 +14,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.packages import library
 
 if TYPE_CHECKING:
-    from stagec.pjrt.clients import Job
+    from stagec.pjrt.distributed import Job
 
 _DEVICES = Path("/dev")
 _PCI = Path("/sys/bus/pci/devices")

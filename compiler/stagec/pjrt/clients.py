@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxlib import _jax, xla_client
@@ -19,24 +19,16 @@ from jaxlib import _jax, xla_client
 from stagec.core.telling.refusal import LoadError
 from stagec.pjrt import turns
 
+if TYPE_CHECKING:
+    from stagec.pjrt.distributed import Job
+
 # Several threads may ask first: two clients for the same devices would not share arrays.
 _LOCK = threading.Lock()
 _CLIENTS: dict[str | int, Any] = {}
 
 
-class Job(NamedTuple):
-    """The processes that run together, and which of them this is.
-
-    runtime: jaxlib's client of their coordinator.
-    """
-
-    runtime: _jax.DistributedRuntimeClient
-    process_id: int
-    num_processes: int
-
-
 _JOB: list[Job] = []
-"""The one that this process has joined."""
+"""The one that this process has joined; empty: it runs alone, or JAX has joined."""
 
 _EVERYWHERE = "cpu of all processes"
 """The key of its client of CPUs."""

@@ -22,12 +22,23 @@ from stagec.pjrt import clients, turns
 Collectives: TypeAlias = Literal["gloo", "mpi"]
 
 _LONG = 10**8
-"""Seconds. XLA ends the process when its own timeout for joining is over, so it gets one that is never over."""
+"""Seconds. XLA ends the process when its own timeouts for joining are over, so it gets some that are never over."""
 
 _LISTENING: dict[str, Any] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
 
 _BEGUN: list[str] = []
 """The coordinator that this process joined, or tried to: jaxlib joins once."""
+
+
+class Job(NamedTuple):
+    """The processes that run together, and which of them this is.
+
+    runtime: jaxlib's client of their coordinator.
+    """
+
+    runtime: _jax.DistributedRuntimeClient
+    process_id: int
+    num_processes: int
 
 
 class _Coordinator(NamedTuple):
@@ -94,7 +105,7 @@ def distributed(
             )
     except _jax.JaxRuntimeError as error:
         raise _refused(f"the processes at {where} do not agree on their devices: {error}") from error
-    clients.join(clients.Job(runtime, process_id, num_processes), cpu)
+    clients.join(Job(runtime, process_id, num_processes), cpu)
 
 
 def _checked(
@@ -133,7 +144,7 @@ def _refuse_if_begun(where: _Coordinator) -> None:
     if clients.jax_joined():
         raise _refused("this process called jax.distributed.initialize; leave out stagec.distributed: JAX's devices do")
     if _BEGUN:
-        raise _refused(f"this process joined others at {_BEGUN[0]} before; a process joins once: start a new one")
+        raise _refused(f"this process called stagec.distributed before, for {_BEGUN[0]}; do so once, in a new process")
     if used := clients.in_use():
         what = f"this process has used devices of {used} already"
         raise _refused(f"{what}; call stagec.distributed before the first array and the first call")
@@ -153,7 +164,10 @@ def _serve(where: _Coordinator, num_processes: int, heartbeat_timeout: int) -> _
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
         return _jax.get_distributed_runtime_service(
-            str(where) if local else f"[::]:{where.port}", num_processes, heartbeat_timeout=heartbeat_timeout
+            str(where) if local else f"[::]:{where.port}",
+            num_processes,
+            heartbeat_timeout=heartbeat_timeout,
+            cluster_register_timeout=_LONG,
         )
     except (OSError, _jax.JaxRuntimeError) as error:
         raise _refused(f"process 0 cannot listen on port {where.port}: {error}; choose another port") from error
