@@ -109,7 +109,9 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
 
 def own_device() -> _jax.Device:
     """Return the CPU device of this process on which arrays are that nobody puts elsewhere."""
-    return devices("cpu", 1)[0]
+    client = _of_all_processes("cpu") or cpu_client(1)
+    device: _jax.Device = client.local_devices()[0]
+    return device
 
 
 def join(job: Job, cpu: _jax.Client) -> None:
