@@ -60,6 +60,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "run": (
         "run",
         "bench",
+        "serve",
         "explain-load",
     ),
     "release": (

@@ -14,7 +14,9 @@ from stagec.loader.variant import Variant, bucket_name, tupled
 
 if TYPE_CHECKING:
     from stagec.bundle.description import Description
+    from stagec.core.telling.calls import Call
     from stagec.loader.flat import Flat
+    from stagec.loader.padding import Padding
     from stagec.loader.selection import Selection, Shapes
     from stagec.pjrt.weights import Weight
 
@@ -65,6 +67,16 @@ class Function:
     def weights(self) -> Mapping[str, Weight]:
         """The weights that the bundle has for arguments, by path: `args[0]['w']`. Callers leave these arguments out."""
         return self._of[""].weights if "" in self._of else {}
+
+    @property
+    def usage(self) -> Call:
+        """How a call is written: trees, avals and names. Raises CallError ("static") for a function with variants."""
+        return self._choose({}).usage()
+
+    @property
+    def padding(self) -> Padding | None:
+        """What the manifest says of smaller sizes; None: nothing. Raises what `usage` raises."""
+        return self._choose({}).padding
 
     def with_options(self, *, donate: bool = True) -> Function:
         """Return the same function with other options.

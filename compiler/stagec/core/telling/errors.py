@@ -86,7 +86,7 @@ def blaming(
         raise StagecError(Problem(file, "", what + str(error).removeprefix(f"{file}: "), write)) from error
 
 
-_EXTRA = ("cryptography", "flatbuffers", "jax", "pydantic")
+_EXTRA = ("cryptography", "flatbuffers", "jax", "prometheus_client", "pydantic", "uvicorn")
 """The packages that stagec can do without, for a part of what it does."""
 
 

@@ -1,0 +1,176 @@
+"""Batches: requests that wait for each other a moment, and run as one call in the bucket that they fill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Coroutine, Hashable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagec.serving.metrics import Metrics
+from stagec.serving.model import Arrays, Model
+from stagec.serving.refusal import RequestError
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request, or a part of one. since: when it came, on the loop's clock. queued: whether it waits for a call."""
+
+    arrays: Arrays
+    count: int
+    since: float
+    result: asyncio.Future[Arrays]
+    queued: bool = True
+
+
+class _Group:
+    """What may run together, in the order in which it came.
+
+    rows: of all that wait. full: set when these are enough for one call.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Waiting] = deque()
+        self.rows = 0
+        self.full = asyncio.Event()
+
+    def add(self, item: _Waiting, enough: int) -> None:
+        self.waiting.append(item)
+        self.rows += item.count
+        if self.rows >= enough:
+            self.full.set()
+
+    def remove(self, item: _Waiting) -> None:
+        self.waiting.remove(item)
+        self.rows -= item.count
+
+    def take(self, most: int) -> list[_Waiting]:
+        """Return the first requests that have `most` rows together at most; none is passed over."""
+        items: list[_Waiting] = []
+        while self.waiting and self.waiting[0].count <= most:
+            item = self.waiting.popleft()
+            item.queued = False
+            most -= item.count
+            items.append(item)
+        self.rows -= sum(item.count for item in items)
+        return items
+
+
+class Batcher:
+    """The queue of one model.
+
+    Requests that differ in the number of rows alone run together: when they fill the largest bucket, or when the first
+    has waited for `delay` seconds and a thread is free. Groups and models get free threads in turn.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        delay: float,
+        most: int,
+        free: asyncio.Semaphore,
+        threads: Executor,
+        metrics: Metrics,
+    ) -> None:
+        """most: requests that may wait. free: counts the free ones of `threads`, of all models."""
+        self.model = model
+        self._delay, self._most = delay, most
+        self._free, self._threads, self._metrics = free, threads, metrics
+        self._groups: dict[Hashable, _Group] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+
+    async def call(self, arrays: Arrays) -> Arrays:
+        """Return the results of a request; one with more rows than the largest bucket runs in parts.
+
+        A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed").
+        """
+        parts = self.model.parts(arrays)
+        if self._waiting + len(parts) > self._most:
+            raise RequestError("busy", f"{self.model.name}: {self._waiting} requests wait already; try again later")
+        for part in parts:
+            self.model.fit(part)
+        items = [self._enter(part) for part in parts]
+        try:
+            results = [await item.result for item in items]
+        finally:
+            for item in items:
+                item.result.cancel()
+        if len(results) == 1:
+            return results[0]
+        return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
+
+    def _enter(self, arrays: Arrays) -> _Waiting:
+        kind = tuple(array.shape[1:] for array in arrays) if self.model.rows else None
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _Group()
+            self._start(self._serve(kind, group))
+        loop = asyncio.get_running_loop()
+        item = _Waiting(arrays, self.model.count(arrays), loop.time(), loop.create_future())
+        group.add(item, self.model.largest)
+        item.result.add_done_callback(lambda _: self._leave(group, item))
+        self._count(1)
+        return item
+
+    def _leave(self, group: _Group, item: _Waiting) -> None:
+        if item.queued:  # its caller was cancelled
+            group.remove(item)
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._waiting += change
+        self._metrics.waiting.labels(self.model.name).set(self._waiting)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, kind: Hashable, group: _Group) -> None:
+        """Run the requests of a group until there are none."""
+        while group.waiting:
+            left = group.waiting[0].since + self._delay - asyncio.get_running_loop().time()
+            if group.rows < self.model.largest and left > 0:
+                group.full.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(group.full.wait(), left)
+                continue
+            await self._free.acquire()
+            items = group.take(self.model.largest)
+            if not items:
+                self._free.release()
+                continue
+            self._count(-len(items))
+            self._start(self._run(items))
+        del self._groups[kind]
+
+    async def _run(self, items: Sequence[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            began = loop.time()
+            requests = [item.arrays for item in items]
+            bucket, results = await loop.run_in_executor(self._threads, self.model.run, requests)
+            self._metrics.ran(self.model.name, bucket, sum(item.count for item in items), loop.time() - began)
+        except Exception as error:  # noqa: BLE001  # each caller gets it
+            self._metrics.log.exception("%s failed", self.model.name, exc_info=error)
+            for item in items:
+                if not item.result.done():
+                    item.result.set_exception(_failed(self.model.name, error))
+            return
+        finally:
+            self._free.release()
+        for item, arrays in zip(items, results, strict=True):
+            if not item.result.done():
+                item.result.set_result(arrays)
+
+
+def _failed(name: str, error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    return RequestError("failed", f"{name} failed; the server's log says why: {type(error).__name__}")

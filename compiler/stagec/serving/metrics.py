@@ -1,0 +1,49 @@
+"""What a server counts, for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from stagec.core.builds import naming
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_ROWS = tuple(2**power for power in range(13))
+
+
+class Metrics:
+    """The counters of one server.
+
+    requests: by model and status. seconds: from the last byte of a request to its answer, by model.
+    waiting: requests in the queue, by model.
+    """
+
+    log = logging.getLogger("stagec.serving")
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        own = {"registry": self._registry}
+        model, bucket, status = ["model"], ["model", "bucket"], ["model", "status"]
+        self.requests = Counter("stagec_requests", "Requests of inference, by HTTP status", status, **own)
+        self.seconds = Histogram(
+            "stagec_request_seconds", "Seconds that a request of inference took", model, buckets=_SECONDS, **own
+        )
+        self.waiting = Gauge("stagec_waiting_requests", "Requests that wait for a call", model, **own)
+        self._calls = Counter("stagec_calls", "Calls of executables", bucket, **own)
+        self._rows = Histogram("stagec_call_rows", "Rows of a call that are requests'", model, buckets=_ROWS, **own)
+        self._call_seconds = Histogram(
+            "stagec_call_seconds", "Seconds that a call took", model, buckets=_SECONDS, **own
+        )
+
+    def ran(self, model: str, bucket: Mapping[str, int], rows: int, seconds: float) -> None:
+        """Count a call of an executable. rows: of requests, without padding."""
+        self._calls.labels(model, naming.bucket(bucket)).inc()
+        self._rows.labels(model).observe(rows)
+        self._call_seconds.labels(model).observe(seconds)
+
+    def as_text(self) -> bytes:
+        """Return all of them in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,181 @@
+"""A function of a bundle as a server runs it: loaded for every bucket before the first request, for several at once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.core.builds import naming
+from stagec.core.sizes.avals import Aval
+from stagec.core.sizes.size import names_in
+from stagec.core.trees.tree import argument_path
+from stagec.loader import trials
+from stagec.loader.function import Function
+from stagec.loader.padding import Fit, Padding, shape_of
+from stagec.loader.selection import CHOSEN, Policy
+from stagec.pjrt.calling_convention import OMITTED
+from stagec.serving.refusal import RequestError
+from stagec.serving.tensors import interface_of
+
+Arrays = Sequence[NDArray[Any]]
+"""One for each input, or for each output, in the order of the interface."""
+_TRIALS = 6
+"""Random inputs of each bucket that are compared, two at a time: of integers, which are 0 or 1, two may be equal."""
+
+
+class Model:
+    """A function, or a variant of one, that a server offers.
+
+    name: of the function; of a variant FUNCTION-VARIANT. version: of the bundle.
+    interface: its tensors. buckets: the sizes that there are executables for.
+    rows: the dimension along which requests are gathered; "" if they are not, and then `alone` says why.
+    largest: how many rows the largest bucket has; 1 where requests are not gathered.
+    """
+
+    def __init__(self, function: Function, version: str, rows: str = "", policy: Policy = "executable_only") -> None:
+        """Load every bucket, and compare what rows give beside others with what they give alone.
+
+        rows: the dimension along which requests may be gathered; "": none is.
+        Raises RequestError ("unsupported") for a function that cannot be served, LoadError, CallError.
+        """
+        self.name, self.version = function.name, version
+        self._function, self._usage = function, function.usage
+        self.interface = interface_of(self._usage)
+        candidates = function.select().candidates
+        usable = [
+            candidate.offer
+            for candidate in candidates
+            if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy != "executable_only")
+        ]
+        buckets = {naming.bucket(offer.bucket): offer.bucket for offer in usable}
+        self.buckets: list[Mapping[str, int]] = sorted(
+            buckets.values(), key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket))
+        )
+        if not self.buckets:
+            raise RequestError("unsupported", f"{self.name}: the bundle has no executable of it that this server can use")
+        declared = function.padding.declared if function.padding else {}
+        paths = [argument_path(path) for path in self._usage.in_tree.paths()]
+        self._padding = Padding(declared, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
+        self._leaves: list[Any] = [function.weights.get(path, OMITTED) for path in paths]
+        self._fits = functools.lru_cache(512)(self._fit_of)
+        for bucket in self.buckets:
+            self._call(self._random(bucket, 0))
+        self.alone = self._why_not_gathered(rows) if rows else "no dimension is named to gather along"
+        self.rows = "" if self.alone else rows
+        self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what the protocol says of a model."""
+        return {
+            "name": self.name,
+            "versions": [self.version],
+            "platform": "stagec_aot",
+            "inputs": [tensor.metadata() for tensor in self.interface.inputs],
+            "outputs": [tensor.metadata() for tensor in self.interface.outputs],
+        }
+
+    def fit(self, arrays: Arrays) -> Fit:
+        """Return how arrays go into the smallest bucket. Raises RequestError ("request") where none holds them."""
+        return self._fits(tuple(array.shape for array in arrays))
+
+    def parts(self, arrays: Arrays) -> list[Arrays]:
+        """Return arrays in parts of at most `largest` rows; one part if they are not gathered."""
+        count = self.count(arrays)
+        if not self.rows or count <= self.largest:
+            return [arrays]
+        return [[array[i : i + self.largest] for array in arrays] for i in range(0, count, self.largest)]
+
+    def count(self, arrays: Arrays) -> int:
+        """Return how many rows arrays have; 1 where requests are not gathered."""
+        return arrays[0].shape[0] if self.rows else 1
+
+    def run(self, requests: Sequence[Arrays]) -> tuple[Mapping[str, int], list[Arrays]]:
+        """Run requests, several as one call; return the bucket, and the results of each.
+
+        requests: checked by `fit`, each and together. Of several, all sizes but the number of rows are equal.
+        """
+        together = requests[0]
+        if len(requests) > 1:
+            together = [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
+        bucket, results = self._call(together)
+        if len(requests) == 1:
+            return bucket, [results]
+        split: list[Arrays] = []
+        start = 0
+        for arrays in requests:
+            end = start + self.count(arrays)
+            split.append([result[start:end] for result in results])
+            start = end
+        return bucket, split
+
+    def _call(self, arrays: Arrays) -> tuple[Mapping[str, int], Arrays]:
+        fit = self.fit(arrays)
+        leaves = self._leaves.copy()
+        for tensor, array in zip(self.interface.inputs, arrays, strict=True):
+            leaves[tensor.leaf] = array
+        args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(fit.fill(leaves)))
+        outputs = self._usage.out_tree.flatten(self._function(*args, **kwargs))
+        return fit.bucket, [np.asarray(output) for output in fit.cut(outputs)]
+
+    def _fit_of(self, shapes: Sequence[tuple[int, ...]]) -> Fit:
+        leaves = self._leaves.copy()
+        for tensor, shape in zip(self.interface.inputs, shapes, strict=True):
+            leaves[tensor.leaf] = np.broadcast_to(np.zeros((), tensor.dtype), shape)  # takes no memory
+        fit = self._padding.fit(leaves)
+        if fit is not None:
+            return fit
+        given = ", ".join(
+            f"{tensor.name} is {Aval(tensor.aval.dtype, shape)}"
+            for tensor, shape in zip(self.interface.inputs, shapes, strict=True)
+        )
+        buckets = "; ".join(filter(None, map(naming.bucket, self.buckets)))
+        padded = ", ".join(self._padding.declared)
+        more = f"; smaller sizes of {padded} are padded" if padded else ""
+        raise RequestError("request", f"{self.name}: no bucket has these sizes: {given} (buckets: {buckets}{more})")
+
+    def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
+        """Return inputs of the sizes of a bucket, the same for the same seed."""
+        avals = [Aval(tensor.aval.dtype, shape_of(tensor.aval, bucket)) for tensor in self.interface.inputs]
+        return trials.random_arrays(avals, seed)
+
+    def _why_not_gathered(self, rows: str) -> str:
+        """Return why requests are not gathered along a dimension; "" if they can be.
+
+        A declaration of padding does not say that rows are independent: of a cumulative sum it is right, and rows of
+        another request would change the result. So each bucket is asked, with random rows: other rows around a row, or
+        another place of it, must not change one bit of its result.
+        """
+        if rows not in self._padding.declared:
+            return f"the manifest declares no padding of {rows}"
+        for tensor in (*self.interface.inputs, *self.interface.outputs):
+            uses = [dim for dim in tensor.aval.shape if isinstance(dim, str) and rows in names_in(dim)]
+            if uses != [rows] or tensor.aval.shape[0] != rows:
+                return f"{tensor.name} is {tensor.aval}, and its rows are not those of {rows}"
+        if not self.interface.inputs or not self.interface.outputs:
+            return "it has no inputs, or no outputs"
+        for bucket in self.buckets:
+            others = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0} and b[rows] < bucket[rows]]
+            for seed in range(0, _TRIALS * (bucket[rows] > 1), 2):
+                first, second = self._random(bucket, seed), self._random(bucket, seed + 1)
+                for array, values in zip(second, first, strict=True):
+                    array[-1] = values[0]
+                padded = [array[: max(others, default=0) + 1] for array in first]
+                _, of_first = self._call(first)
+                _, of_second = self._call(second)
+                _, of_padded = self._call(padded)
+                for tensor, *rest in zip(self.interface.outputs, of_first, of_second, of_padded, strict=True):
+                    among_rows, elsewhere, beside_padding = rest
+                    if among_rows[0].tobytes() != elsewhere[-1].tobytes():
+                        return f"{tensor.name}: a row's result depends on its place, or on other rows{_at(bucket)}"
+                    if among_rows[: len(beside_padding)].tobytes() != beside_padding.tobytes():
+                        return f"{tensor.name}: padding changes the result of other rows{_at(bucket)}"
+        return ""
+
+
+def _at(bucket: Mapping[str, int]) -> str:
+    return f" (bucket {naming.bucket(bucket)})"

@@ -1,0 +1,31 @@
+"""Why a request is refused: typed errors, each with the status that a client gets."""
+
+from __future__ import annotations
+
+from stagec.core.telling.refusal import Refusal
+
+STATUS = {
+    "request": 400,
+    "not-found": 404,
+    "method": 405,
+    "not-json": 406,
+    "slow": 408,
+    "too-large": 413,
+    "encoding": 415,
+    "busy": 429,
+    "failed": 500,
+    "unsupported": 501,
+    "unavailable": 503,
+    "timeout": 504,
+}
+"""The HTTP status of each code."""
+
+
+class RequestError(Refusal):
+    """A request that the server does not answer.
+
+    Codes: "request" (what the client sent is wrong), "not-found", "method", "not-json" (JSON has no NaN and no
+    infinity), "slow" (the body took too long), "too-large", "encoding", "busy" (the queue, or the memory for bodies, is
+    full), "failed" (the function raised), "unsupported", "unavailable" (a model that cannot be served, or a server that
+    ends), "timeout". `STATUS` has the HTTP status of each.
+    """

@@ -1,0 +1,156 @@
+"""The tensors of a function, as the Open Inference Protocol describes them: names, datatypes and shapes.
+
+A function takes and returns pytrees; the protocol knows lists of named tensors. Each leaf is one tensor, whose name is
+the leaf's path: `x`, `batch['image']`, `result['probs']`. Bound weights and masks are not inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.core.sizes.avals import Aval, physical
+from stagec.core.telling.calls import Call
+from stagec.core.trees.tree import argument_path
+from stagec.pjrt.arrays import dtype_of
+from stagec.serving.refusal import RequestError
+
+DATATYPES: Mapping[str, str] = {
+    "bool": "BOOL",
+    **{f"u{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"i{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    "bf16": "BF16",
+    **{f"f{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
+"""The protocol's name of each dtype that it has. It has none for fp8, int4 and complex numbers."""
+_LARGEST = 2**31 - 1
+"""Size of a dimension beyond which no request has one; so products of sizes are small numbers for NumPy."""
+
+
+class Tensor(NamedTuple):
+    """An input or an output.
+
+    name: of the leaf. leaf: its number among all leaves of the arguments, or of the result.
+    aval: as the executable has it: of a PRNG key its words. datatype: the protocol's name of its dtype. dtype: NumPy's.
+    """
+
+    name: str
+    leaf: int
+    aval: Aval
+    datatype: str
+    dtype: np.dtype[Any]
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what the protocol says of it: -1 is a size that varies."""
+        shape = [dim if isinstance(dim, int) else -1 for dim in self.aval.shape]
+        return {"name": self.name, "datatype": self.datatype, "shape": shape}
+
+    def checked_shape(self, shape: object, datatype: object) -> tuple[int, ...]:
+        """Return the shape that a client gives, if rank, datatype and fixed sizes are those of the tensor.
+
+        Raises RequestError ("request"). Which sizes the others may have, `Model.fit` decides.
+        """
+        if datatype != self.datatype:
+            raise RequestError("request", f"{self.name}: datatype is {_shown(datatype)}; expected {self.datatype}")
+        if not isinstance(shape, list | tuple) or not all(type(size) is int for size in shape):
+            raise RequestError("request", f"{self.name}: shape is {_shown(shape)}; expected a list of whole numbers")
+        sizes = tuple(shape)
+        same_rank = len(sizes) == len(self.aval.shape)
+        pairs = zip(self.aval.shape, sizes, strict=False)
+        if not same_rank or not all(0 <= size <= _LARGEST and (isinstance(dim, str) or dim == size) for dim, size in pairs):
+            raise RequestError("request", f"{self.name}: shape is {_shown(list(sizes))}; expected {self.aval}")
+        return sizes
+
+    def from_bytes(self, data: memoryview, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the array whose elements, little-endian and in row-major order, are `data`.
+
+        Raises RequestError ("request") where these are not as many bytes as the shape takes, or a BOOL is not 0 or 1.
+        """
+        count = math.prod(shape) * self.dtype.itemsize
+        if len(data) != count:
+            raise RequestError("request", f"{self.name}: {len(data):,} bytes; shape {list(shape)} takes {count:,}")
+        if self.dtype == np.bool_ and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+            raise RequestError("request", f"{self.name}: a BOOL is a byte of 0 or 1")
+        values = np.frombuffer(data, self.dtype)
+        return _shaped(self, values if values.flags.aligned else values.copy(), shape)
+
+    def from_numbers(self, data: object, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the array whose elements are the numbers of a JSON list, flat in row-major order or nested.
+
+        Raises RequestError ("request") for another number of elements, one of another kind, or one that the dtype
+        cannot hold.
+        """
+        flat = _flattened(self, data, shape)
+        kind = self.dtype.kind
+        types = {*map(type, flat)}
+        allowed = {bool} if kind == "b" else {int} if kind in "iu" else {int, float}
+        if not types <= allowed:
+            names = ", ".join(sorted(wrong.__name__ for wrong in types - allowed))
+            raise RequestError("request", f"{self.name}: data has {names}; expected values of {self.datatype}")
+        try:
+            with np.errstate(over="ignore"):  # the infinity says it
+                values = np.array(flat, self.dtype if kind in "biu" else np.float64).astype(self.dtype)
+        except OverflowError as error:
+            raise RequestError("request", f"{self.name}: {error}") from None
+        if kind not in "biu" and not np.isfinite(values.astype(np.float64)).all():
+            raise RequestError("request", f"{self.name}: data has a number that is too large for {self.datatype}")
+        return _shaped(self, values, shape)
+
+
+class Interface(NamedTuple):
+    """The inputs and outputs of a function, in the order of leaves."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def interface_of(usage: Call) -> Interface:
+    """Return the tensors of a function. Raises RequestError ("unsupported") for a dtype that the protocol has not."""
+    places = [argument_path(path) for path in usage.in_tree.paths()]
+    names = list(map(usage.path, places))
+    if len({*names}) < len(names):  # a parameter that only has a position may have a keyword's name
+        names = places
+    left_out = {leaf for argument in usage.arguments if argument.name in usage.filled for leaf in argument.leaves}
+    left_out |= usage.bound.keys()
+    inputs = [row for row in enumerate(zip(names, usage.in_avals, strict=True)) if row[0] not in left_out]
+    outputs = enumerate(zip((f"result{path}" for path in usage.out_tree.paths()), usage.out_avals, strict=True))
+    return Interface(*(tuple(_tensor(leaf, *row) for leaf, row in rows) for rows in (inputs, outputs)))
+
+
+def _tensor(leaf: int, name: str, aval: Aval) -> Tensor:
+    stored = physical(aval)
+    if stored.dtype not in DATATYPES:
+        raise RequestError("unsupported", f"{name} is {aval}, and the Open Inference Protocol has no such datatype")
+    return Tensor(name, leaf, stored, DATATYPES[stored.dtype], dtype_of(stored))
+
+
+def _flattened(tensor: Tensor, data: object, shape: tuple[int, ...]) -> Sequence[Any]:
+    """Return the elements of a list, which is flat or nested by `shape`."""
+    if not isinstance(data, list):
+        raise RequestError("request", f"{tensor.name}: data is {_shown(data)}; expected a list")
+    flat: list[Any] = data
+    if data and isinstance(data[0], list):
+        flat = [data]
+        for size in shape:
+            if not all(isinstance(row, list) and len(row) == size for row in flat):
+                raise RequestError("request", f"{tensor.name}: data is not nested as shape {list(shape)} says")
+            flat = [value for row in flat for value in row]
+    if len(flat) != math.prod(shape):
+        raise RequestError("request", f"{tensor.name}: data has not the {math.prod(shape):,} values of {list(shape)}")
+    return flat
+
+
+def _shaped(tensor: Tensor, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    try:
+        return values.reshape(shape)
+    except ValueError:  # an empty array with sizes whose product is none of NumPy's numbers
+        raise RequestError("request", f"{tensor.name}: shape {list(shape)} is too large") from None
+
+
+def _shown(value: object) -> str:
+    written = repr(value)
+    return written if len(written) <= 60 else f"{written[:57]}..."

@@ -1,0 +1,95 @@
+"""Functions as a server runs them: which requests run together, and that nobody sees it in the result."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stagec
+from stagec.serving import server
+from stagec.serving.model import Model
+from stagec.serving.refusal import RequestError
+from tests.bundles import without_executables
+
+
+def rows(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 16)).astype(np.float32)
+
+
+def test_requests_are_gathered_where_rows_are_independent(models: dict[str, Model]) -> None:
+    assert {name: model.largest for name, model in models.items() if model.rows} == {
+        "predict": 32,
+        "scaled": 4,
+        "structured": 4,
+    }
+    depends = "result: a row's result depends on its place, or on other rows"
+    assert models["running"].alone == f"{depends} (bucket batch = 8)"
+    assert models["centred"].alone == f"{depends} (bucket batch = 4)"
+    assert models["draw"].alone == models["pooled"].alone == "the manifest declares no padding of batch"
+
+
+def test_a_dimension_that_not_every_array_starts_with(bundle: stagec.Bundle) -> None:
+    model = Model(bundle["pooled"], "1", "n")
+    assert (model.rows, model.largest) == ("", 1)
+    assert model.alone == "result is f32[3], and its rows are not those of n"
+    assert Model(bundle["scaled"], "1", "length").alone == "x is f32[batch,length], and its rows are not those of length"
+    assert Model(bundle["predict"], "1").alone == "no dimension is named to gather along"
+
+
+def test_what_cannot_be_served_is_left_out_by_name(served: Path, bundle: stagec.Bundle, tmp_path: Path) -> None:
+    _, left_out = server.models_of(bundle, "batch")
+    assert left_out == {"turned": "z is c64[4], and the Open Inference Protocol has no such datatype"}
+    with stagec.load(without_executables(served, tmp_path / "without.aot")) as compiling:
+        models, left_out = server.models_of(compiling, "batch", "allow_compile")
+    assert not models
+    assert left_out["draw"] == "draw: the bundle has no executable of it that this server can use"
+
+
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=3))
+def test_a_result_is_that_of_the_rows_alone_in_the_same_bucket(
+    models: dict[str, Model], bundle: stagec.Bundle, counts: list[int]
+) -> None:
+    """To the last bit."""
+    requests = [[rows(count, seed)] for seed, count in enumerate(counts)]
+    bucket, results = models["predict"].run(requests)
+    assert bucket["batch"] == min(size for size in (1, 8, 32, 64) if size >= sum(counts))
+    for (x,), (label, logits) in zip(requests, results, strict=True):
+        padded = np.zeros((bucket["batch"], 16), np.float32)
+        padded[: len(x)] = x
+        alone = bundle["predict"](padded)
+        assert label.tobytes() == alone["label"][: len(x)].tobytes()
+        assert logits.tobytes() == alone["logits"][: len(x)].tobytes()
+
+
+def test_a_mask_is_made(models: dict[str, Model]) -> None:
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    bucket, ((total,),) = models["pooled"].run([[x]])
+    assert bucket == {"n": 8}
+    np.testing.assert_array_equal(total, x.sum(0))
+
+
+def test_containers_are_put_together(models: dict[str, Model]) -> None:
+    model = models["structured"]
+    image = np.ones((3, 2, 3), np.float32)
+    ids = np.arange(6, dtype=np.int32).reshape(3, 2)
+    scale = np.array([1, 2, 3], np.float32).reshape(3, 1, 1)
+    _, ((scaled, turned),) = model.run([[image, ids, np.array([True, False, True]), scale]])
+    np.testing.assert_array_equal(scaled, image * scale)
+    np.testing.assert_array_equal(turned, ids * np.array([[1], [-1], [1]]))
+
+
+def test_a_request_of_many_rows_has_parts(models: dict[str, Model]) -> None:
+    parts = models["predict"].parts([rows(70)])
+    assert [len(x) for (x,) in parts] == [32, 32, 6]
+    assert [len(x) for (x,) in models["running"].parts([rows(70)])] == [70]
+
+
+def test_sizes_that_no_bucket_has(models: dict[str, Model]) -> None:
+    with pytest.raises(RequestError) as error:
+        models["scaled"].fit([np.zeros((2, 9), np.float32)])
+    assert str(error.value) == (
+        "scaled: no bucket has these sizes: x is f32[2,9] (buckets: batch = 1, length = 2; batch = 1, length = 8; "
+        "batch = 4, length = 2; batch = 4, length = 8; smaller sizes of batch, length are padded)"
+    )
