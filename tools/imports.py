@@ -37,7 +37,8 @@ def _package(about: str, imports: str = "", others: str = "") -> Package:
 PACKAGES: Mapping[str, Package] = {
     "cli": _package(
         "the commands: argv, what they print, exit statuses",
-        "backends backends.cpu backends.cuda bundle core frontends hardware loader manifest pjrt reports stages worker",
+        "backends backends.cpu backends.cuda bundle core frontends hardware loader manifest pjrt reports serving "
+        "stages worker",
         "numpy",
     ),
     "worker": _package("Bazel's persistent worker: its messages, the fork of each action, what a fork may see", "core"),
@@ -72,6 +73,11 @@ PACKAGES: Mapping[str, Package] = {
         "functions of arrays traced without JAX: values, programs, tracing, lowering to StableHLO, execution",
         "core pjrt stages",
         "jaxlib ml_dtypes numpy",
+    ),
+    "serving": _package(
+        "a server of bundles: the Open Inference Protocol v2 over HTTP, and batches that fill buckets",
+        "core loader pjrt",
+        "numpy prometheus_client uvicorn",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",

@@ -143,9 +143,7 @@ def test_sizes_are_refused_before_the_queue(models: dict[str, Model]) -> None:
     assert run(models["scaled"], work) == []
 
 
-def test_a_call_that_fails_is_an_error_of_each_request(
-    served: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_that_fails_is_an_error_of_each_request(served: Path, caplog: pytest.LogCaptureFixture) -> None:
     bundle = stagec.load(served)
     model = Model(bundle["predict"], "1", "batch")
     bundle.close()

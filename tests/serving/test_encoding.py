@@ -33,7 +33,7 @@ def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
     by_json = encoding.read(json.dumps({**AS_JSON, "id": "7"}).encode(), None, interface)
     by_bytes = read({**AS_BYTES, "id": "7", "parameters": {"binary_data_output": True}}, interface, X.tobytes())
     for request, binary in ((by_json, False), (by_bytes, True)):
-        assert request.id == "7"
+        assert request.request_id == "7"
         assert request.outputs == [(0, binary), (1, binary)]
         (array,) = request.arrays
         assert array.dtype == X.dtype
@@ -124,13 +124,13 @@ def test_any_other_request_is_refused_with_a_type(interface: Interface, data: st
     if isinstance(part, dict) and data.draw(st.booleans()):
         part[data.draw(st.sampled_from(KEYS))] = data.draw(JSON)
     rest = data.draw(st.binary(max_size=8)) if data.draw(st.booleans()) else X.tobytes()
+    refusals, arrays = [], []
     try:
         arrays = read(request, interface, rest).arrays
     except RequestError as error:
-        assert error.code in ("request", "unsupported")
-        assert len(str(error)) < 1000
-    else:
-        assert [array.shape[1:] for array in arrays] == [(16,)]
+        refusals.append(error)
+    assert all(error.code in ("request", "unsupported") and len(str(error)) < 1000 for error in refusals)
+    assert refusals or [array.shape[1:] for array in arrays] == [(16,)]
 
 
 def test_an_answer_has_what_was_asked_for(interface: Interface) -> None:

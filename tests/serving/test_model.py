@@ -34,7 +34,9 @@ def test_a_dimension_that_not_every_array_starts_with(bundle: stagec.Bundle) -> 
     model = Model(bundle["pooled"], "1", "n")
     assert (model.rows, model.largest) == ("", 1)
     assert model.alone == "result is f32[3], and its rows are not those of n"
-    assert Model(bundle["scaled"], "1", "length").alone == "x is f32[batch,length], and its rows are not those of length"
+    assert (
+        Model(bundle["scaled"], "1", "length").alone == "x is f32[batch,length], and its rows are not those of length"
+    )
     assert Model(bundle["predict"], "1").alone == "no dimension is named to gather along"
 
 

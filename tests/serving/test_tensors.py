@@ -19,9 +19,9 @@ from stagec.serving.tensors import DATATYPES, Tensor, interface_of
 KEYS = st.text("abc.'[]0 ", max_size=3)
 TREES = st.recursive(
     st.just("*") | st.none(),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(KEYS, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+    ),
     max_leaves=8,
 )
 RESULT = Tree.from_json("*"), [Aval("f32", ())]
@@ -144,9 +144,7 @@ def test_numbers_are_checked(aval: str, data: Any, text: str) -> None:
 
 def test_bytes_are_checked() -> None:
     numbers = tensor("f32[n,2]")
-    assert refusal("request", numbers.from_bytes, memoryview(bytes(7)), (1, 2)) == (
-        "x: 7 bytes; shape [1, 2] takes 8"
-    )
+    assert refusal("request", numbers.from_bytes, memoryview(bytes(7)), (1, 2)) == ("x: 7 bytes; shape [1, 2] takes 8")
     assert refusal("request", tensor("bool[2]").from_bytes, memoryview(b"\x00\x02"), (2,)) == (
         "x: a BOOL is a byte of 0 or 1"
     )

@@ -13,7 +13,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: this machine alone, 127.0.0.1)")
     parser.add_argument("--port", type=at_least(0), default=8000, help="0: any that is free (default: 8000)")
     parser.add_argument(
-        "--key", action="append", help="a public key that is trusted; may be repeated. With one, the bundle must be signed"
+        "--key",
+        action="append",
+        help="a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
     )
     parser.add_argument(
         "--policy",
@@ -69,9 +71,7 @@ def run(options: argparse.Namespace) -> None:
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listener = server.listen(options.host, options.port)
-    bundle = load(
-        options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights
-    )
+    bundle = load(options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights)
     models, left_out = server.models_of(bundle, options.gather, options.policy)
     for name, model in models.items():
         how = f"gathered along {model.rows} to {model.largest}" if model.rows else f"not gathered: {model.alone}"

@@ -157,7 +157,7 @@ class Batcher:
             requests = [item.arrays for item in items]
             bucket, results = await loop.run_in_executor(self._threads, self.model.run, requests)
             self._metrics.ran(self.model.name, bucket, sum(item.count for item in items), loop.time() - began)
-        except Exception as error:  # noqa: BLE001  # each caller gets it
+        except Exception as error:  # each caller gets it
             self._metrics.log.exception("%s failed", self.model.name, exc_info=error)
             for item in items:
                 if not item.result.done():

@@ -20,8 +20,7 @@ from stagec.serving.refusal import RequestError
 from stagec.serving.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
-"""Bytes of JSON in a request: a value takes up to twenty times as much memory as its text. Tensors of bytes have no part
-in it."""
+"""Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its text."""
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = json_shapes.table(json_shapes.anything)
@@ -44,11 +43,11 @@ _INPUT = json_shapes.record(
 class Request(NamedTuple):
     """A request that was read.
 
-    id: the client's, or None. arrays: one for each input, in the order of the interface.
+    request_id: the client's, or None. arrays: one for each input, in the order of the interface.
     outputs: the number of each output that the client asks for, and whether it wants its bytes.
     """
 
-    id: str | None
+    request_id: str | None
     arrays: list[NDArray[Any]]
     outputs: list[tuple[int, bool]]
 
@@ -156,7 +155,7 @@ def write(
     told, after = [], []
     for number, binary in request.outputs:
         tensor, array = interface.outputs[number], results[number]
-        table = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(array.shape)}
+        table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(array.shape)}
         if binary:
             data = np.ascontiguousarray(array).tobytes()
             after.append(data)
@@ -165,8 +164,8 @@ def write(
             table["data"] = _numbers(tensor, array)
         told.append(table)
     answer = {"model_name": model, "model_version": version, "outputs": told}
-    if request.id is not None:
-        answer["id"] = request.id
+    if request.request_id is not None:
+        answer["id"] = request.request_id
     header = json.dumps(answer, separators=(",", ":")).encode()
     return b"".join([header, *after]), len(header) if after else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -23,20 +23,16 @@ class Metrics:
     log = logging.getLogger("stagec.serving")
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        own = {"registry": self._registry}
-        model, bucket, status = ["model"], ["model", "bucket"], ["model", "status"]
-        self.requests = Counter("stagec_requests", "Requests of inference, by HTTP status", status, **own)
-        self.seconds = Histogram(
-            "stagec_request_seconds", "Seconds that a request of inference took", model, buckets=_SECONDS, **own
-        )
-        self.waiting = Gauge("stagec_waiting_requests", "Requests that wait for a call", model, **own)
-        self._calls = Counter("stagec_calls", "Calls of executables", bucket, **own)
-        self._rows = Histogram("stagec_call_rows", "Rows of a call that are requests'", model, buckets=_ROWS, **own)
-        self._call_seconds = Histogram(
-            "stagec_call_seconds", "Seconds that a call took", model, buckets=_SECONDS, **own
-        )
+        registry = self._registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        what = "Requests of inference, by HTTP status"
+        self.requests = Counter("stagec_requests", what, ("model", "status"), registry=registry)
+        self.seconds = _histogram("stagec_request_seconds", "Seconds that a request took", _SECONDS, registry)
+        what = "Requests that wait for a call"
+        self.waiting = Gauge("stagec_waiting_requests", what, ("model",), registry=registry)
+        self._calls = Counter("stagec_calls", "Calls of executables", ("model", "bucket"), registry=registry)
+        self._rows = _histogram("stagec_call_rows", "Rows of a call, without padding", _ROWS, registry)
+        self._call_seconds = _histogram("stagec_call_seconds", "Seconds that a call took", _SECONDS, registry)
 
     def ran(self, model: str, bucket: Mapping[str, int], rows: int, seconds: float) -> None:
         """Count a call of an executable. rows: of requests, without padding."""
@@ -47,3 +43,7 @@ class Metrics:
     def as_text(self) -> bytes:
         """Return all of them in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def _histogram(name: str, what: str, buckets: Sequence[float], registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, what, ("model",), buckets=buckets, registry=registry)

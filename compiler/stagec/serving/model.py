@@ -57,7 +57,8 @@ class Model:
             buckets.values(), key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket))
         )
         if not self.buckets:
-            raise RequestError("unsupported", f"{self.name}: the bundle has no executable of it that this server can use")
+            what = f"{self.name}: the bundle has no executable of it that this server can use"
+            raise RequestError("unsupported", what)
         declared = function.padding.declared if function.padding else {}
         paths = [argument_path(path) for path in self._usage.in_tree.paths()]
         self._padding = Padding(declared, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)

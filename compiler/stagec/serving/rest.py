@@ -177,7 +177,8 @@ class Application:
                     if len(body) + len(part) > most:
                         raise RequestError("too-large", f"the body is over the limit of {most:,} bytes")
                     if self._held + len(part) > self._limits.bodies:
-                        raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
+                        what = "the server holds as many bytes of requests as it may; try again later"
+                        raise RequestError("busy", what)
                     self._hold(len(part))
                     held.callback(self._hold, -len(part))
                     body += part

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -38,7 +38,7 @@ class Options:
     threads: int = 0
     connections: int = 1000
     drain: float = 5
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 def models_of(
@@ -87,12 +87,11 @@ async def serve(
     with ThreadPoolExecutor(count, "stagec-call") as threads:
         free = asyncio.Semaphore(count)
         batchers = {
-            name: Batcher(model, options.delay, options.queue, free, threads, metrics)
-            for name, model in models.items()
+            name: Batcher(model, options.delay, options.queue, free, threads, metrics) for name, model in models.items()
         }
         application = Application(batchers, left_out, metrics, options.limits)
         config = uvicorn.Config(
-            application,  # type: ignore[arg-type]
+            application,
             http=_protocol(options.limits.seconds),
             ws="none",
             lifespan="off",

@@ -59,9 +59,9 @@ class Tensor(NamedTuple):
         if not isinstance(shape, list | tuple) or not all(type(size) is int for size in shape):
             raise RequestError("request", f"{self.name}: shape is {_shown(shape)}; expected a list of whole numbers")
         sizes = tuple(shape)
-        same_rank = len(sizes) == len(self.aval.shape)
-        pairs = zip(self.aval.shape, sizes, strict=False)
-        if not same_rank or not all(0 <= size <= _LARGEST and (isinstance(dim, str) or dim == size) for dim, size in pairs):
+        fixed = [size if isinstance(dim, str) else dim for dim, size in zip(self.aval.shape, sizes, strict=False)]
+        fits = len(sizes) == len(self.aval.shape) and sizes == tuple(fixed)
+        if not fits or not all(0 <= size <= _LARGEST for size in sizes):
             raise RequestError("request", f"{self.name}: shape is {_shown(list(sizes))}; expected {self.aval}")
         return sizes
 

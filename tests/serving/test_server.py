@@ -1,0 +1,455 @@
+"""A server process, with clients as people have them: what it answers, refuses and survives, and how it ends.
+
+Modules: `cli/serve.py`, `serving/metrics.py`, `serving/refusal.py`, `serving/rest.py`, `serving/server.py`.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+import stagec
+from stagec.core.builds.version import VERSION
+from tests.building import stagec as run_stagec
+
+X = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
+INPUT = {"name": "x", "shape": [3, 16], "datatype": "FP32"}
+REQUEST = {"inputs": [{**INPUT, "data": X.ravel().tolist()}]}
+INFER = "/v2/models/predict/infer"
+# The server needs no JAX: here nobody can import it.
+PROGRAM = "import sys; sys.modules['jax'] = None; from stagec.cli import main; sys.exit(main())"
+
+
+class Server:
+    """A process of `stagec serve`."""
+
+    def __init__(self, bundle: Path, *options: str) -> None:
+        command = [sys.executable, "-c", PROGRAM, "serve", str(bundle), "--port", "0", "--drain", "1", *options]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.told = self.errors = ""
+        for line in self.process.stdout:
+            self.told += line
+            if match := re.search(r"listening on http://(.*):(\d+)", line):
+                self.host, self.port = match[1], int(match[2])
+                return
+        raise AssertionError(self.end())
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Return the status and the JSON, or text, of an answer."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        connection.request(method, path, data, given)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        is_json = answer.getheader("content-type") == "application/json"
+        return answer.status, json.loads(text) if is_json and text else text
+
+    def counted(self, pattern: str) -> float:
+        """Return the sum of the metrics that a pattern describes."""
+        _, text = self.ask("GET", "/metrics")
+        return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(pattern, line))
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=30)
+
+    def memory(self) -> int:
+        """Return the bytes of memory that the process has."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text("utf-8")
+        return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1024
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """Signal the process, and return what it wrote on stderr when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        with contextlib.suppress(ValueError):  # it has ended before
+            self.errors = self.process.communicate(timeout=60)[1]
+        return self.errors
+
+
+@contextlib.contextmanager
+def serving(bundle: Path, *options: str) -> Iterator[Server]:
+    server = Server(bundle, *options)
+    try:
+        yield server
+    finally:
+        server.end(signal.SIGINT)
+    assert server.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(served: Path) -> Iterator[Server]:
+    with serving(served) as started:
+        yield started
+
+
+def inputs(x: Any = X, binary: bool = True) -> list[Any]:
+    tensor = triton.InferInput("x", list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x, binary_data=binary)
+    return [tensor]
+
+
+def expected(bundle: stagec.Bundle, x: Any, size: int) -> Any:
+    """What rows give alone in a bucket."""
+    padded = np.zeros((size, 16), np.float32)
+    padded[: len(x)] = x
+    return bundle["predict"](padded)["logits"][: len(x)]
+
+
+@pytest.mark.parametrize("binary_in", [False, True])
+@pytest.mark.parametrize("binary_out", [False, True])
+def test_tritonclient(server: Server, bundle: stagec.Bundle, binary_in: bool, binary_out: bool) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        wanted = [triton.InferRequestedOutput("result['logits']", binary_data=binary_out)]
+        answer = client.infer("predict", inputs(binary=binary_in), outputs=wanted, request_id="a 7")
+        np.testing.assert_array_equal(answer.as_numpy("result['logits']"), expected(bundle, X, 8), strict=True)
+        assert answer.as_numpy("result['label']") is None
+        assert answer.get_response()["id"] == "a 7"
+        answer = client.infer("predict", inputs(binary=binary_in))
+        np.testing.assert_array_equal(answer.as_numpy("result['label']"), bundle["predict"](X)["label"], strict=True)
+
+
+def test_tritonclient_knows_all_about_the_server(server: Server) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("predict")
+        assert client.is_model_ready("predict", "1.2.0")
+        assert not client.is_model_ready("turned")
+        assert not client.is_model_ready("predict", "2")
+        assert client.get_server_metadata()["version"] == VERSION
+        assert client.get_model_metadata("predict", "1.2.0") == {
+            "name": "predict",
+            "versions": ["1.2.0"],
+            "platform": "stagec_aot",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 16]}],
+            "outputs": [
+                {"name": "result['label']", "datatype": "INT32", "shape": [-1]},
+                {"name": "result['logits']", "datatype": "FP32", "shape": [-1, 5]},
+            ],
+        }
+        states = {row["name"]: (row["state"], row["reason"]) for row in client.get_model_repository_index()}
+        assert states["raised-cube"] == ("READY", "")
+        why = "z is c64[4], and the Open Inference Protocol has no such datatype"
+        assert states["turned"] == ("UNAVAILABLE", why)
+        with pytest.raises(triton.InferenceServerException, match="this server does not load models") as error:
+            client.load_model("predict")
+        assert error.value.status() == "501"
+
+
+def test_every_datatype_goes_both_ways(server: Server, bundle: stagec.Bundle) -> None:
+    from ml_dtypes import bfloat16
+
+    given = {
+        "half": np.array([1, 2, 3], np.float16),
+        "brain": np.array([1, 2, 3], bfloat16),
+        "byte": np.array([1, 255], np.uint8),
+        "flag": np.array([True, False]),
+    }
+    datatypes = ("FP16", "BF16", "UINT8", "BOOL")
+    results = bundle["narrow"](*given.values())
+    tensors = [
+        {"name": name, "shape": list(array.shape), "datatype": datatype, "data": array.tolist()}
+        for (name, array), datatype in zip(given.items(), datatypes, strict=True)
+    ]
+    status, answer = server.ask("POST", "/v2/models/narrow/infer", {"inputs": tensors})
+    assert status == 200, answer
+    for told, datatype, array in zip(answer["outputs"], datatypes, results, strict=True):
+        assert (told["datatype"], told["data"]) == (datatype, array.tolist())
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_curl(server: Server, bundle: stagec.Bundle) -> None:
+    command = ["curl", "-sS", "--fail", f"http://{server.address}{INFER}", "-d", json.dumps(REQUEST)]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert answer["model_name"] == "predict"
+    np.testing.assert_array_equal(
+        np.float32(answer["outputs"][1]["data"]).reshape(3, 5), expected(bundle, X, 8), strict=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "text"),
+    [
+        ("GET", "/v2/health/live", 200, '{"live": true}'),
+        ("GET", "/v2/health/ready", 200, '{"ready": true}'),
+        ("HEAD", "/v2/health/ready", 200, ""),
+        ("GET", "/v2/models/predict/ready", 200, '{"name": "predict", "ready": true}'),
+        ("POST", "/v2/health/live", 405, '{"error": "the method is POST; expected GET or HEAD"}'),
+        ("GET", INFER, 405, '{"error": "the method is GET; expected POST"}'),
+        ("GET", "/v2/models/predict/versions/2", 404, '{"error": "predict has version 1.2.0 and no other"}'),
+        ("GET", "/", 404, '{"error": "there is nothing at "}'),
+        ("GET", "/v2/models/../secrets", 404, '{"error": "there is nothing at /v2/models/../secrets"}'),
+        ("POST", "/v2/models/turned/infer", 503, '{"error": "z is c64[4], and the Open Inference Protocol has no '),
+        ("POST", "/v2/models/none/infer", 404, '{"error": "there is no model none; the models are '),
+        ("POST", "/v2/repository/models/predict/unload", 501, '{"error": "predict: this server does not unload '),
+    ],
+)
+def test_every_path(server: Server, method: str, path: str, status: int, text: str) -> None:
+    given, answer = server.ask(method, path, b"" if method == "POST" else None)
+    assert given == status
+    shown = answer if isinstance(answer, str) else json.dumps(answer)
+    assert shown.startswith(text), shown
+
+
+def test_a_compressed_body_is_refused(server: Server) -> None:
+    status, answer = server.ask("POST", INFER, b"\x1f\x8b", content_encoding="gzip")
+    assert (status, answer) == (415, {"error": "a compressed body is not supported: send it as it is"})
+
+
+def test_clients_share_calls_and_nobody_sees_it(server: Server, bundle: stagec.Bundle) -> None:
+    before = server.counted(r"stagec_calls_total{.*predict"), server.counted("stagec_requests_total{.*predict")
+    failures: list[BaseException] = []
+
+    def client(number: int) -> None:
+        generator = np.random.default_rng(number)
+        try:
+            with triton.InferenceServerClient(server.address) as mine:
+                for turn in range(10):
+                    count = 70 if turn == 5 else generator.integers(1, 5)
+                    x = generator.standard_normal((count, 16)).astype(np.float32)
+                    logits = mine.infer("predict", inputs(x)).as_numpy("result['logits']")
+                    # Which bucket a request runs in depends on the others; the bits depend on the bucket alone.
+                    for start in range(0, len(x), 32):
+                        part, given = x[start : start + 32], logits[start : start + 32].tobytes()
+                        sizes = [size for size in (1, 8, 32) if size >= len(part)]
+                        assert given in [expected(bundle, part, size).tobytes() for size in sizes]
+        except BaseException as error:  # noqa: BLE001  # the test raises it
+            failures.append(error)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    after = server.counted(r"stagec_calls_total{.*predict"), server.counted("stagec_requests_total{.*predict")
+    assert after[1] - before[1] == 160
+    assert after[0] - before[0] < 160
+    assert server.counted("stagec_waiting_requests{.*predict") == 0
+
+
+def test_nothing_is_lost_when_the_server_ends(served: Path, bundle: stagec.Bundle) -> None:
+    """Every request that was sent is answered, until the server says that it closes the connection."""
+    server = Server(served)
+    outcomes: Counter[str] = Counter()
+    want = expected(bundle, X, 8).tobytes(), expected(bundle, X, 32).tobytes()
+    body = json.dumps({**REQUEST, "outputs": [{"name": "result['logits']"}]}).encode()
+
+    def client() -> None:
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+        while True:
+            try:
+                connection.request("POST", INFER, body)
+                answer = connection.getresponse()
+                data = json.loads(answer.read())
+            except OSError as error:
+                outcomes[f"lost: {error!r}"] += 1
+                return
+            right = np.float32(data["outputs"][0]["data"]).tobytes() in want
+            outcomes["answered" if answer.status == 200 and right else f"{answer.status}: {data}"] += 1
+            if answer.getheader("connection") == "close":
+                return
+
+    threads = [threading.Thread(target=client) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert server.ask("GET", "/v2/health/ready") == (503, {"ready": False})
+    assert server.ask("GET", "/v2/health/live") == (200, {"live": True})
+    for thread in threads:
+        thread.join()
+    server.end()
+    assert server.process.returncode == 0
+    assert outcomes.keys() == {"answered"}, outcomes
+    assert outcomes["answered"] > 32
+    with pytest.raises(ConnectionRefusedError):
+        server.connect()
+
+
+def test_a_request_under_way_is_answered_after_the_drain(served: Path) -> None:
+    server = Server(served, "--drain", "0", "--delay", "1500")
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(server.ask("POST", INFER, REQUEST)))
+    thread.start()
+    time.sleep(0.5)
+    server.end()
+    thread.join()
+    assert server.process.returncode == 0
+    assert answers[0][0] == 200
+
+
+def test_slow_clients_are_cut_off(served: Path) -> None:
+    with serving(served, "--timeout", "1") as server:
+        silent, half_headers, half_body = server.connect(), server.connect(), server.connect()
+        half_headers.sendall(b"POST /v2 HTTP/1.1\r\nHost: a\r\n")
+        half_body.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+        began = time.monotonic()
+        assert silent.recv(1000) == half_headers.recv(1000) == b""
+        answer = b"".join(iter(lambda: half_body.recv(1000), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert answer.endswith(b'{"error":"the body took over 1 seconds"}')
+        assert time.monotonic() - began < 20
+        half_headers = server.connect()  # the second request of a connection
+        half_headers.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += half_headers.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        half_headers.sendall(b"GET /v2 HTTP/1.1\r\nHost")
+        assert half_headers.recv(1000) == b""
+        status, answer_ = server.ask("POST", INFER, REQUEST)
+        assert status == 200, answer_
+
+
+def test_an_answer_that_takes_too_long(served: Path) -> None:
+    with serving(served, "--timeout", "0.5", "--delay", "60000") as server:
+        status, answer = server.ask("POST", INFER, REQUEST)
+        assert (status, answer) == (504, {"error": "predict took over 0.5 seconds"})
+        assert server.counted("stagec_waiting_requests{.*predict") == 0  # it does not wait any longer
+
+
+def test_a_client_that_is_gone_leaves_the_queue(served: Path) -> None:
+    with serving(served, "--delay", "60000") as server:
+        connection = http.client.HTTPConnection(server.host, server.port)
+        connection.request("POST", INFER, json.dumps(REQUEST))
+        deadline = time.monotonic() + 20
+        while server.counted("stagec_waiting_requests{.*predict") != 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        connection.close()
+        while server.counted("stagec_waiting_requests{.*predict") != 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert server.counted('stagec_requests_total{.*"predict",status="499"') == 1
+
+
+def test_limits_of_bodies(served: Path) -> None:
+    with serving(served, "--body", "1", "--memory", "1") as server:
+        status, answer = server.ask("POST", INFER, bytes(2**20 + 1))
+        assert (status, answer) == (413, {"error": "a body of 1048577 bytes is over the limit of 1,048,576"})
+        status, answer = server.ask("POST", INFER, iter([bytes(2**19)] * 3))  # in chunks, without a length
+        assert (status, answer) == (413, {"error": "the body is over the limit of 1,048,576 bytes"})
+        holding = server.connect()
+        holding.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(900_000)
+        )
+        time.sleep(0.5)
+        status, answer = server.ask("POST", INFER, bytes(2**18))
+        assert status == 429
+        assert answer == {"error": "the server holds as many bytes of requests as it may; try again later"}
+        holding.close()
+        time.sleep(0.5)
+        assert server.ask("POST", INFER, bytes(2**18))[0] == 400
+
+
+def test_more_connections_than_allowed(served: Path) -> None:
+    with serving(served, "--connections", "3") as server:
+        held = [server.connect() for _ in range(4)]
+        time.sleep(0.2)
+        assert server.ask("GET", "/v2")[0] == 503
+        for connection in held:
+            connection.close()
+        time.sleep(0.2)
+        assert server.ask("GET", "/v2")[0] == 200
+
+
+def test_no_bytes_end_the_server(served: Path) -> None:
+    """Requests that were changed at random: each gets an answer of HTTP or an end, and memory stays."""
+    chance = random.Random(0)
+    header = json.dumps({"inputs": [{**INPUT, "parameters": {"binary_data_size": X.nbytes}}]}).encode()
+    body = header + X.tobytes()
+    head = (
+        f"POST {INFER} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nInference-Header-Content-Length: {len(header)}\r\n"
+    )
+    whole = head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    statuses: Counter[bytes] = Counter()
+    with serving(served, "--timeout", "1") as server:
+        before = server.memory()
+        for _ in range(2):
+            sent = []
+            for turn in range(400):
+                connection = server.connect()
+                with contextlib.suppress(OSError):
+                    connection.sendall(changed(whole, chance) if turn else whole)
+                sent.append(connection)
+            for connection in sent:
+                with connection, contextlib.suppress(ConnectionError):
+                    answer = b"".join(iter(lambda: connection.recv(2**16), b""))  # noqa: B023
+                    assert not answer or answer.startswith(b"HTTP/1.1 ")
+                    statuses[answer[9:12]] += 1
+        assert statuses[b"200"] > 20
+        assert statuses[b"400"] > 200
+        assert statuses[b"408"] > 20
+        assert b"500" not in statuses
+        assert server.memory() - before < 2**25
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+        assert "Traceback" not in server.end(signal.SIGINT)
+
+
+def changed(whole: bytes, chance: random.Random) -> bytes:
+    data = bytearray(whole)
+    for _ in range(chance.randrange(1, 4)):
+        place = chance.randrange(len(data))
+        match chance.randrange(4):
+            case 0:
+                data[place] = chance.randrange(256)
+            case 1:
+                data[place:place] = chance.choice([b"9999999999", b"-", b"[[[[", b'"', b"\r\n", b"\0", b"e308"])
+            case 2:
+                del data[place : place + chance.randrange(1, 20)]
+            case 3:
+                data[place : place + 1] = data[place : place + 1] * chance.randrange(2, 200)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--key", "{folder}/none.pem"], "none.pem"),
+        (["--host", "256.0.0.1"], "256.0.0.1:0: cannot be listened on"),
+        (["--port", "{port}"], "cannot be listened on: Address already in use"),
+        (["--target", "other"], "no target 'other'"),
+    ],
+)
+def test_what_cannot_start(served: Path, server: Server, tmp_path: Path, options: list[str], text: str) -> None:
+    words = [word.format(folder=tmp_path, port=server.port) for word in options]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_stagec("serve", served, "--port", "0", *words, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_start_says_what_is_served(server: Server) -> None:
+    assert "predict 1.2.0: gathered along batch to 32\n" in server.told
+    assert "draw 1.2.0: not gathered: the manifest declares no padding of batch\n" in server.told
+    assert "turned: left out: z is c64[4], " in server.told
