@@ -81,9 +81,10 @@ def test_the_wheel_needs_no_jax_and_no_pydantic(wheel: Path) -> None:
     assert sorted(re.split(r"[<>=]", line)[0] for line in plain) == ["flatbuffers", "jaxlib", "numpy"]
     extras = {
         extra: {re.split(r"[<>=;]", line)[0].strip() for line in required if f'extra == "{extra}"' in line}
-        for extra in ("compiler", "signing")
+        for extra in ("compiler", "serve", "signing")
     }
-    assert extras == {"compiler": {"jax", "pydantic"}, "signing": {"cryptography"}}
+    serve = {"prometheus-client", "uvicorn"}
+    assert extras == {"compiler": {"jax", "pydantic"}, "serve": serve, "signing": {"cryptography"}}
 
 
 @pytest.mark.parametrize("options", [("--wheel",), ("--sdist", "--wheel"), ()], ids=["wheel", "both", "of the sdist"])

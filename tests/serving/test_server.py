@@ -27,7 +27,9 @@ import tritonclient.http as triton
 
 import stagec
 from stagec.core.builds.version import VERSION
+from tests.building import checked
 from tests.building import stagec as run_stagec
+from tests.signed import write_keys, write_provenance
 
 X = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
 INPUT = {"name": "x", "shape": [3, 16], "datatype": "FP32"}
@@ -50,7 +52,7 @@ class Server:
         self.told = self.errors = ""
         for line in self.process.stdout:
             self.told += line
-            if match := re.search(r"listening on http://(.*):(\d+)", line):
+            if match := re.search(r"http://(.*?):(\d+)", line):
                 self.host, self.port = match[1], int(match[2])
                 return
         raise AssertionError(self.end())
@@ -453,3 +455,37 @@ def test_the_start_says_what_is_served(server: Server) -> None:
     assert "predict 1.2.0: gathered along batch to 32\n" in server.told
     assert "draw 1.2.0: not gathered: the manifest declares no padding of batch\n" in server.told
     assert "turned: left out: z is c64[4], " in server.told
+
+
+def test_the_start_as_json(served: Path) -> None:
+    with serving(served, "--json", "--gather", "") as server:
+        rest = iter(server.process.stdout.readline, "}\n")  # type: ignore[union-attr]
+        told = json.loads(server.told + "".join(rest) + "}")
+        assert told["address"] == f"http://{server.address}"
+        alone = "no dimension is named to gather along"
+        assert told["models"]["predict"] == {"version": "1.2.0", "gathered": "", "largest": 1, "alone": alone}
+        assert list(told["left_out"]) == ["turned"]
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+
+
+def test_a_key_lets_only_signed_bundles_in(served: Path, tmp_path: Path) -> None:
+    private, public = write_keys(tmp_path, "release")
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_stagec("serve", served, "--port", "0", "--key", public, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("served.aot.dsse.json: no such file: the bundle has no signature\n")
+    bundle = shutil.copy(served, tmp_path / "zoo.aot")
+    statement, _ = write_provenance(bundle)
+    checked("sign", bundle, "--statement", statement, "--key", private)
+    with serving(bundle, "--key", str(public)) as server:
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+
+
+def test_an_extra_that_is_not_installed(served: Path) -> None:
+    program = "import sys; sys.modules['uvicorn'] = None; from stagec.cli import main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, "serve", str(served)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    what = "stagec serve needs the package uvicorn, which is not installed: pip install uvicorn\n"
+    assert done.stderr == what

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from stagec.cli.files import print_text
+from stagec.cli.files import print_json, print_text
 from stagec.cli.options import add_weights, at_least, more_than_0
+
+if TYPE_CHECKING:
+    from stagec.serving.model import Model
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +48,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=at_least(1), default=512, metavar="MIB", help="for all bodies at a time (default: 512 MiB)"
     )
+    parser.add_argument(
+        "--threads", type=at_least(0), default=0, help="calls that run at a time (default: as many as there are cores)"
+    )
     parser.add_argument("--connections", type=at_least(1), default=1000, help="at a time (default: 1000)")
     parser.add_argument(
         "--timeout",
@@ -73,23 +81,35 @@ def run(options: argparse.Namespace) -> None:
     listener = server.listen(options.host, options.port)
     bundle = load(options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights)
     models, left_out = server.models_of(bundle, options.gather, options.policy)
-    for name, model in models.items():
-        how = f"gathered along {model.rows} to {model.largest}" if model.rows else f"not gathered: {model.alone}"
-        print_text(f"{name} {model.version}: {how}\n")
-    for name, why in left_out.items():
-        print_text(f"{name}: left out: {why}\n")
     host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def ready() -> None:
-        print_text(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
+        if options.json:
+            told = {
+                name: {"version": model.version, "gathered": model.rows, "largest": model.largest, "alone": model.alone}
+                for name, model in models.items()
+            }
+            print_json({"kind": "serve", "address": address, "models": told, "left_out": left_out})
+        else:
+            print_text("".join(f"{line}\n" for line in (*_lines(models, left_out), f"listening on {address}")))
         sys.stdout.flush()
 
     limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout)
     how_it_runs = server.Options(
         options.delay / 1000,
         options.queue,
+        options.threads,
         connections=options.connections,
         drain=options.drain,
         limits=limits,
     )
     asyncio.run(server.serve(models, left_out, listener, how_it_runs, ready))
+
+
+def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:
+    for name, model in models.items():
+        how = f"gathered along {model.rows} to {model.largest}" if model.rows else f"not gathered: {model.alone}"
+        yield f"{name} {model.version}: {how}"
+    for name, why in left_out.items():
+        yield f"{name}: left out: {why}"

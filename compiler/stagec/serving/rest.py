@@ -64,15 +64,13 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         assert scope["type"] == "http", scope["type"]
-        closes = False
         try:
             answer = await self._answer(scope, receive)
         except _Disconnected:
             return
         except RequestError as error:
             answer = _json({"error": str(error)}, STATUS[error.code])
-            closes = error.code in ("slow", "too-large", "busy", "encoding")  # the body was not read to its end
-        closing = [(b"connection", b"close")] if self.ending or closes else []
+        closing = [(b"connection", b"close")] if self.ending else []
         length = (b"content-length", str(len(answer.body)).encode())
         async with asyncio.timeout(self._limits.seconds):  # a client that reads nothing does not keep its answer here
             headers = [*answer.headers, length, *closing]

@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, which waits for ever for the headers of a request, with a limit for these."""
+    """Return uvicorn's protocol with a limit for the headers of a request, for which it waits without end."""
 
     class Protocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None

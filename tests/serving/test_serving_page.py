@@ -1,0 +1,75 @@
+"""docs/serving.md: each of its blocks, in order, and each name in its tables.
+
+Modules: `cli/serve.py`.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagec.cli import serve
+from stagec.serving.metrics import Metrics
+from tests.building import ROOT, build
+from tests.serving.test_server import PROGRAM, Server
+
+PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_every_block(tmp_path: Path) -> None:
+    kinds = [kind for kind, _ in BLOCKS]
+    assert kinds == ["sh", "python", "toml", "sh", "text", "sh", "json", "python", "text"]
+    install, model, manifest, start, started, curl, answered, client, printed = (block for _, block in BLOCKS)
+    assert "'./compiler[serve]'" in install  # tests/test_packaging.py installs the wheel
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "net.py").write_text(model)
+    (tmp_path / "models" / "models.toml").write_text(manifest)
+    out = tmp_path / "out"
+    out.mkdir()
+    bundle = build("models/models.toml", out, tmp_path)
+    program, command, file, *options = start.split()
+    assert (program, command, file, options) == ("stagec", "serve", bundle.name, ["--port", "8000"])
+    server = Server(bundle)
+    try:
+        port = str(server.port)
+        assert server.told == started.replace("8000", port)
+        done = subprocess.run(curl.replace("8000", port), shell=True, check=True, capture_output=True, text=True)
+        assert json.loads(done.stdout) == json.loads(answered)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        words = [sys.executable, "-c", client.replace("8000", port)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (printed, "")
+        paths = re.findall(r"^\| `(?:GET|POST) (/\S+)`", PAGE, re.MULTILINE)
+        assert len(paths) > 5
+        for path in paths:
+            method = "POST" if path.endswith(("index", "infer")) else "GET"
+            assert server.ask(method, path.replace("MODEL", "predict"), b"")[0] != 404
+    finally:
+        server.end()
+
+
+def test_options_are_those_of_the_command() -> None:
+    words = [sys.executable, "-c", PROGRAM, "serve", "--help"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "300"}
+    shown = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+    known = {*re.findall(r"--[a-z]+", shown)}
+    assert {*re.findall(r"`(--[a-z]+)", PAGE)} <= known
+    defaults = {"queue": "1000", "body": "64 MiB", "memory": "512 MiB", "timeout": "60 s", "connections": "1000"}
+    for name, default in defaults.items():
+        assert re.search(rf"^\| `--{name}` \| {default}\b", PAGE, re.MULTILINE)
+        assert re.search(rf"--{name} [^(]*\(default: {default.removesuffix(' s')}\)", shown), name
+    assert serve.__doc__ is not None
+    assert serve.__doc__.split("\n")[0] in " ".join(shown.split())
+
+
+def test_metrics_are_those_of_the_server() -> None:
+    named = {*re.findall(r"^\| `(stagec_\w+)`", PAGE, re.MULTILINE)}
+    families = re.findall(r"^# TYPE (stagec_\w+) ", Metrics().as_text().decode(), re.MULTILINE)
+    assert named == {name for name in families if not name.endswith("_created")}
