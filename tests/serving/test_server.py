@@ -27,8 +27,7 @@ import tritonclient.http as triton
 
 import stagec
 from stagec.core.builds.version import VERSION
-from tests.building import checked
-from tests.building import stagec as run_stagec
+from tests.building import checked, stagec as run_stagec
 from tests.signed import write_keys, write_provenance
 
 X = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)

@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import stagec
 from stagec.core.sizes.avals import DTYPES, Aval, parse_aval

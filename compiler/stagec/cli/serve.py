@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import print_json, print_text
+from stagec.cli.files import Answer
 from stagec.cli.options import add_weights, at_least, more_than_0
 
 if TYPE_CHECKING:
@@ -85,14 +85,12 @@ def run(options: argparse.Namespace) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def ready() -> None:
-        if options.json:
-            told = {
-                name: {"version": model.version, "gathered": model.rows, "largest": model.largest, "alone": model.alone}
-                for name, model in models.items()
-            }
-            print_json({"kind": "serve", "address": address, "models": told, "left_out": left_out})
-        else:
-            print_text("".join(f"{line}\n" for line in (*_lines(models, left_out), f"listening on {address}")))
+        value = {
+            name: {"version": model.version, "gathered": model.rows, "largest": model.largest, "alone": model.alone}
+            for name, model in models.items()
+        }
+        text = "".join(f"{line}\n" for line in (*_lines(models, left_out), f"listening on {address}"))
+        Answer({"kind": "serve", "address": address, "models": value, "left_out": left_out}, text).tell(options.json)
         sys.stdout.flush()
 
     limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout)
