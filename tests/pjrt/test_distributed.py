@@ -7,6 +7,7 @@ Modules: `pjrt/process_local.py`.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +34,11 @@ _OF_GLOO = re.compile(r"\[Gloo\]|peer ranks|^[\s\d:.]*$")
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("tests/pjrt/spmd.toml", tmp_path_factory.mktemp("spmd"))
+    root = tmp_path_factory.mktemp("spmd")
+    (root / "tests" / "pjrt").mkdir(parents=True)
+    for file in ("tests/pjrt/spmd.py", "tests/pjrt/spmd.toml"):
+        shutil.copyfile(ROOT / file, root / file)
+    return build("tests/pjrt/spmd.toml", root, root)
 
 
 class Started:
