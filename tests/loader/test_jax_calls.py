@@ -38,12 +38,18 @@ targets = ["cpu-avx2"]
 entry = "model:keys"
 args = ["key<fry>[]", "f32[3]"]
 targets = ["cpu-avx2"]
+[functions.measured]
+entry = "model:measured"
+avals = "model:measured_avals"
+targets = ["cpu-avx2"]
 [functions.drops]
 entry = "model:drops"
 args = ["f32[3]", "f32[5]"]
 targets = ["cpu-avx2"]
 """
 MODEL = """
+import dataclasses
+import functools
 import jax
 import jax.numpy as jnp
 
@@ -55,6 +61,18 @@ def keys(key, x):
 
 def drops(x, unused):
     return [x * 2]
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["power"])
+@dataclasses.dataclass
+class Length:
+    x: jax.Array
+    power: float
+
+def measured(length):
+    return length.x ** length.power
+
+def measured_avals():
+    return (Length(jax.ShapeDtypeStruct((3,), jnp.float32), 1),)
 """
 STATE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
 ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -89,7 +107,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-THEIRS: dict[str, Any] = {}
+THEIRS: dict[str, Any] = {"__name__": "model"}
 exec(MODEL, THEIRS)  # the functions as JAX has them
 
 
@@ -159,10 +177,19 @@ def test_numpys_arrays_give_numpys_arrays_between_calls_with_jaxs(bundle: stagec
             jax.tree.map(np.testing.assert_array_equal, results, expected())
 
 
+def aligned(values: Any) -> Any:
+    """A copy that XLA can use where it is: it begins at a multiple of 64 bytes."""
+    memory = np.empty(values.nbytes + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    array = memory[first : first + values.nbytes].view(values.dtype).reshape(values.shape)
+    array[...] = values
+    return array
+
+
 KINDS: dict[str, Any] = {
     "jax": jnp.asarray,
     "committed": lambda x: jax.device_put(x, jax.devices()[0]),
-    "numpy": np.array,
+    "numpy": aligned,
     "device": lambda x: stagec.device_put(x, jax.devices()[0]),
     "number": lambda x: float(x) if np.ndim(x) == 0 else np.array(x),
     "double": lambda x: np.asarray(x, np.float64),
@@ -188,9 +215,11 @@ def test_any_mixture_of_arguments(built: Path, calls: list[tuple[str, str, str, 
             for own, other in zip(jax.tree.leaves(results), jax.tree.leaves(theirs), strict=True):
                 assert own.dtype == other.dtype
                 np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
-            for kind, array in ((w, state["w"]), (b, state["b"])):
+            for kind, name in ((w, "w"), (b, "b")):
                 if kind in ("jax", "committed", "device"):
-                    assert array.is_deleted()
+                    assert state[name].is_deleted()
+                else:  # memory of the caller's
+                    np.testing.assert_array_equal(state[name], STATE[name])
 
 
 def test_keys_of_jax(bundle: stagec.Bundle) -> None:
@@ -246,6 +275,16 @@ def test_an_array_in_another_layout(bundle: stagec.Bundle) -> None:
         for x in (by_columns, jnp.asarray(ROWS), by_columns):
             (_, own), (_, theirs) = bundle["step"](jax.device_put(STATE), x, RATE), expected()
             assert float(own) == float(theirs)
+
+
+def test_static_parts_are_compared_in_type_and_value(bundle: stagec.Bundle) -> None:
+    """`pjit` compares with `==`, to which 1, 1.0 and True are the same; the result has no type of the model's."""
+    x = jnp.arange(3.0)
+    for _ in range(3):
+        np.testing.assert_array_equal(bundle["measured"](THEIRS["Length"](x, 1)), x)
+    for power in (True, 1.0, 2):
+        with pytest.raises(stagec.CallError, match=f"power is {power}, it was 1 when the function was built"):
+            bundle["measured"](THEIRS["Length"](x, power))
 
 
 def test_settings_of_jax_change_nothing(bundle: stagec.Bundle) -> None:
