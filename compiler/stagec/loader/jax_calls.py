@@ -160,12 +160,12 @@ class JaxCalls:
 
 def _named(mesh: Any, aval: AbstractArray) -> Any:
     """Return how an array lies on the devices of a JAX mesh, by its axes; XLA's form where they do not say it."""
-    from stagec.stages.shardings import named_sharding  # few functions run on several devices
-
     own, of_jax = aval.sharding, sys.modules["jax"].sharding
     try:
+        from stagec.stages.shardings import named_sharding  # few functions run on several devices
+
         spec = named_sharding(own.spec, len(aval.shape), mesh).spec
-    except ValueError:
+    except (ImportError, ValueError):  # Bazel's library of the loader, //compiler:runtime, has no stages
         return own.xla
     axes = [names[0] if len(names) == 1 else names or None for names in spec.partitions]
     names = of_jax.PartitionSpec(*axes, unreduced={*spec.unreduced})
