@@ -29,7 +29,8 @@ class Function:
 
     Call it with numpy arrays (or pytrees of them) in the shapes of one of its executables; with padding in the
     manifest, smaller shapes will do. Results are numpy arrays. If an argument is a device array (`device_put`), results
-    stay on the device as device arrays, and the call consumes the device arrays of donated arguments.
+    stay on the device as device arrays, and the call consumes the device arrays of donated arguments. If an argument
+    is a `jax.Array`, so are the results, and the call deletes those that are donated (docs/with-jax.md).
 
     For an argument of one of the model's types, pass an object of that type or a plain container: a dict of its fields
     or keys, a list, or a tuple of its children (docs/loading.md has a table). A PRNG key is its uint32 words, or JAX's

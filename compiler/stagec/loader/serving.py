@@ -46,8 +46,8 @@ def load(
         and does not import JAX.
     policy: "allow_compile" runs the executables that fit. If none fits, it compiles the exported artifact at the first
         call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
-    devices: of one platform, as `stagec.devices` lists them. A function for n devices runs on the first n, in this
-        order. Empty: those of the platform.
+    devices: of one platform, as `stagec.devices` or `jax.devices` lists them. A function for n devices runs on the
+        first n, in this order. Empty: those of the platform; for a call with JAX's arrays, JAX's.
     keys: the public keys that you trust: paths of PEM files, or their bytes. If you give them, the bundle must be
         signed, and the loader checks this before it parses anything. None: no signature is checked. The loader refuses
         an empty list, and `threshold` or `signature` without keys, because it would check nothing.
