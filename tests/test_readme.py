@@ -122,7 +122,7 @@ def test_a_program_with_jax_finds_what_was_built(user: NestedBazel) -> None:
     assert built.returncode == 0, built.stderr
     assert ran("serve_jax.py", user) == printed[0]
     path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "JAX_PLATFORMS": "cpu"}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(path), "JAX_PLATFORMS": "cpu"}
 
     def shell(line: str) -> subprocess.CompletedProcess[str]:
         typed = line.replace("python3", f"{sys.executable} -B -s")
