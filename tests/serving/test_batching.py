@@ -107,6 +107,19 @@ def test_a_large_request_is_split(models: dict[str, Model]) -> None:
     assert dict(run(models["predict"], work)) == {"batch = 32": "2.0", "batch = 8": "1.0"}
 
 
+def test_a_large_request_lets_others_in(models: dict[str, Model]) -> None:
+    async def work(batcher: Batcher) -> None:
+        large = asyncio.create_task(batcher.call(rows(32 * 100)))
+        await asyncio.sleep(0)
+        assert batcher._waiting == 4
+        await batcher.call(rows(1))
+        assert not large.done()
+        _, logits = await large
+        assert logits.shape == (3200, 5)
+
+    assert sum(float(count) for _, count in run(models["predict"], work, delay=0)) == 101
+
+
 def test_the_queue_has_an_end(models: dict[str, Model]) -> None:
     async def work(batcher: Batcher) -> None:
         waiting = [asyncio.create_task(batcher.call(rows(1))) for _ in range(3)]

@@ -219,6 +219,11 @@ def test_every_path(server: Server, method: str, path: str, status: int, text: s
     assert shown.startswith(text), shown
 
 
+def test_a_body_in_chunks(server: Server) -> None:
+    data = json.dumps(REQUEST).encode()
+    assert server.ask("POST", INFER, iter([data[:100], data[100:]]))[0] == 200
+
+
 def test_a_compressed_body_is_refused(server: Server) -> None:
     status, answer = server.ask("POST", INFER, b"\x1f\x8b", content_encoding="gzip")
     assert (status, answer) == (415, {"error": "a compressed body is not supported: send it as it is"})
@@ -329,6 +334,36 @@ def test_slow_clients_are_cut_off(served: Path) -> None:
         assert half_headers.recv(1000) == b""
         status, answer_ = server.ask("POST", INFER, REQUEST)
         assert status == 200, answer_
+
+
+def test_a_client_that_does_not_read_its_answer(served: Path) -> None:
+    x = np.zeros((80_000, 16), np.float32)
+    header = json.dumps(
+        {"inputs": [{**INPUT, "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}]}
+    ).encode()
+    length = f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(header) + x.nbytes}\r\n\r\n"
+    request = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n{length}".encode() + header + x.tobytes()
+    with serving(served, "--timeout", "2") as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((server.host, server.port))
+        connection.settimeout(30)
+        connection.sendall(request)
+        files = Path(f"/proc/{server.process.pid}/fd")
+        before = len(list(files.iterdir()))
+        deadline = time.monotonic() + 30
+        while len(list(files.iterdir())) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        data = b""
+        with contextlib.suppress(ConnectionResetError):
+            data = b"".join(iter(lambda: connection.recv(2**16), b""))
+        assert len(data) < 6 * 10**6  # the part that the kernel had
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+        # Read, it is a whole answer.
+        status, answer = server.ask(
+            "POST", INFER, header + x.tobytes(), inference_header_content_length=str(len(header))
+        )
+        assert (status, answer["outputs"][1]["shape"]) == (200, [80_000, 5])
 
 
 def test_an_answer_that_takes_too_long(served: Path) -> None:

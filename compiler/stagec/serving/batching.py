@@ -16,6 +16,9 @@ from stagec.serving.metrics import Metrics
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import RequestError
 
+_PARTS = 4
+"""Parts of one request that are in the queue at a time, so that others have their turn between them."""
+
 
 @dataclass(eq=False)
 class _Waiting:
@@ -91,13 +94,19 @@ class Batcher:
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed").
         """
         parts = self.model.parts(arrays)
-        if self._waiting + len(parts) > self._most:
+        if self._waiting >= self._most:
             raise RequestError("busy", f"{self.model.name}: {self._waiting} requests wait already; try again later")
         for part in parts:
             self.model.fit(part)
-        items = [self._enter(part) for part in parts]
+        results: list[Arrays] = []
+        items: deque[_Waiting] = deque()
         try:
-            results = [await item.result for item in items]
+            for part in parts:
+                items.append(self._enter(part))
+                if len(items) == _PARTS:
+                    results.append(await items[0].result)
+                    items.popleft()
+            results += [await item.result for item in items]
         finally:
             for item in items:
                 item.result.cancel()

@@ -31,7 +31,7 @@ class Limits:
     """What one request, and all together, may take.
 
     body: bytes of a request's body. bodies: bytes of all bodies that the server holds.
-    seconds: for the body of a request to arrive, and then for its answer to be sent.
+    seconds: for the body of a request to arrive, and then for its answer to be made.
     """
 
     body: int = 2**26
@@ -72,11 +72,9 @@ class Application:
             answer = _json({"error": str(error)}, STATUS[error.code])
         closing = [(b"connection", b"close")] if self.ending else []
         length = (b"content-length", str(len(answer.body)).encode())
-        async with asyncio.timeout(self._limits.seconds):  # a client that reads nothing does not keep its answer here
-            headers = [*answer.headers, length, *closing]
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            body = b"" if scope["method"] == "HEAD" else answer.body
-            await send({"type": "http.response.body", "body": body})
+        headers = [*answer.headers, length, *closing]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
 
     async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
         method, path = scope["method"], scope["path"].removesuffix("/")
@@ -144,7 +142,7 @@ class Application:
             body = await self._body(headers.get("content-length"), receive, held)
             with self._metrics.seconds.labels(batcher.model.name).time():
                 work = asyncio.create_task(self._work(batcher, body, headers.get(encoding.HEADER_LENGTH)))
-                gone = asyncio.ensure_future(receive())  # there is nothing more to receive but the client's end
+                gone = asyncio.create_task(_end_of_client(receive))
                 try:
                     waits = {work, gone}
                     await asyncio.wait(waits, timeout=self._limits.seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -201,6 +199,11 @@ class Application:
             return _Answer(200, answer)
         told = (b"content-type", b"application/octet-stream"), (encoding.HEADER_LENGTH.encode(), str(end).encode())
         return _Answer(200, answer, told)
+
+
+async def _end_of_client(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _maybe_in_thread(size: int, work: Callable[[], Any]) -> Any:

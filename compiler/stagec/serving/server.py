@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with a limit for the headers of a request, for which it waits without end."""
+    """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer."""
 
     class Protocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -148,6 +148,10 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
             if self._timer is not None:
                 self._timer.cancel()
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._limit()
+
         def _limit(self) -> None:
             """Start the limit where no request is under way, and end it where one is."""
             under_way = self.cycle is not None and not self.cycle.response_complete
@@ -159,7 +163,9 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
 
         def _close(self) -> None:
             self._timer = None
-            if self.cycle is None or self.cycle.response_complete:
+            if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
+                self.transport.abort()
+            elif self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
 
     return Protocol
