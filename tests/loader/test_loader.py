@@ -49,6 +49,14 @@ def test_a_bundle_is_a_mapping_from_names_to_functions(bundle: stagec.Bundle) ->
     assert repr(bundle).startswith("Bundle(zoo 0, target cpu: attention, draw, ")
 
 
+def test_a_function_says_how_it_is_called_and_padded(bundle: stagec.Bundle) -> None:
+    assert bundle["mlp"].usage.signature == "mlp(params, x, /) -> f32[batch,4]"
+    assert bundle["mlp"].padding == {}
+    assert bundle["pooled"].padding == {"n": {"fill": -1, "mask": "valid"}}
+    with pytest.raises(stagec.CallError, match="say which static arguments"):
+        _ = bundle["named"].usage
+
+
 def test_a_key_of_jax_is_its_words(bundle: stagec.Bundle) -> None:
     import jax
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from stagec.bundle.description import Description
     from stagec.core.telling.calls import Call
     from stagec.loader.flat import Flat
-    from stagec.loader.padding import Padding
     from stagec.loader.selection import Selection, Shapes
     from stagec.pjrt.weights import Weight
 
@@ -75,9 +74,10 @@ class Function:
         return self._choose({}).usage()
 
     @property
-    def padding(self) -> Padding | None:
-        """What the manifest says of smaller sizes; None: nothing. Raises what `usage` raises."""
-        return self._choose({}).padding
+    def padding(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the manifest declares by dimension: `{"fill": NUMBER, "mask": ARGUMENT}`. Raises what `usage` raises."""
+        padding = self._choose({}).padding
+        return padding.declared if padding else {}
 
     def with_options(self, *, donate: bool = True) -> Function:
         """Return the same function with other options.

@@ -59,9 +59,8 @@ class Model:
         if not self.buckets:
             what = f"{self.name}: the bundle has no executable of it that this server can use"
             raise RequestError("unsupported", what)
-        declared = function.padding.declared if function.padding else {}
         paths = [argument_path(path) for path in self._usage.in_tree.paths()]
-        self._padding = Padding(declared, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
+        self._padding = Padding(function.padding, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
         self._leaves: list[Any] = [function.weights.get(path, OMITTED) for path in paths]
         self._fits = functools.lru_cache(512)(self._fit_of)
         for bucket in self.buckets:
