@@ -100,12 +100,12 @@ def test_the_wheel_is_the_same_bytes_everywhere(wheel: Path, tmp_path: Path, opt
         os.umask(before)
 
 
-def test_the_commands_that_install(tmp_path: Path) -> None:
-    """Those of docs/install.md, in a checkout."""
+@pytest.mark.parametrize(("page", "count"), [("install.md", 6), ("serving.md", 2)])
+def test_the_commands_that_install(page: str, count: int, tmp_path: Path) -> None:
+    """Those of the page, in a checkout."""
     _sources(tmp_path / "compiler")
-    page = (ROOT / "docs" / "install.md").read_text("utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks if "pip" in block or page == "install.md" for line in block.splitlines()]
     for line in lines:
         words = shlex.split(line)
         if words[0] == "python3":
@@ -115,8 +115,11 @@ def test_the_commands_that_install(tmp_path: Path) -> None:
         done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         assert not line.endswith(" --version") or done.stdout == f"stagec {VERSION}\n"
-    assert len(lines) == 6
-    assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
+    assert len(lines) == count
+    if page == "install.md":
+        assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
+    else:
+        _run(tmp_path / ".venv" / "bin" / "python", "-c", "import stagec.serving.server", PYTHONPATH="")
 
 
 def test_git_ignores_what_an_installation_leaves(tmp_path: Path) -> None:
@@ -208,6 +211,7 @@ NEEDS = {
     "plan zoo.toml": "pydantic",
     "schema": "pydantic",
     "explain BUNDLE zoo.toml": "pydantic",
+    "serve BUNDLE --port 0": "uvicorn",
     "export --spec FOLDER/zoo.loop.spec --output x --description y": "jax",
     "verify BUNDLE --key key.pem --signature s.json": "cryptography",
 }

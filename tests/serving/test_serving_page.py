@@ -27,7 +27,7 @@ def test_every_block(tmp_path: Path) -> None:
     kinds = [kind for kind, _ in BLOCKS]
     assert kinds == ["sh", "python", "toml", "sh", "text", "sh", "json", "python", "text"]
     install, model, manifest, start, started, curl, answered, client, printed = (block for _, block in BLOCKS)
-    assert "'./compiler[serve]'" in install  # tests/test_packaging.py installs the wheel
+    assert "'./compiler[serve]'" in install  # tests/test_packaging.py runs it
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text(model)
     (tmp_path / "models" / "models.toml").write_text(manifest)
