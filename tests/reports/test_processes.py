@@ -123,7 +123,7 @@ def test_what_a_person_reads() -> None:
     assert as_lines(report)[:2] == [
         "processes  4, one on each host of 2x2x1 chips",
         "  process 0, devices 0, 1, 4, 5: args[0] whole; args[1][0:128, :]; args[2][0:128, 0:128]; "
-        "args[3][:, 0:32+64:96]; args[4][0:128, :] -> nothing",
+        "args[3][:, 0:32+64:96]; ... and 1 more -> nothing",
     ]
     assert len(as_lines(report)) == 5
     assert report["parameters"][1]["parts"][3] == {"ranges": [[192, 256], [0, 256]], "processes": [2, 3]}

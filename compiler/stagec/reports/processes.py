@@ -13,8 +13,8 @@ from stagec.hardware.tpu_topologies import parse_topology
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A part of an array: of each dimension where it begins, and where it ends."""
 
-_SHOWN = 16
-"""How many processes a text shows."""
+_SHOWN, _ARRAYS = 16, 4
+"""How many processes a person sees, and how many arguments and results of each; --json shows all."""
 
 
 def processes(description: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -83,17 +83,19 @@ def _parts(array: Mapping[str, Any], mesh: Mapping[str, int], hosts: Sequence[in
 
 
 def as_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return what `processes` says, for a person: a line for all of them, and one for each, of the first few."""
+    """Return what `processes` says, for a person: a line for all of them, and one for each; the first few of all."""
     ids = report["device_ids"]
     chips = "x".join(map(str, report["chips_per_host"]))
     lines = [f"processes  {len(ids)}, one on each host of {chips} chips"]
     for host in range(len(ids))[:_SHOWN]:
-        parameters, results = (
-            "; ".join(_of_process(array, host) for array in report[kind]) or "nothing"
-            for kind in ("parameters", "results")
-        )
+        parameters, results = (_of_arrays(report[kind], host) for kind in ("parameters", "results"))
         lines.append(f"  process {host}, devices {', '.join(map(str, ids[host]))}: {parameters} -> {results}")
     return [*lines, *([f"  ... and {len(ids) - _SHOWN} more, which --json shows"] if len(ids) > _SHOWN else [])]
+
+
+def _of_arrays(arrays: Sequence[Mapping[str, Any]], host: int) -> str:
+    more = [f"... and {len(arrays) - _ARRAYS} more"] if len(arrays) > _ARRAYS else []
+    return "; ".join([*(_of_process(array, host) for array in arrays[:_ARRAYS]), *more]) or "nothing"
 
 
 def _of_process(array: Mapping[str, Any], host: int) -> str:
