@@ -29,10 +29,13 @@ _LOGGER = logging.getLogger("jax.stagec")  # JAX_LOGGING_LEVEL is of it too
 
 
 def _choose(key: Key) -> str | None:
-    """Return the name of the entry in the folder for a CPU such as this one; None where there is none."""
+    """Return the name of the entry in the folder for a machine such as this one; None where there is none."""
     folder = jax.config.values["jax_compilation_cache_dir"]
-    if not folder or not key.parts.get(jax_entries.PLATFORM, b"").startswith(b"cpu"):
+    if not folder:
         return None
+    key = key.with_parts({jax_entries.COMPRESSION: cache_keys.compression().encode()})
+    if not key.parts.get(jax_entries.PLATFORM, b"").startswith(b"cpu"):
+        return key.name() if Path(folder, key.name() + jax_entries.SUFFIX).exists() else None
     flags = host.cpu_flags()
     for isa in reversed(list(x86.ISA)):
         if flags.issuperset(x86.ISA[isa].requires):

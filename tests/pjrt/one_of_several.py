@@ -3,6 +3,7 @@
 Each role is a function of this file.
 """
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ def join() -> Any:
 def join_by_jax() -> Any:
     """Join the others as JAX does."""
     import jax
+    from jaxlib import _jax
 
+    # JAX lets gloo listen on the address that the machine's name stands for. In a chroot it stands for none.
+    _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname="127.0.0.1")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
     jax.distributed.initialize(COORDINATOR, NUM_PROCESSES, PROCESS_ID)

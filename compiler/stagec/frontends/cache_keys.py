@@ -92,6 +92,18 @@ def fingerprint() -> str:
     return f"{xla_client.get_topology_for_devices(jax.local_devices()).fingerprint():016x}"
 
 
+def compression() -> str:
+    """Return how JAX packs the files of entries here: "zlib" or "zstandard".
+
+    With Python 3.14 it packs them with `compression.zstd`, and says zlib in its keys (jax/_src/compilation_cache.py of
+    0.10.2 to 0.12.0).
+    """
+    from jax._src import compilation_cache
+
+    packs = (getattr(compilation_cache, name, None) for name in ("zstd", "zstandard"))
+    return "zstandard" if any(module is not None for module in packs) else "zlib"
+
+
 def choosing(choose: Callable[[Key], str | None]) -> None:
     """Let JAX look its entries up by the names that `choose` gives for their keys; None: by JAX's own name.
 
