@@ -119,7 +119,6 @@ def test_two_builds_are_the_same_bytes(cache: Path, workspace: Path) -> None:
     assert len(files) == 11 * 2 * 2 + 1  # two compressions, each with the file that JAX writes beside
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="JAX's keys do not say how it packs files there")
 def test_a_machine_that_the_manifest_names_needs_no_import(small: Path, tmp_path: Path) -> None:
     fingerprint = process(
         "import runpy; runpy.run_module('stagec.jax_cache', run_name='__main__')", folder=None, cwd=small

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> Answer:
         entries += listed
         data = read(executable)
         for compression in jax_entries.COMPRESSIONS:
-            content = jax_entries.file(data, compression)
+            content = jax_entries.file(data, listed[0].zlib if compression == "zlib" else compression)
             for key in [key for entry in listed for key in entry.names[compression].values()]:
                 if owners.setdefault(key, name) != name:
                     what = f"{owners[key]} and {name} are one entry to JAX, whose key has nothing in which they differ"

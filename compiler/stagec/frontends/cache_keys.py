@@ -6,13 +6,14 @@ compile, and what goes into its key. `choosing` is for a program that runs (`sta
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jaxlib import xla_client
 
-from stagec.core.builds.jax_entries import Key
+from stagec.core.builds.jax_entries import COMPRESSION, Key
 from stagec.frontends import patched
 
 
@@ -75,6 +76,8 @@ def key_of(compile_: Callable[[], Any]) -> tuple[Key, bool]:
             backend: Any, computation: Any, devices: Any, compile_options: Any, host_callbacks: Any, *_: Any, **__: Any
         ) -> Any:
             key = recorded(lambda: compilation_cache.get_cache_key(computation, devices, compile_options, backend))
+            if key.parts.get(COMPRESSION) == b"zlib":
+                key = dataclasses.replace(key, zlib=compression())
             raise _Lowered(key, bool(host_callbacks))
 
         return stop

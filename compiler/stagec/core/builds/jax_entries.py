@@ -45,12 +45,14 @@ class Key:
     module: the module's name, such as "jit_predict". parts: what JAX hashes, by JAX's names, in JAX's order.
     mesh: sizes of the axes over which the module splits arrays; no part of a name.
     committed: positions of the arguments that lie on a device that the program chose; no part of a name by itself.
+    zlib: how JAX packs files whose key says zlib: with Python 3.14 as zstandard does; no part of a name.
     """
 
     module: str
     parts: Mapping[str, bytes]
     mesh: Sequence[int] = ()
     committed: Sequence[int] = ()
+    zlib: str = "zlib"
 
     def name(self) -> str:
         """Return the entry's name, without the suffix of its file."""
@@ -67,6 +69,7 @@ class Key:
             "module": self.module,
             "mesh": list(self.mesh),
             "committed": list(self.committed),
+            "zlib": self.zlib,
             "parts": parts,
         }
         return b"".join([json.dumps(head).encode(), b"\n", *self.parts.values()])
@@ -81,7 +84,8 @@ class Key:
             for name, length in described["parts"]:
                 parts[name] = data[at : at + length]
                 at += length
-            keys.append(Key(described["module"], parts, described["mesh"], described["committed"]))
+            more = (described[name] for name in ("mesh", "committed", "zlib"))
+            keys.append(Key(described["module"], parts, *more))
         return keys
 
 
@@ -131,7 +135,7 @@ class Entry:
     parts: digests of the parts of its key that all names have in common, as JAX logs them.
     said: those parts that are text: the version of jaxlib, the platform, and flags.
     topologies: what devices it is named for, such as "any CPU with AVX2" or a fingerprint -> the digest of that part.
-    names: of its entries, by compression, and by the same devices.
+    names: of its entries, by the compression that their keys say, and by the same devices. zlib: as in `Key`.
     """
 
     function: str
@@ -144,6 +148,7 @@ class Entry:
     said: Mapping[str, str]
     topologies: Mapping[str, str]
     names: Mapping[str, Mapping[str, str]]
+    zlib: str
 
     @property
     def described(self) -> str:
@@ -174,6 +179,7 @@ def entry(
         {name: common[name].decode() for name in (JAXLIB, PLATFORM, FLAGS) if name in common},
         {devices: _digest(part) for devices, part in topologies.items()},
         {compression: names(compression) for compression in COMPRESSIONS},
+        key.zlib,
     )
 
 
