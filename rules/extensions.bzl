@@ -7,6 +7,7 @@
 """
 
 load("//rules/private:isolation.bzl", "isolation_check")
+load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
 load("//rules/private:manifest.bzl", "stagec_manifest")
 load("//rules/private:python_environment.bzl", "python_environment", "uv_environment")
 
@@ -19,6 +20,7 @@ def _stagec_impl(module_ctx):
     actions = {"trimmed": True}
     packages = ""
     declared = {}
+    jaxlibs = {}
     for module in module_ctx.modules:
         if module.is_root:
             if len(module.tags.python) > 1:
@@ -27,7 +29,8 @@ def _stagec_impl(module_ctx):
                 locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
                 packages = tag.packages
                 actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "trimmed"]}
-        for tag in module.tags.manifest + module.tags.environment:
+            jaxlibs = {tag.name: {name: getattr(tag, name) for name in _JAXLIB} for tag in module.tags.jaxlib}
+        for tag in module.tags.manifest + module.tags.environment + (module.tags.jaxlib if module.is_root else []):
             if tag.name in declared:
                 fail('the modules %s and %s both declare a repository "%s" through stagec; rename one' %
                      (declared[tag.name], module.name, tag.name))
@@ -47,6 +50,7 @@ def _stagec_impl(module_ctx):
     python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
+    declare_jaxlibs(locks["lock"], jaxlibs)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")
@@ -62,6 +66,33 @@ _IMAGE = {
               "as `@stagec_python//:layer`. Actions then do not get the packages as inputs; they compare the fingerprint.",
     ),
 }
+
+_PLUGINS = {
+    "tpu_lock": attr.label(doc = "A lock with only libtpu, if you use another jaxlib."),
+    "cuda_lock": attr.label(
+        doc = "A lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
+              "another jaxlib.",
+    ),
+}
+
+_JAXLIB = dict(
+    dict(_IMAGE, **_PLUGINS),
+    lock = attr.label(
+        doc = "A requirements file with hashes: jaxlib, numpy and flatbuffers, of this release. It needs no JAX.",
+        mandatory = True,
+    ),
+    architecture = attr.string(
+        doc = "\"aarch64\", if it compiles for that: with `interpreter` where that is, else in Debian's Python 3.11, emulated.",
+    ),
+    exec_properties = attr.string_dict(doc = "What a remote engine wants to hear of actions that compile with it."),
+    trimmed = attr.bool(doc = "Whether to leave out what no module imports.", default = True),
+)
+
+_jaxlib = tag_class(
+    doc = "Another release of jaxlib, which compiles the executables of manifests that name it in `jaxlib`. Only the root " +
+          "module's tags count.",
+    attrs = dict(_JAXLIB, name = attr.string(doc = "Name of the repository.", mandatory = True)),
+)
 
 _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",
@@ -85,7 +116,7 @@ _python = tag_class(
     doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs and NVIDIA " +
           "devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = dict(
-        _IMAGE,
+        dict(_IMAGE, **_PLUGINS),
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
             default = True,
@@ -95,16 +126,11 @@ _python = tag_class(
                   "your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
                   "`frontend = \"arrays\"`.",
         ),
-        tpu_lock = attr.label(doc = "A lock with only libtpu, if you use another jaxlib."),
-        cuda_lock = attr.label(
-            doc = "A lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
-                  "another jaxlib.",
-        ),
     ),
 )
 
 stagec = module_extension(
     implementation = _stagec_impl,
     doc = "Declares Python environments and manifests.",
-    tag_classes = {"environment": _environment, "manifest": _manifest, "python": _python},
+    tag_classes = {"environment": _environment, "jaxlib": _jaxlib, "manifest": _manifest, "python": _python},
 )

@@ -9,6 +9,8 @@ PythonEnvironmentInfo = provider(
         "execution_version": "string: its full version.",
         "execution_packages": "string: absolute path of a folder with the fingerprint and the packages, where actions run; " +
                               "empty: they are inputs.",
+        "emulated": "InterpreterInfo: a program in the place of both, which runs an interpreter of another architecture; " +
+                    "None: the machine itself runs them.",
         "abi": "string: the ABI of both, such as cpython-311-x86_64-linux-gnu.",
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
         "fingerprint": "File: a digest of the packages' files and the ABI. It is an input of every action that uses them, " +
@@ -24,6 +26,7 @@ InterpreterInfo = provider(
         "executable": "File, or string: an absolute path.",
         "files": "depset of File: what it needs; empty if it is installed.",
         "version": "string: its full version, such as 3.11.2; empty: that of the environment's.",
+        "packages": "File: what it was unpacked from, as in PythonEnvironmentInfo; None: not known.",
     },
 )
 
@@ -60,7 +63,8 @@ StagecToolchainInfo = provider(
         "inputs": "depset of File: all that a compiler process reads, besides what it works on.",
         "sources": "depset of File: the same without the packages.",
         "packages_are_inputs": "bool: whether actions have the packages as inputs.",
-        "tools": "list of FilesToRunProvider: those of them whose change starts a new worker.",
+        "environment_tool": "FilesToRunProvider: what stands for the environment in the key of a worker.",
+        "tools": "list of FilesToRunProvider: the others whose change starts a new worker.",
         "workers": "bool: whether Bazel may keep workers.",
     },
 )
@@ -84,15 +88,18 @@ AotExportInfo = provider(
 AotExecutableInfo = provider(
     doc = "One function compiled for one target, and for one bucket of its symbolic dimensions if it has any.",
     fields = {
-        "name": "string: <manifest>.<function>.<target>[.<bucket>].",
+        "name": "string: `<manifest>.<function>.<target>[.<bucket>]`, and `.jaxlib-<release>` if another environment " +
+                "compiles it.",
         "export": "string: the name of its AotExportInfo.",
         "executable": "File: the XLA executable.",
         "description": "File: what it takes, returns and costs, as JSON.",
         "module": "File: the StableHLO module that XLA compiled.",
         "inventory": "File: the program's arrays, operations, exchanges and limits, as JSON, for reports and baselines.",
+        "hlo_proto": "File: the program after XLA optimized it, as HloModuleProto. Only tests of golden results read it.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "platform": "string: the target's platform: cpu, cuda or tpu.",
         "plugin": "PythonEnvironmentInfo: the compiler of the platform; None for cpu.",
+        "environment": "PythonEnvironmentInfo: what compiled it in the place of the toolchain's; None: the toolchain's.",
         "spec": "File: the executable's spec, as JSON.",
     },
 )

@@ -1,6 +1,7 @@
 """For WORKSPACE files. (MODULE.bazel files use extensions.bzl.)"""
 
 load("//rules/private:isolation.bzl", "isolation_check")
+load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
 load("//rules/private:manifest.bzl", _stagec_manifest = "stagec_manifest")
 load("//rules/private:offline.bzl", _stagec_offline_repositories = "stagec_offline_repositories")
 load("//rules/private:python_environment.bzl", "uv_environment", _python_environment = "python_environment")
@@ -16,7 +17,8 @@ def stagec_repositories(
         interpreter = "",
         interpreter_version = "",
         packages = "",
-        trimmed = True):
+        trimmed = True,
+        jaxlibs = {}):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
     Bazel downloads the compilers for TPUs and NVIDIA devices when you build the first executable for them, and the
@@ -35,12 +37,18 @@ def stagec_repositories(
       packages: absolute path of a folder of that image with what is in `@stagec_python//:layer`. Actions then do not get
         the packages as inputs; they compare the fingerprint.
       trimmed: whether to leave out what no module imports: the packages' own tests, C headers and type stubs.
+      jaxlibs: other releases of jaxlib, for manifests with `jaxlib`: dict of names of repositories to dicts with `lock`,
+        and optionally `cuda_lock`, `tpu_lock`, `interpreter`, `interpreter_version`, `packages` and `trimmed`, which mean
+        the same as here. A lock has jaxlib, numpy and flatbuffers; it needs no JAX. `architecture`: "aarch64" if it
+        compiles for that, with `interpreter` where that is, else in Debian's Python 3.11, emulated. `exec_properties`:
+        what a remote engine wants to hear of actions that compile with it.
     """
     actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "trimmed": trimmed}
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
     python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), packages = packages, **actions)
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
+    declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -35,6 +36,8 @@ PACKAGES = {
         },
     ],
 }
+
+CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R1()}
 
 
 def write_bundle_of(zoo: Path, folder: Path, *functions: str, version: str = "1") -> Path:
@@ -73,5 +76,14 @@ def write_keys(folder: Path, name: str, passphrase: str = "") -> tuple[Path, Pat
     encryption = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
     private, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def write_curve(folder: Path, name: str, curve: ec.EllipticCurve) -> tuple[Path, Path]:
+    """Write an ECDSA key in the same way."""
+    key = ec.generate_private_key(curve)
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return private, public

@@ -109,22 +109,29 @@ def test_weights_lie_beside_the_bundle_and_are_not_read_again(workspace: Workspa
 
 @needs_registry
 def test_the_image_is_pushed_by_bazel_run(workspace: Workspace, tmp_path: Path) -> None:
-    assert workspace.build("//models:models.image") == ["StagecImage"]
-    layout = workspace.output("models.image")
+    images = {"image": (), "container": ("--container",)}
+    assert workspace.build(*(f"//models:models.{name}" for name in images)) == ["StagecImage"] * 2
     (tmp_path / "registry").mkdir()
     registry = Registry(tmp_path / "registry")
     try:
-        image = f"{registry.host}/models:1.0.0"
-        done = workspace.run("run", "//models:models.push", "--", image, "--plain-http")
-        assert done.returncode == 0, done.stderr
-        # The same image as in the layout, which skopeo reads.
-        raw = subprocess.run(["skopeo", "inspect", "--raw", f"oci:{layout}:image"], check=True, capture_output=True)
-        assert registry.get("models/manifests/1.0.0") == raw.stdout
-        checked("pull", image, tmp_path / "pulled", "--plain-http")
-        for name in ("models.aot", "parts/w.safetensors", "models.intoto.json", "models.sbom.json"):
-            assert (tmp_path / "pulled" / name).read_bytes() == workspace.output(name).read_bytes()
-        with stagec.load(tmp_path / "pulled" / "models.aot") as bundle:
-            np.testing.assert_array_equal(bundle["scale"](W), W * W)
+        for kind, options in images.items():
+            image = f"{registry.host}/models:{kind}"
+            done = workspace.run("run", "//models:models.push", "--", image, "--plain-http", *options)
+            assert done.returncode == 0, done.stderr
+            # The same image as in the layout, which skopeo reads.
+            words = ("skopeo", "inspect", "--raw", f"oci:{workspace.output(f'models.{kind}')}:image")
+            raw = subprocess.run(words, check=True, capture_output=True)
+            assert registry.get(f"models/manifests/{kind}") == raw.stdout
+            folder = tmp_path / kind
+            checked("pull", image, folder, "--plain-http")
+            for name in ("models.aot", "parts/w.safetensors", "models.intoto.json", "models.sbom.json"):
+                assert (folder / name).read_bytes() == workspace.output(name).read_bytes()
+            with stagec.load(folder / "models.aot") as bundle:
+                np.testing.assert_array_equal(bundle["scale"](W), W * W)
+        # A Pod mounts what was pushed.
+        done = workspace.run("run", "//models:models.kubernetes", "--", image, "--server", "example.com/server:1")
+        digest = hashlib.sha256(registry.get("models/manifests/container")).hexdigest()
+        assert f'reference: "{registry.host}/models@sha256:{digest}"' in done.stdout, done.stderr
     finally:
         registry.close()
 

@@ -4,7 +4,7 @@ load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportIn
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
 # What is written for a reader, of exports and of executables; see aot_export and aot_executable.
-_TEXTS = ["debug", "description", "hlo_after", "hlo_before", "inventory", "jaxpr", "stablehlo", "timeline"]
+_TEXTS = ["debug", "description", "hlo_after", "hlo_before", "hlo_proto", "inventory", "jaxpr", "stablehlo", "timeline"]
 
 def _gathered(targets, group):
     """One output group of all targets that have it."""
@@ -78,6 +78,8 @@ def _aot_bundle_impl(ctx):
     arguments.add("--version", ctx.attr.version)
     arguments.add("--output", bundle)
     arguments.add("--profile", profile)
+    for requirement in ctx.attr.serves:
+        arguments.add("--serves", requirement)
     inputs = []
     for export in exports:
         files = [export.exported, export.spec, export.description]
@@ -134,6 +136,10 @@ aot_bundle = rule(
           "of bundling.",
     attrs = {
         "version": attr.string(doc = "The manifest's version.", mandatory = True),
+        "serves": attr.string_list(
+            doc = "Releases of jaxlib, as `jaxlib==0.12.0`: the action fails where one of them has no executable for a function " +
+                  "and target.",
+        ),
         "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),
         "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
         "golden": attr.label_list(doc = "Golden inputs and outputs.", providers = [AotGoldenInfo]),

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonSourcesInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "packages_word", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 CURRENT_INPUTS = {
     "bundle": attr.string(doc = "The manifest's name.", mandatory = True),
@@ -13,6 +13,10 @@ CURRENT_INPUTS = {
     "_compiler": attr.label(default = Label("//compiler:sources"), providers = [PythonSourcesInfo]),
 }
 
+def _name_of(environment):
+    """The name of an environment in the inputs: that of its repository."""
+    return environment.site_packages.owner.workspace_name
+
 def current_inputs_program(ctx, command):
     """A program that runs a command of the compiler on the current inputs.
 
@@ -20,7 +24,8 @@ def current_inputs_program(ctx, command):
       ctx: the rule's context; the rule has the attributes CURRENT_INPUTS and asks for TOOLCHAIN_TYPE.
       command: bash; `{stagec}` in it starts the compiler, `{inputs}` is the JSON that names the current inputs. It runs
         in the folder where the user is: there, paths on the command line are relative to that. Where it has `{plugins}`,
-        options that say where plugins are, these are not on the path of the program, which does not compile.
+        options that say where plugins and other environments are, these are not on the path of the program, which does
+        not compile.
 
     Returns:
       list of providers.
@@ -45,13 +50,29 @@ def current_inputs_program(ctx, command):
             }
             for one in exports
         },
-        "executables": {one.name: {"export": one.export, "spec": one.spec.basename} for one in executables},
+        "executables": {
+            one.name: dict(
+                {"environment": _name_of(one.environment)} if one.environment else {},
+                export = one.export,
+                spec = one.spec.basename,
+            )
+            for one in executables
+        },
     }) + "\n")
 
     # What is installed of a plugin is a component of its executables.
-    plugins = plugins_of(exports, executables)
+    plugins = plugins_of(exports, [one for one in executables if not one.environment])
+    elsewhere = {}
+    for one in executables:
+        if one.environment:
+            found = elsewhere.setdefault(_name_of(one.environment), struct(python = one.environment, packages = {}))
+            found.packages.update({used.site_packages: used for used in (one.environment, one.plugin) if used})
+    words = [plugin_words(plugins, ctx.workspace_name)]
+    for name, one in elsewhere.items():
+        path = ":".join([packages_word(used, ctx.workspace_name) for used in one.packages.values()])
+        words.append("--environment %s=%s=%s" % (shell_quote(name), shell_quote(one.python.interpreter), path))
     named = "\"$workspace\"/" + shell_quote(inputs.short_path)
-    line = command.replace("{inputs}", named).replace("{plugins}", plugin_words(plugins, ctx.workspace_name))
+    line = command.replace("{inputs}", named).replace("{plugins}", " ".join(words))
     body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec " + line + "\n"
     script = write_stagec_launcher(ctx, stagec, body, [] if "{plugins}" in command else plugins.values())
     files = [inputs] + [one.spec for one in executables]
@@ -61,7 +82,7 @@ def current_inputs_program(ctx, command):
         executable = script,
         files = depset([script]),
         runfiles = ctx.runfiles(files = files, transitive_files = depset(
-            environment_files(plugins.values()),
+            environment_files(plugins.values() + [used for one in elsewhere.values() for used in one.packages.values()]),
             transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources],
         )),
     )]

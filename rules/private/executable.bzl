@@ -48,6 +48,7 @@ def _aot_executable_impl(ctx):
     stablehlo = ctx.actions.declare_file(name + ".stablehlo.mlir")
     hlo_before = ctx.actions.declare_file(name + ".hlo_before.txt")
     hlo_after = ctx.actions.declare_file(name + ".hlo_after.txt")
+    hlo_proto = ctx.actions.declare_file(name + ".hlo_after.pb")
     profile = ctx.actions.declare_file(name + ".profile.json")
     timeline = ctx.actions.declare_file(name + ".timeline.json")
     compiled = {
@@ -64,7 +65,7 @@ def _aot_executable_impl(ctx):
     for mnemonic, progress, outputs, packages in [
         (MNEMONICS[platform], "Compiling", compiled, plugin),
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
-        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after, "--timeline": timeline}, plugin),
+        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto, "--timeline": timeline}, plugin),
     ]:
         arguments = ctx.actions.args()
         arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
@@ -83,12 +84,14 @@ def _aot_executable_impl(ctx):
             inputs = depset([spec, exported] + ([lowered] if lowered else [])),
             outputs = outputs.values(),
             plugin = packages,
+            environment = ctx.attr.environment,
         )
     return [
         DefaultInfo(files = depset([executable, description, module])),
         OutputGroupInfo(
             hlo_after = depset([hlo_after]),
             hlo_before = depset([hlo_before]),
+            hlo_proto = depset([hlo_proto]),
             inventory = depset([inventory]),
             profile = depset([profile]),
             stablehlo = depset([stablehlo]),
@@ -101,9 +104,11 @@ def _aot_executable_impl(ctx):
             description = description,
             module = module,
             inventory = inventory,
+            hlo_proto = hlo_proto,
             profile = profile,
             platform = platform,
             plugin = plugin,
+            environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else None,
             spec = spec,
         ),
     ]
@@ -115,7 +120,8 @@ aot_executable = rule(
           "`aot_manifest` declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or " +
           "StagecCompileTpu. Output groups: `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and " +
           "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
-          "and after XLA optimized it; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
+          "and after XLA optimized it; `hlo_proto` is `<name>.hlo_after.pb`, the latter as HloModuleProto, with the elements " +
+          "of constants; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
           "`profile` is `<name>.profile.json`, the seconds that each phase took; `timeline` is `<name>.timeline.json`, an " +
           "estimate of what a device does when in a call, for Perfetto.",
     attrs = {
@@ -124,6 +130,12 @@ aot_executable = rule(
         "plugin": attr.label(
             doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
                   "`@stagec_tpu//:environment`; none for cpu.",
+            providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
+        "environment": attr.label(
+            doc = "The Python environment that compiles it in the place of the toolchain's: its jaxlib makes the executable, " +
+                  "which runs with that jaxlib alone, or its architecture. It needs jaxlib, numpy and flatbuffers, and no JAX.",
             providers = [PythonEnvironmentInfo],
             cfg = "exec",
         ),

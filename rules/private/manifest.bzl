@@ -3,12 +3,13 @@
 load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
-load("//rules/private:executable.bzl", "aot_executable", "has_autotuning", "platform_of")
+load("//rules/private:executable.bzl", "aot_executable", "has_autotuning")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
-load("//rules/private:golden.bzl", "aot_golden", "aot_golden_test")
-load("//rules/private:image.bzl", "aot_image", "aot_push")
+load("//rules/private:golden.bzl", "aot_golden", "aot_golden_optimized_test", "aot_golden_test")
+load("//rules/private:image.bzl", "aot_image", "aot_kubernetes", "aot_push")
 load("//rules/private:jax_cache.bzl", "aot_jax_cache")
+load("//rules/private:jaxlibs.bzl", "compiled_executables")
 load("//rules/private:measuring.bzl", "aot_latency", "aot_size_test")
 load("//rules/private:platforms.bzl", "PLANNING", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
@@ -69,6 +70,7 @@ PLANNER_SOURCES = [
 _DEFS = """\"\"\"The targets of {path}, as planned.\"\"\"
 
 load("@stagec//rules/private:manifest.bzl", "declare_manifest")
+load("@stagec_jaxlibs//:defs.bzl", "JAXLIBS")
 
 _PLAN = {plan}
 
@@ -84,7 +86,7 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
       imports: import roots besides the repositories' folders, relative to the package.
       **common: attributes of every target, such as visibility and tags.
     \"\"\"
-    declare_manifest(_PLAN, Label("//:manifest.toml"), name, deps, data, function_deps, imports, common)
+    declare_manifest(_PLAN, JAXLIBS, Label("//:manifest.toml"), name, deps, data, function_deps, imports, common)
 """
 
 # What there is in the place of that of a manifest with mistakes. A repository rule that fails says them four times, and
@@ -158,6 +160,8 @@ def _stagec_manifest_impl(repository_ctx):
         "bundle_size": plan["bundle_size"],
         "tolerances": plan["tolerances"],
         "jax_cache": plan["jax_cache"],
+        "jaxlib": plan["jaxlib"],
+        "serves": plan["serves"],
         "exports": [
             (export["name"], export["spec"]["name"], json.encode(export["spec"]))
             for export in plan["exports"]
@@ -190,10 +194,10 @@ stagec_manifest = repository_rule(
     },
 )
 
-def _tagged(common, tag):
-    """The common attributes, with one tag more."""
+def _tagged(common, *tags):
+    """The common attributes, with more tags."""
     attributes = dict(common)
-    attributes["tags"] = attributes.get("tags", []) + [tag]
+    attributes["tags"] = attributes.get("tags", []) + list(tags)
     return attributes
 
 def _bound_files(spec):
@@ -224,23 +228,38 @@ def _declare_baseline(plan, name, common):
             **common
         )
 
-def _declare_golden_tests(plan, name, golden, common):
-    """A test for each platform of functions with golden inputs. golden: the names of their exports."""
-    platforms = {platform_of(spec): None for _, export, spec in plan["executables"] if export in golden}
-    for platform in platforms:
-        if platform == "cpu":
-            aot_golden_test(name = name + ".golden_test", bundle = ":" + name, **common)
-        else:
-            # It takes a device, which one process has at a time, and a plugin, which //... would fetch.
-            attributes = _tagged(common, "manual")
-            attributes["tags"] = attributes["tags"] + ["exclusive", "no-sandbox"]
-            aot_golden_test(
-                name = name + ".golden_%s_test" % platform,
-                bundle = ":" + name,
-                platform = platform,
-                plugin = PLUGINS[platform],
-                **attributes
-            )
+def _declare_golden_tests(name, compiled, common):
+    """A test for each platform and environment. compiled: the executables of functions with golden inputs."""
+    for one in {(one.platform, one.suffix): one for one in compiled}.values():
+        which = "" if one.platform == "cpu" else one.platform + "_"
+
+        # An accelerator is one process's at a time, and its plugin is nothing that //... should fetch.
+        attributes = common if one.platform == "cpu" else _tagged(common, "manual", "exclusive", "no-sandbox")
+        aot_golden_test(
+            name = "%s.golden_%stest%s" % (name, which, one.suffix),
+            bundle = ":" + name,
+            platform = one.platform,
+            plugin = one.plugin,
+            environment = one.environment,
+            **attributes
+        )
+
+def _declare_optimized_tests(name, compiled, common):
+    """A test for each platform of devices whose decided programs are run. compiled: the executables of those functions."""
+    platforms = {}
+    for one in compiled:
+        if one.platform != "cpu":
+            platforms.setdefault(one.platform, []).append(one)
+    for platform, executables in platforms.items():
+        functions = {one.export[len(name) + 1:]: None for one in executables}
+        aot_golden_optimized_test(
+            name = name + ".golden_%s_optimized_test" % platform,
+            bundle = ":" + name,
+            executables = [":" + one.name for one in executables] if platform == "tpu" else [],
+            functions = functions.keys(),
+            platform = platform,
+            **common
+        )
 
 def _declare_jax_cache(plan, name, common):
     """The folder of JAX's compilation cache, where the manifest asks for it."""
@@ -266,13 +285,15 @@ def _declare_jax_cache(plan, name, common):
         **common
     )
 
-def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, common):
+def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, imports, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
       plan: dict of path (the manifest's), package and folder below it (where it is), bundle (name, version), reproducible
         (whether that is tested), bundle_size (what it may have at most, or None), tolerances (of functions, beyond the
-        baseline), jax_cache (executables, with the arguments that lie on a device, and machines by target), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
+        baseline), jax_cache (executables, with the arguments that lie on a device, and machines by target), jaxlib (releases,
+        by target), serves (releases that the bundle must have executables of), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
+      jaxlibs: JAXLIBS of `@stagec_jaxlibs`.
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
       deps: what all functions import.
@@ -285,6 +306,11 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     if name != bundle:
         fail('aot_manifest(name = "%s"): %s names its manifest "%s"; write aot_manifest(name = "%s", ...)' %
              (name, plan["path"], bundle, bundle))
+    compiled = compiled_executables(plan, jaxlibs)
+    if compiled.problems:
+        fail("\n" + "\n".join(compiled.problems))
+    compiled = compiled.executables
+    executables = [":" + one.name for one in compiled]
     functions = [function for _, function, _ in plan["exports"]]
     for function in function_deps:
         if function not in functions:
@@ -300,9 +326,15 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
             plugin = PLUGINS["cuda"] if needs_plugin(spec) else None,
             **common
         )
-    for executable, export, spec in plan["executables"]:
-        plugin = PLUGINS[platform_of(spec)]
-        aot_executable(name = executable, spec = spec, export = ":" + export, plugin = plugin, **common)
+    for one in compiled:
+        aot_executable(
+            name = one.name,
+            spec = one.spec,
+            export = ":" + one.export,
+            plugin = one.plugin,
+            environment = one.environment,
+            **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
+        )
     golden = [(export, spec) for export, _, spec in plan["exports"] if json.decode(spec)["golden"]]
     for export, spec in golden:
         weights = {":" + file: file for file in _bound_files(spec)}
@@ -313,15 +345,19 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
     aot_bundle(
         name = name,
         version = version,
+        serves = plan["serves"],
         exports = [":" + export for export, _, _ in plan["exports"]],
-        executables = [":" + executable for executable, _, _ in plan["executables"]],
+        executables = executables,
         golden = [":" + export + ".golden" for export, _ in golden],
         weights = _weights_of(specs, external = False),
         external_weights = _weights_of(specs, external = True),
         **common
     )
     _declare_jax_cache(plan, name, common)
-    _declare_golden_tests(plan, name, [export for export, _ in golden], common)
+    tested = [export for export, _ in golden]
+    _declare_golden_tests(name, [one for one in compiled if one.export in tested], common)
+    optimized = [export for export, spec in golden if json.decode(spec)["golden"].get("optimized")]
+    _declare_optimized_tests(name, [one for one in compiled if one.export in optimized and not one.suffix], common)
     _declare_baseline(plan, name, common)
     aot_latency(name = name + ".latency", bundle = ":" + name, **common)
     if plan["bundle_size"] != None:
@@ -331,10 +367,10 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         bundle = name,
         version = version,
         exports = [":" + export for export, _, _ in plan["exports"]],
-        executables = [":" + executable for executable, _, _ in plan["executables"]],
+        executables = executables,
         **common
     )
-    tuned = [(executable, export) for executable, export, spec in plan["executables"] if has_autotuning(spec)]
+    tuned = [(one.name, one.export) for one in compiled if has_autotuning(one.spec) and not one.environment]
     if tuned:
         aot_autotuning(
             name = name + ".autotune",
@@ -351,14 +387,19 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
         manifest_path = plan["path"],
         **common
     )
-    for rule, suffix in ((aot_image, ".image"), (aot_push, ".push")):
+    for rule, suffix, more in (
+        (aot_image, ".image", {}),
+        (aot_image, ".container", {"container": True}),
+        (aot_push, ".push", {}),
+        (aot_kubernetes, ".kubernetes", {}),
+    ):
         # "manual": an image has a copy of the weights, which //... need not make.
         rule(
             name = name + suffix,
             bundle = ":" + name,
             jax_cache = ":" + name + ".jax_cache" if plan["jax_cache"]["executables"] else None,
             provenance = ":" + name + ".provenance",
-            **_tagged(common, "manual")
+            **dict(more, **_tagged(common, "manual"))
         )
 
     # Nobody reads it after each build of //...
@@ -366,10 +407,14 @@ def declare_manifest(plan, manifest, name, deps, data, function_deps, imports, c
 
     # Without a tag //... would fetch what signs.
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
-    if plan["reproducible"]:
+    built = {"": []}  # exports are tested where no executable is of the build's own environment, too
+    for one in compiled if plan["reproducible"] else []:
+        built.setdefault(one.suffix, []).append(one)
+    for suffix, of_it in built.items() if plan["reproducible"] else []:
         aot_reproducibility_test(
-            name = name + ".reproducibility_test",
+            name = name + ".reproducibility_test" + suffix,
             exports = [":" + export for export, _, _ in plan["exports"]],
-            executables = [":" + executable for executable, _, _ in plan["executables"]],
+            executables = [":" + one.name for one in of_it],
+            environment = of_it[0].environment if suffix else None,
             **_tagged(common, "reproducibility")
         )

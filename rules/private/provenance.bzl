@@ -2,7 +2,6 @@
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
-load("//rules/private:launcher.bzl", "plugins_of")
 
 def _source_words(file):
     """The words that name a source: its path in the workspace, and where the action finds it."""
@@ -18,7 +17,7 @@ def _aot_provenance_impl(ctx):
     environments = [
         ctx.attr._planning[PythonEnvironmentInfo],
         ctx.toolchains[TOOLCHAIN_TYPE].stagec.environment,
-    ] + plugins_of(exports, executables).values()
+    ] + [used for one in exports + executables for used in (getattr(one, "environment", None), one.plugin) if used]
     inputs = [info.bundle, ctx.file.manifest]
     sources = depset(transitive = [info.arrays] + [export.sources for export in exports])
 
@@ -27,9 +26,10 @@ def _aot_provenance_impl(ctx):
     arguments.add("--output", statement)
     arguments.add("--sbom", sbom)
     arguments.add_all(["--manifest", ctx.attr.manifest_path, ctx.file.manifest])
-    for environment in environments:
-        arguments.add("--packages", environment.packages)
-        inputs.append(environment.packages)
+    lists = [one.packages for one in environments] + [one.emulated.packages for one in environments if one.emulated]
+    for packages in {packages: None for packages in lists}:
+        arguments.add("--packages", packages)
+        inputs.append(packages)
     for one in exports + executables:
         arguments.add_all(["--spec", one.name, one.spec])
         inputs.append(one.spec)

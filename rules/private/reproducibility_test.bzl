@@ -1,6 +1,6 @@
 """A test that artifacts have the same bytes wherever and whenever they are built."""
 
-load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo")
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:launcher.bzl", "environment_files", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
@@ -9,9 +9,11 @@ def _aot_reproducibility_test_impl(ctx):
     exports = [target[AotExportInfo] for target in ctx.attr.exports]
     executables = [target[AotExecutableInfo] for target in ctx.attr.executables]
 
-    # An executable is built again from its export, which need not be tested itself.
-    roots = {root: None for export in exports for root in export.import_roots}
-    lines = []
+    # An executable is built again from its export, which need not be tested itself; another environment cannot trace.
+    environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else stagec.environment
+    traced = [] if ctx.attr.environment else exports
+    roots = {root: None for export in traced for root in export.import_roots}
+    lines = [] if traced else ["--executables-only"]
     for root in roots:
         lines += ["--import-root", "../" + root]
     files = []
@@ -26,16 +28,16 @@ def _aot_reproducibility_test_impl(ctx):
         words = [one.name, one.export, one.spec, one.executable, one.description]
         lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
         files += [one.spec, one.executable, one.description]
-    plugins = plugins_of(exports, executables)
+    plugins = plugins_of(traced, executables)
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
     ctx.actions.write(arguments, "\n".join(lines) + "\n")
 
     words = "@%s %s" % (shell_quote(arguments.short_path), plugin_words(plugins, ctx.workspace_name))
     body = "cd \"$workspace\"\nexec {stagec} reproduce %s \"$@\"\n" % words
-    script = write_stagec_launcher(ctx, stagec, body, [])
+    script = write_stagec_launcher(ctx, stagec, body, [], environment)
     runfiles = ctx.runfiles(
-        files = files + [arguments] + environment_files(plugins.values()),
-        transitive_files = depset(transitive = [stagec.inputs] + [export.sources for export in exports]),
+        files = files + [arguments] + environment_files([environment] + plugins.values()),
+        transitive_files = depset(transitive = [stagec.sources] + [export.sources for export in traced]),
     )
     return [DefaultInfo(executable = script, runfiles = runfiles)]
 
@@ -53,6 +55,11 @@ aot_reproducibility_test = rule(
             providers = [AotExportInfo],
         ),
         "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+        "environment": attr.label(
+            doc = "The Python environment that compiled the executables, if it is not the toolchain's. It builds them again, " +
+                  "from the exported functions, which it does not trace.",
+            providers = [PythonEnvironmentInfo],
+        ),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

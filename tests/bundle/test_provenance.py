@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stagec.bundle.provenance import directory_hash
+from stagec.bundle.provenance import Wheel, directory_hash
 from tests.building import stagec
 from tests.signed import write_bundle_of, write_provenance
 
@@ -152,3 +152,8 @@ def test_a_list_of_packages_that_is_none(bundle: Path, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (2, "packages.json: not a list of packages: KeyError('python')\n")
     assert [path.name for path in tmp_path.iterdir()] == ["packages.json"]
+
+
+def test_the_url_of_a_package_of_debian() -> None:
+    package = Wheel("libstdc++6", "12.2.0-14+deb12u1", "libstdc++6_12.2.0-14+deb12u1_arm64.deb", "0" * 64)
+    assert package.purl == "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1?arch=arm64"

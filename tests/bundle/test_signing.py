@@ -337,7 +337,8 @@ def sign(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ),
         (
             lambda statement: statement["predicate"]["buildDefinition"].update(buildType="urn:stagec:build:bazel:2"),
-            'predicate.buildDefinition.buildType: expected "urn:stagec:build:bazel:1", not "urn:stagec:build:bazel:2"',
+            'predicate.buildDefinition.buildType: expected "urn:stagec:build:bazel:1" or '
+            '"urn:stagec:build:add-jaxlib:1", not "urn:stagec:build:bazel:2"',
         ),
         (
             lambda statement: statement["predicate"].pop("buildDefinition"),

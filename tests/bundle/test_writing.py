@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import stagec as stagec_package
 from stagec.bundle import writing
-from stagec.bundle.archive import Archive, encode, encode_index
+from stagec.bundle.archive import FORMAT, Archive, encode, encode_index
 from stagec.bundle.expiry import readable_until
+from stagec.bundle.index import FORMAT_WITH_JAXLIBS
 from stagec.bundle.sources import OnDisk
 from stagec.bundle.writing import Inconsistent, Member
 from stagec.core.builds.specs import FunctionSpec, function_spec
@@ -221,6 +224,53 @@ def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -
     assert len(archive.index["members"]) == 2 + 3 * 3 + 1
 
 
+def of_another_jaxlib(zoo: Path, jaxlib: str) -> Member:
+    """The executable of `loop`, as if another jaxlib had made it."""
+    first = member(zoo.parent / "zoo.loop.cpu")
+    description = json.loads(first.description)
+    description["versions"]["jaxlib"] = jaxlib
+    text = json.dumps(description, indent=1) + "\n"
+    return dataclasses.replace(first, name=f"zoo.loop.cpu.jaxlib-{jaxlib}", description=text.encode())
+
+
+def test_executables_of_several_jaxlibs(zoo: Path, tmp_path: Path) -> None:
+    """A format of its own; what is equal is stored once, and the loader takes the executable of its own jaxlib."""
+    exports, members = artifacts(zoo)
+    others = [of_another_jaxlib(zoo, jaxlib) for jaxlib in ("0.9.12", "0.9.2")]
+    path = tmp_path / "zoo.aot"
+    path.write_bytes(encode(gather("zoo", "1", exports, specs_of(zoo), [*members, *others])))
+    assert path.read_bytes() == encode(gather("zoo", "1", exports, specs_of(zoo), [*others[::-1], *members]))
+    index = Archive(path).index
+    assert index["format"] == FORMAT_WITH_JAXLIBS
+    listed = index["functions"]["loop"]["executables"]
+    assert [entry["versions"]["jaxlib"] for entry in listed] == ["0.9.2", "0.9.12", compatibility.version()]
+    assert {(entry["executable"], entry["stablehlo"]) for entry in listed} == {
+        ("loop.cpu.jaxlib-0.9.2.xla", "loop.cpu.jaxlib-0.9.2.stablehlo.mlirbc")
+    }
+    assert len({entry["description"] for entry in listed}) == 3
+    bundle = stagec_package.load(path, policy="executable_only")
+    assert bundle["loop"].descriptions[0].versions["jaxlib"] == compatibility.version()
+    assert len(bundle["loop"](np.arange(8, dtype=np.float32))) == 2
+
+
+def test_several_jaxlibs_are_of_no_older_format(zoo: Path) -> None:
+    exports, members = artifacts(zoo)
+    archive = Archive(
+        "x", encode(gather("zoo", "1", exports, specs_of(zoo), [*members, of_another_jaxlib(zoo, "0.9.2")]))
+    )
+    contents = {name: archive[name] for name in archive.index["members"]}
+    index = archive.index | {"format": FORMAT}
+    with pytest.raises(LoadError, match="format: executables of several jaxlibs for one target and bucket are of 6"):
+        Archive("x", encode({"index.json": encode_index(index), **contents}))
+
+
+def test_two_executables_of_one_name(zoo: Path) -> None:
+    exports, members = artifacts(zoo)
+    other = dataclasses.replace(of_another_jaxlib(zoo, "0.9.2"), name="zoo.loop.cpu")
+    with pytest.raises(Inconsistent, match=r"loop\.cpu\.json: two members of different content have this name"):
+        gather("zoo", "1", exports, specs_of(zoo), [*members, other])
+
+
 def test_two_signatures_with_the_same_export(zoo: Path) -> None:
     exports, _ = artifacts(zoo)
     loop = specs_of(zoo)["zoo.loop"]
@@ -267,7 +317,15 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
         ),
         (
             lambda index: index["functions"]["loop"]["executables"].append(loop_entry(index)),
-            "functions.loop.executables[1]: there is another one for this target and bucket",
+            "functions.loop.executables[1]: there is another one for this target, bucket and jaxlib",
+        ),
+        (
+            lambda index: index.update(format=6),
+            "format: executables of several jaxlibs for one target and bucket are of 6, and of no other",
+        ),
+        (
+            lambda index: index.update(weights_files={}),
+            "weights_files: there is none, and so no key",
         ),
         (lambda index: index["functions"]["loop"].update(function="x"), "functions.loop: it is of x"),
         (

@@ -79,7 +79,7 @@ def test_a_format_of_the_future_names_who_wrote_it(tmp_path: Path) -> None:
         stagec.load(path)
     assert refusal.value.code == "format"
     assert str(refusal.value) == (
-        f"{path}: its format is 99, this version of stagec reads 3 to 5; stagec 7.8.9 wrote it, and this is {VERSION}"
+        f"{path}: its format is 99, this version of stagec reads 3 to 6; stagec 7.8.9 wrote it, and this is {VERSION}"
     )
 
 

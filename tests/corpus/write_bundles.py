@@ -1,7 +1,8 @@
 """Write a bundle of each format that is written today: python -m tests.corpus.write_bundles FOLDER, from the root.
 
 A folder is written once and never changed: stagec must read what it holds for as long as docs/releases.md promises. The
-functions add what their bundle has to their argument; `test_bundles.py` knows the results.
+functions add what their bundle has to their argument; `test_bundles.py` knows the results. A bundle of format 6 is what
+`stagec add-jaxlib`, with another jaxlib, then makes of `format-6.aot`.
 """
 
 import sys
@@ -45,6 +46,7 @@ MANIFESTS = {
     "format-3": PLAIN.replace("WEIGHTS", '"by.safetensors"') + "golden = {}\n[functions.shift.padding]\nn = {}\n",
     "format-4": KEYED,
     "format-5": PLAIN.replace("WEIGHTS", '{ file = "by.safetensors", external = true }') + KEYED,
+    "format-6": PLAIN.replace("WEIGHTS", '"by.safetensors"'),
 }
 
 

@@ -435,7 +435,7 @@ def test_a_compressed_member(tmp_path: Path) -> None:
 def test_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_index(zoo, tmp_path / "x.aot", lambda index: index.update(format=99))
     wrote = f"stagec {VERSION} wrote it, and this is {VERSION}"
-    assert refusal_of(path) == ("format", f"zoo.aot: its format is 99, this version of stagec reads 3 to 5; {wrote}")
+    assert refusal_of(path) == ("format", f"zoo.aot: its format is 99, this version of stagec reads 3 to 6; {wrote}")
 
 
 def test_an_unknown_target(zoo: Path) -> None:

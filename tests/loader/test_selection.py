@@ -5,6 +5,7 @@ Modules: `cli/explain_load.py`, `loader/padding.py`, `loader/serving.py`, `pjrt/
 
 import datetime
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,9 +27,10 @@ from stagec.loader.selection import _ORDER, Asked, Offer, select
 from stagec.pjrt import accelerators, host
 from stagec.pjrt.host import Host, Platform
 from tests.building import COMPILER, ROOT, checked, stagec as command
-from tests.bundles import edited, edited_descriptions, edited_index, only
+from tests.bundles import edited, edited_descriptions, edited_index, only, without_executables
 
-HERE = Host("0.10.1", frozenset({"avx2", "fma"}), {"cpu": Platform(), "tpu": Platform("this machine has no TPU")})
+PLATFORMS = {"cpu": Platform(), "tpu": Platform("this machine has no TPU")}
+HERE = Host("0.10.1", frozenset({"avx2", "fma"}), PLATFORMS, "x86_64")
 RELEASED = expiry.released("0.10.1")
 assert RELEASED
 EXECUTABLE = Offer(
@@ -37,6 +39,7 @@ EXECUTABLE = Offer(
     ("cpu",),
     target="cpu",
     device_kind="haswell",
+    architecture="x86_64",
     requires=("avx2",),
     nr_devices=1,
     versions={"jaxlib": "0.10.1"},
@@ -44,7 +47,15 @@ EXECUTABLE = Offer(
     in_avals=(parse_aval("f32[4]"),),
 )
 EXPORTED = Offer("exported", "f.exported", ("tpu", "cpu"), nr_devices=1, readable_until=datetime.date(2027, 5, 1))
-TPU = replace(EXECUTABLE, member="f.v5e.xla", platforms=("tpu",), target="v5e", device_kind="TPU v5 lite", requires=())
+TPU = replace(
+    EXECUTABLE,
+    member="f.v5e.xla",
+    platforms=("tpu",),
+    target="v5e",
+    device_kind="TPU v5 lite",
+    architecture="",
+    requires=(),
+)
 WITH_TPUS = HERE._replace(platforms={**HERE.platforms, "tpu": Platform("", ["TPU v5 lite"] * 4, {"libtpu": "0.0.41"})})
 
 
@@ -72,6 +83,13 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
     [
         (EXECUTABLE, HERE, {"target": "v5e"}, "target", "the target that was asked for is v5e"),
         (TPU, HERE, {}, "platform", "this machine has no TPU"),
+        (
+            EXECUTABLE,
+            HERE._replace(architecture="aarch64", cpu_flags=frozenset({"asimd"})),
+            {},
+            "architecture",
+            "its machine code is for x86_64, and this machine is aarch64",
+        ),
         (
             EXECUTABLE,
             HERE._replace(cpu_flags=frozenset()),
@@ -218,7 +236,46 @@ def test_the_clock_decides_nothing(zoo: Path, tmp_path: Path, day: str) -> None:
     }
     words = [sys.executable, "-W", "error", "-c", script, path, day]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+    why = f"not cpu: it was compiled with jaxlib 0.9.9, here is {jaxlib.__version__}"
+    assert (done.returncode, done.stdout) == (0, "2\n")
+    assert done.stderr == f"{path}: loop is compiled here ({why})\n"  # Python shows warnings that nobody asked for
+
+
+def test_the_log_says_once_what_is_compiled_or_falls_back(
+    zoo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for a function, whatever its sizes; and nothing of what runs as it is."""
+    caplog.set_level("INFO", "stagec")
+    stagec.load(zoo).preload()
+    assert not [record for record in caplog.records if "loop" in record.getMessage()]
+    caplog.clear()
+    path = edited_descriptions(zoo, tmp_path / "x.aot", "mlp", lambda d: d["versions"].update(jaxlib="0.9.9"))
+    mlp = stagec.load(path)["mlp"]
+    params = {"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)}
+    for size in (1, 4, 4):
+        mlp(params, np.ones((size, 16), np.float32))
+    why = f"not cpu: it was compiled with jaxlib 0.9.9, here is {jaxlib.__version__}"
+    assert caplog.record_tuples == [("stagec", logging.WARNING, f"{path}: mlp is compiled here ({why})")]
+    caplog.clear()
+    bare = without_executables(zoo, tmp_path / "y.aot")
+    stagec.load(bare)["loop"](X)
+    why = "the bundle has no executable of it"
+    assert caplog.record_tuples == [("stagec", logging.INFO, f"{bare}: loop is compiled here ({why})")]
+
+
+def test_the_log_says_which_target_is_left_out(zoo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def edit(index: dict[str, Any]) -> None:
+        more = {**index["targets"]["cpu"], "requires": [*index["targets"]["cpu"]["requires"], "amx-fp8"]}
+        index["targets"]["newer"] = more
+        entries = index["functions"]["loop"]["executables"]
+        entries.append({**entries[0], "target": "newer"})
+
+    caplog.set_level("INFO", "stagec")
+    path = edited_index(zoo, tmp_path / "x.aot", edit)
+    stagec.load(path)["loop"](X)
+    why = "not newer: this machine's CPU has no amx-fp8"
+    expected = f"{path}: loop runs what was compiled for cpu ({why})"
+    assert caplog.record_tuples == [("stagec", logging.INFO, expected)]
 
 
 def test_a_jaxlib_of_an_unknown_day_compiles_and_says_so(
@@ -375,11 +432,21 @@ def test_a_portable_artifact_of_another_calling_convention(
             "jaxlib-version",
             "it was compiled with jaxlib 9.9.9, here is ",
         ),
+        (
+            lambda d: d["target"].update(architecture="riscv64"),
+            "architecture",
+            f"its machine code is for riscv64, and this machine is {os.uname().machine}",
+        ),
+        (
+            lambda d: d["target"].update(architecture=64),
+            "format",
+            "targets.cpu.architecture: expected a string, not 64",
+        ),
         (lambda d: d["target"].update(requires=["avx99"]), "cpu-feature", "this machine's CPU has no avx99"),
         (lambda d: d["custom_calls"].update(other="unknown"), "custom-call", "it calls other, which jaxlib does not"),
         (lambda d: d["target"].update(platform="tpu"), "platform", "this machine has no TPU: no /dev/accel[0-9]* or "),
     ],
-    ids=["jaxlib", "CPU", "custom call", "platform"],
+    ids=["jaxlib", "architecture", "damaged architecture", "CPU", "custom call", "platform"],
 )
 def test_version_skew_and_other_machines(zoo: Path, tmp_path: Path, edit: Any, code: str, text: str) -> None:
     if code == "platform" and accelerators.refusal("tpu") == "":

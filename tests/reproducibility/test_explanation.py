@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jaxlib
 import pytest
 
 from stagec.core.builds import components
@@ -51,6 +52,16 @@ def describe(folder: Path, root: Path, **changes: Any) -> Path:
 def test_equal_artifacts(small: Path, suffix: str) -> None:
     file = small / ("m.aot" if suffix == "aot" else NAMES[suffix])
     assert explain(file, file) == (0, f"{file} and {file} are made from the same components\n")
+
+
+def test_an_executable_of_another_jaxlib_is_not_compared_without_it(small: Path, tmp_path: Path) -> None:
+    releases = f'version = "1"\njaxlib = ["{jaxlib.__version__}", "9.9.9"]'
+    assert 'version = "1"' in MANIFEST
+    source = edited(tmp_path, manifest=MANIFEST.replace('version = "1"', releases))
+    status, text = explain(small / "m.aot", source / "m.toml", "--import-root", source)
+    why = f"not compared: jaxlib 9.9.9 compiles it, and here is {jaxlib.__version__}; bazel run m.explain compares it"
+    assert (status, text.splitlines()[:2]) == (1, ["bits.cpu.jaxlib-9.9.9", f"  {why}"])
+    assert text.count("\n") == 2 * text.count("not compared")
 
 
 def test_a_static_argument_an_aval_and_a_key(small: Path, tmp_path: Path) -> None:

@@ -50,6 +50,13 @@ def test_what_was_built_can_be_built_again(small: Path, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+def test_another_environment_builds_executables_alone(small: Path, tmp_path: Path) -> None:
+    """It cannot trace: the model is not even there."""
+    done = reproduce(small, tmp_path, "--executables-only", executables=["bits.cpu"])
+    assert (done.stdout, done.stderr) == ("1 artifacts built twice again, 0 differences\n", "")
+    assert done.returncode == 0
+
+
 VALUES = ("os.getpid()", "open('/dev/urandom', 'rb').read(1)[0] + 0.5", "hash('seed') % 1000 + 0.25")
 
 

@@ -14,7 +14,7 @@ ActionsInfo = provider(
 def _actions_impl(target, ctx):
     return [ActionsInfo(actions = target.actions)]
 
-_actions = aspect(implementation = _actions_impl, doc = "Hands a target's actions to a test.")
+actions_of = aspect(implementation = _actions_impl, doc = "Hands a target's actions to a test.")
 
 def analysis_test(implementation, attrs = {}):
     """A test rule with the attribute `target`; the name of what it makes ends in _test.
@@ -29,7 +29,7 @@ def analysis_test(implementation, attrs = {}):
     return rule(
         implementation = implementation,
         test = True,
-        attrs = dict(target = attr.label(doc = "What is tested.", mandatory = True, aspects = [_actions]), **attrs),
+        attrs = dict(target = attr.label(doc = "What is tested.", mandatory = True, aspects = [actions_of]), **attrs),
     )
 
 def verdict(ctx, problems):

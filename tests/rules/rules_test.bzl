@@ -1,7 +1,8 @@
 """What aot_export, aot_executable and aot_bundle declare."""
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "AotProvenanceInfo")
-load(":analysis.bzl", "ActionsInfo", "analysis_test", "difference", "names", "only_action", "verdict")
+load("//rules/private:jaxlibs.bzl", "compiled_executables")
+load(":analysis.bzl", "ActionsInfo", "actions_of", "analysis_test", "difference", "names", "only_action", "verdict")
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -12,6 +13,14 @@ _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
     "TZ": "UTC",
 }
+
+_OTHER = "@stagec_planning//:environment"
+
+JAXLIBS = [
+    struct(release = "1.0.0", architecture = "x86_64", environment = None, plugins = {}, exec_properties = {}),
+    struct(release = "2.0.0", architecture = "x86_64", environment = _OTHER, plugins = {}, exec_properties = {}),
+    struct(release = "1.0.0", architecture = "aarch64", environment = _OTHER, plugins = {}, exec_properties = {}),
+]
 
 def _repositories(paths, name):
     """The repositories that a file or folder is from, without what Bazel puts in front of their names."""
@@ -153,6 +162,7 @@ def _executable_test_impl(ctx):
         _text_problems(target, "stablehlo", "StagecLower", "sample.f.cpu.batch8.stablehlo.mlir") +
         _text_problems(target, "hlo_before", "StagecLower", "sample.f.cpu.batch8.hlo_before.txt") +
         _text_problems(target, "hlo_after", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.txt") +
+        _text_problems(target, "hlo_proto", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.pb") +
         _text_problems(target, "timeline", "StagecOptimize", "sample.f.cpu.batch8.timeline.json") +
         _command_problems(action, "compile"),
     )
@@ -297,7 +307,8 @@ def _plugins_test_impl(ctx):
             for name, plugin in ctx.attr.run.items()
             if not plugin.endswith(wanted[name.split("_")[1] if name.count("_") > 1 else "cpu"])
         ] +
-        difference("executables whose kernels are timed", ctx.attr.tuned, [":platforms.f.tuned"]),
+        difference("executables whose kernels are timed", ctx.attr.tuned, [":platforms.f.tuned"]) +
+        difference("programs beside executables", ctx.attr.optimized, {"cuda": "", "tpu": ":platforms.f.tpu"}),
     )
 
 plugins_test = rule(
@@ -305,6 +316,7 @@ plugins_test = rule(
     doc = "Passes if executables for each platform name its plugin.",
     test = True,
     attrs = {
+        "optimized": attr.string_dict(doc = "Platforms whose decided programs are tested, and the executables that tests name."),
         "plugins": attr.string_dict(doc = "Names of executables and the plugins that they name."),
         "run": attr.string_dict(doc = "Names of tests of golden results and the plugins that they name."),
         "traced": attr.string_dict(doc = "Names of exports and the plugins that they name."),
@@ -346,6 +358,7 @@ def _bundle_test_impl(ctx):
         difference("stablehlo", names(groups.stablehlo), [executable + "stablehlo.mlir"]) +
         difference("hlo_before", names(groups.hlo_before), [executable + "hlo_before.txt"]) +
         difference("hlo_after", names(groups.hlo_after), [executable + "hlo_after.txt"]) +
+        difference("hlo_proto", names(groups.hlo_proto), [executable + "hlo_after.pb"]) +
         difference("inventory", names(groups.inventory), [executable + "inventory.json"]) +
         difference("timeline", names(groups.timeline), [executable + "timeline.json"]) +
         _command_problems(action, "bundle"),
@@ -511,3 +524,102 @@ def _reproducibility_test_impl(ctx):
     )
 
 reproducibility_test = analysis_test(_reproducibility_test_impl)
+
+def _jaxlib_test_impl(ctx):
+    other = ["stagec_planning"]
+    compiled = ctx.attr.target
+    stem = "fleet.f.cpu.jaxlib-2.0.0"
+    action = only_action(compiled, "StagecCompile")
+    told = only_action(ctx.attr.provenance, "StagecProvenance")
+    inputs = [file.short_path for file in told.inputs.to_list()]
+    (arguments,) = [
+        action.content
+        for action in ctx.attr.reproducibility[ActionsInfo].actions
+        if names(action.outputs) == [ctx.attr.reproducibility.label.name + ".arguments"]
+    ]
+    executables = ["fleet.f.cpu", stem, "fleet.f.own"]
+    return verdict(
+        ctx,
+        difference("files", names(compiled.files), [stem + end for end in (".json", ".stablehlo.mlirbc", ".xla")]) +
+        difference("inputs", _own_inputs(action), [stem + ".spec.json", "fleet.f.exported"]) +
+        _command_problems(action, "compile", other) +
+        _command_problems(only_action(compiled, "StagecOptimize"), "compile", other) +
+        _command_problems(only_action(compiled, "StagecLower"), "compile", other) +
+        _command_problems(only_action(ctx.attr.own, "StagecCompile"), "compile") +
+        difference("bundle", [one.name for one in ctx.attr.bundle[AotBundleInfo].executables.to_list()], executables) +
+        difference("packages", sorted(_repositories(inputs, "packages.json")), ["stagec_planning", "stagec_python"]) +
+        _launcher_problems(ctx.attr.golden, other, other) +
+        _launcher_problems(ctx.attr.reproducibility, other, other) +
+        difference("what is built again", arguments.count("--executable\n"), 1) +
+        difference("what is traced again", "--executables-only" in arguments, True) +
+        difference("import roots", "--import-root" in arguments, False),
+    )
+
+jaxlib_test = analysis_test(_jaxlib_test_impl, {
+    name: attr.label(doc = "Another target of the manifest.", aspects = [actions_of])
+    for name in ("bundle", "golden", "own", "provenance", "reproducibility")
+})
+
+def _jaxlib_problems(targets, jaxlib, cached = [], jaxlibs = JAXLIBS):
+    """What is wrong with a plan of these targets and releases."""
+    specs = {name: json.encode({"target": dict(target, name = name)}) for name, target in targets.items()}
+    return compiled_executables({
+        "path": "m.toml",
+        "jaxlib": jaxlib,
+        "jax_cache": {"executables": {name: [] for name in cached}},
+        "executables": [(name, "m.f", spec) for name, spec in specs.items()],
+    }, jaxlibs).problems
+
+def _jaxlib_problems_test_impl(ctx):
+    cpu, cuda = {"platform": "cpu"}, {"platform": "cuda", "autotuning": "a.textproto"}
+    declare = 'stagec.jaxlib(name = "NAME", lock = "//:NAME.lock"), or stagec_repositories(jaxlibs = {"NAME": {"lock": "//:NAME.lock"}})'
+    unknown = 'm.toml: target "%s": jaxlib = ["%s"]: this workspace has jaxlib %s\n  declare a lock with jaxlib==%s (docs/fleet.md): %s'
+    return verdict(
+        ctx,
+        difference("none", _jaxlib_problems({"a": cpu}, {"a": ["2.0.0", "1.0.0"]}, ["a"]), []) +
+        difference(
+            "releases",
+            _jaxlib_problems({"a": cpu, "b": cpu}, {"a": ["3.0.0", "2.0.0"], "b": ["0.9"]}),
+            [
+                unknown % ("a", "3.0.0", "1.0.0 and 2.0.0", "3.0.0", declare),
+                unknown % ("b", "0.9", "1.0.0 and 2.0.0", "0.9", declare),
+            ],
+        ) +
+        difference(
+            "no other",
+            _jaxlib_problems({"a": cpu}, {"a": ["2.0.0"]}, jaxlibs = JAXLIBS[:1]),
+            [unknown % ("a", "2.0.0", "1.0.0", "2.0.0", declare)],
+        ) +
+        difference(
+            "devices",
+            _jaxlib_problems({"g": cuda}, {"g": ["2.0.0"]}),
+            [
+                'm.toml: target "g": autotuning is of the build\'s own jaxlib 1.0.0, which jaxlib = ["2.0.0"] leaves out\n' +
+                "  add it, or leave autotuning out",
+                'm.toml: target "g": jaxlib = ["2.0.0"]: nothing says what compiles for cuda with this jaxlib\n' +
+                "  write cuda_lock beside its lock",
+            ],
+        ) +
+        difference(
+            "architectures",
+            _jaxlib_problems({"arm": dict(cpu, architecture = "aarch64")}, {"arm": ["1.0.0", "2.0.0"]}),
+            [
+                'm.toml: target "arm": jaxlib = ["2.0.0"]: this workspace has it for x86_64\n' +
+                "  declare one that makes code for aarch64 (docs/aarch64.md): architecture = \"aarch64\" beside its lock",
+            ],
+        ) +
+        difference(
+            "cache",
+            _jaxlib_problems({"a": cpu}, {"a": ["2.0.0"]}, ["a"]),
+            [
+                'm.toml: target "a": jax_cache is of the build\'s own jaxlib 1.0.0, which jaxlib = ["2.0.0"] leaves out\n' +
+                "  add it, or leave jax_cache out",
+            ],
+        ),
+    )
+
+jaxlib_problems_test = rule(
+    implementation = _jaxlib_problems_test_impl,
+    doc = "Passes if releases of jaxlib that cannot compile are refused, all of them together.",
+    test = True,
+)

@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stagec.bundle import index
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
@@ -39,8 +39,10 @@ weights and golden arrays are members; zip64 where it is needed.
 bundle without such trees has version 3.
 5 (November 2026): weights may lie beside the bundle (`bundle/external.py`). A bundle without such weights has version 3
 or 4.
+6 (November 2026): executables of several jaxlibs may be for one target and bucket. A bundle without such executables
+has version 3, 4 or 5.
 """
-_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES)
+_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES, index.FORMAT_WITH_JAXLIBS)
 
 INDEX = "index.json"
 Content: TypeAlias = bytes | memoryview | Pieces
@@ -178,6 +180,39 @@ def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
 def encode_index(index: Mapping[str, Any]) -> bytes:
     """Return the bytes of an index; it has one encoding."""
     return (json.dumps(index, separators=(",", ":")) + "\n").encode()
+
+
+def read_index(data: bytes, check: Callable[[Any], None], path: str) -> dict[str, Any]:
+    """Read an index. check: raises ValueError for one of another kind. path: of the file that has it, for messages.
+
+    Raises LoadError ("format").
+    """
+    try:
+        index = strict_json.parse(data, LARGEST_INDEX)
+        if isinstance(index, dict) and index.get("format") not in _FORMATS:
+            read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
+            what = f"its format is {index.get('format')!r}, this version of stagec reads {read}{_writer(index)}"
+            raise LoadError("format", f"{path}: {what}")
+        check(index)
+        if encode_index(index) != data:
+            raise ValueError("it is not spelled as stagec writes it")
+    except ValueError as error:
+        raise LoadError("format", f"{path}: {INDEX}: {error}") from error
+    return dict(index)
+
+
+class Indexed(Protocol):
+    """A bundle, or what it was before an addition. path: of the file. index: the content of its index."""
+
+    @property
+    def path(self) -> str:
+        """Return the path."""
+        ...
+
+    @property
+    def index(self) -> Mapping[str, Any]:
+        """Return the index."""
+        ...
 
 
 class Archive:
@@ -354,19 +389,9 @@ class Archive:
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
-        try:
-            index = strict_json.parse(data, LARGEST_INDEX)
-            if isinstance(index, dict) and index.get("format") not in _FORMATS:
-                read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
-                what = f"its format is {index.get('format')!r}, this version of stagec reads {read}{_writer(index)}"
-                raise LoadError("format", f"{self.path}: {what}")
-            check(index)
-            if encode_index(index) != data:
-                raise ValueError("it is not spelled as stagec writes it")
-        except ValueError as error:
-            raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
+        index = read_index(data, check, self.path)
         self._check_members(index["members"])
-        return dict(index)
+        return index
 
     def _check_members(self, listed: Mapping[str, Mapping[str, Any]]) -> None:
         """Compare the index's list of members with those of the file: the same, in the same order, each once."""

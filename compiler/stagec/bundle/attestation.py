@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.bundle import model_signing
-from stagec.bundle.archive import INDEX, Archive
+from stagec.bundle.archive import INDEX, Archive, Indexed, encode_index
 from stagec.bundle.dsse import LARGEST, PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.keys import Key, is_signed, read_keys
 from stagec.bundle.model_signing import SignedModel
@@ -31,6 +31,8 @@ PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 """What a statement says of its subjects: how they were built. A signature of anything else does not speak for them."""
 BUILD_TYPE = "urn:stagec:build:bazel:1"
 """What the parameters of the predicate mean: docs/build-type.md. 1 (November 2026): the first."""
+ADDITION_TYPE = "urn:stagec:build:add-jaxlib:1"
+"""The same of a bundle that `stagec add-jaxlib` made of another."""
 SUFFIX = ".dsse.json"
 """An envelope lies beside its bundle: `models.aot` and `models.aot.dsse.json`."""
 
@@ -41,7 +43,8 @@ _SUBJECT = json_shapes.record(
 )
 _PARAMETERS = json_shapes.record({"name": json_shapes.text, "version": json_shapes.text}, rest=json_shapes.anything)
 _BUILD = json_shapes.record(
-    {"buildType": json_shapes.constant(BUILD_TYPE), "externalParameters": _PARAMETERS}, rest=json_shapes.anything
+    {"buildType": json_shapes.constant(BUILD_TYPE, ADDITION_TYPE), "externalParameters": _PARAMETERS},
+    rest=json_shapes.anything,
 )
 _STATEMENT = json_shapes.record(
     {
@@ -96,7 +99,7 @@ class Statement(NamedTuple):
         if hashlib.sha256(index).hexdigest() != wanted:
             raise LoadError("signature", f"{path}: another bundle was signed: {INDEX} differs")
 
-    def check(self, archive: Archive, path: str | Path, digest: str | None = None) -> None:
+    def check(self, archive: Indexed, path: str | Path, digest: str | None = None) -> None:
         """Check that the subjects are the bundle and exactly its members.
 
         path: what to call the envelope. digest: SHA-256 (hex) of the bundle's file; None where those of the members,
@@ -167,7 +170,7 @@ class Vouching:
             self.signed = tuple(name for name in self.keys if name in signers)
         self._count()
 
-    def check(self, archive: Archive, digest: str | None = None) -> None:
+    def check(self, archive: Indexed, digest: str | None = None) -> None:
         """Check that exactly this bundle was signed, as `Statement.check` does."""
         for path, (statement, _) in [*self._counted.items()]:
             try:
@@ -231,17 +234,17 @@ def signed_by(envelope: Envelope, keys: Mapping[str, PublicKey]) -> list[str]:
     return [name for name, key in keys.items() if any(is_signed(key, signature, message) for signature in different)]
 
 
-def subjects(archive: Archive) -> dict[str, str]:
+def subjects(archive: Indexed) -> dict[str, str]:
     """Return what a statement of the bundle must name, all but the bundle itself: name -> SHA-256.
 
     Its members are `<bundle>/<member>`; files of weights beside it have their names in the index.
     """
     members = {name: entry["sha256"] for name, entry in archive.index["members"].items()}
-    digests = {INDEX: hashlib.sha256(archive[INDEX]).hexdigest(), **members}
+    digests = {INDEX: hashlib.sha256(encode_index(archive.index)).hexdigest(), **members}
     inside = {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
     return inside | {name: file["sha256"] for name, file in archive.index.get("weights_files", {}).items()}
 
 
-def bundle_name(archive: Archive) -> str:
+def bundle_name(archive: Indexed) -> str:
     """Return what a statement calls the bundle; its file may have been renamed since."""
     return f"{archive.index['name']}.aot"

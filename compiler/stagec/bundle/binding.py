@@ -62,7 +62,7 @@ class Bindings(Generic[Array]):
             names = [name for name in self._files[file] if name.startswith(prefix)]
             extra = [name for name in names if f"{file}:{name}" not in self.tensors]
             if extra:
-                what = f"{file} has {_listed(extra)}, and nothing is bound to that"
+                what = f"{file} has {listed(extra)}, and nothing is bound to that"
                 self._report(spec, argument, what, "leave it out of the file, or write a prefix")
         if self._problems:
             raise StagecError(*self._problems)
@@ -90,13 +90,14 @@ class Bindings(Generic[Array]):
             self.tensors[f"{file}:{name}"] = tensor
             yield {"leaf": leaf, "weight": f"{file}:{name}"}
         if missing:
-            self._report(spec, argument, f"{file} lacks {_listed(missing)}", "save it under this name")
+            self._report(spec, argument, f"{file} lacks {listed(missing)}", "save it under this name")
 
     def _report(self, spec: FunctionSpec, argument: str, what: str, write: str) -> None:
         self._problems += spec.problem(f"bind.{argument}", what, write).problems
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
 

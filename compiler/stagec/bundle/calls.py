@@ -15,7 +15,10 @@ from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 
 _TEXTS = json_shapes.array(json_shapes.text)
-_DESCRIPTION = json_shapes.record({}, {"parameters": _TEXTS, "donated": _TEXTS}, rest=json_shapes.anything)
+_CONSTANT = json_shapes.record({"name": json_shapes.text, "aval": json_shapes.text, "bytes": json_shapes.count})
+_NAMES = json_shapes.record({}, dict.fromkeys(("inputs", "outputs"), json_shapes.table(json_shapes.text)))
+_OPTIONAL = {"parameters": _TEXTS, "donated": _TEXTS, "constants": json_shapes.array(_CONSTANT), "serve": _NAMES}
+_DESCRIPTION = json_shapes.record({}, _OPTIONAL, rest=json_shapes.anything)
 
 
 def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
@@ -26,18 +29,25 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
     Raises LoadError ("digest", "format") or ValueError where that is damaged.
     """
     entry = archive.index["functions"][artifact]
-    described: Mapping[str, Any] = {}
-    if names and "description" in entry:
-        described = strict_json.parse(archive.read(entry["description"], LARGEST), LARGEST)
-        _DESCRIPTION(described)
+    described = _described(archive, artifact) if names else {}
     call = of_interface(entry["function"], entry, described.get("parameters", ()))
     return replace(
         call,
         static={name: _hashable(value) for name, value in entry["static"].items()},
         donated=call.leaves_of(described.get("donated", ())),
         bound={bound["leaf"]: bound["weight"] for bound in entry["bind"]},
+        serve=described.get("serve", {}),
         filled=[table["mask"] for table in entry["padding"].values() if table["mask"]],
     )
+
+
+def constants_of(archive: Archive, artifact: str) -> list[dict[str, Any]]:
+    """Return the large constants of an exported artifact: "name", "aval" and "bytes" of each; none where nothing says.
+
+    Raises what `call_of` raises.
+    """
+    described = _described(archive, artifact)
+    return list(described.get("constants", ()))
 
 
 def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[str] = ()) -> Call:
@@ -45,6 +55,16 @@ def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[s
     in_tree, out_tree = (Tree.from_json(interface[key]) for key in ("in_tree", "out_tree"))
     in_avals, out_avals = ([parse_aval(aval) for aval in interface[key]] for key in ("in_avals", "out_avals"))
     return Call(name, in_tree, in_avals, out_tree, out_avals, parameters)
+
+
+def _described(archive: Archive, artifact: str) -> Mapping[str, Any]:
+    """Return what lies beside an exported artifact."""
+    entry = archive.index["functions"][artifact]
+    if "description" not in entry:
+        return {}
+    described: Mapping[str, Any] = strict_json.parse(archive.read(entry["description"], LARGEST), LARGEST)
+    _DESCRIPTION(described)
+    return described
 
 
 def _hashable(value: Any) -> Any:

@@ -34,7 +34,8 @@ class Target(NamedTuple):
     device_kind: what the code is made for: LLVM's name of the CPU ("haswell"), or the device's ("TPU v5 lite").
     requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for other platforms.
     compiler_options: XLA flags of the target, without dashes.
-    settings: the other fields of the target, as in the manifest: isa and parallelism of a CPU, topology and the like.
+    settings: the other fields of the target, as in the manifest: isa, architecture and parallelism of a CPU, topology
+        and the like.
     """
 
     name: str
@@ -56,6 +57,14 @@ class Target(NamedTuple):
         fixed = {name: data[name] for name in Target._fields if name != "settings"}
         settings = {name: value for name, value in data.items() if name not in fixed}
         return Target(**{**fixed, "requires": tuple(fixed["requires"])}, settings=settings)
+
+
+def architecture(target: Mapping[str, Any]) -> str:
+    """Return the architecture of the CPU that runs a target's machine code, as `uname -m` has it; "" for accelerators.
+
+    target: as in an index, or of `Target.to_plain`; one that names none is for x86-64.
+    """
+    return str(target.get("architecture", "x86_64")) if target["platform"] == "cpu" else ""
 
 
 class DeviceAssignment(NamedTuple):
@@ -220,7 +229,8 @@ _HARDWARE = {
     "device_kind": json_shapes.text,
     "requires": json_shapes.array(json_shapes.text),
 }
-TARGET = json_shapes.record(_HARDWARE, rest=json_shapes.anything)
+_ARCHITECTURE = {"architecture": json_shapes.text}
+TARGET = json_shapes.record(_HARDWARE, _ARCHITECTURE, rest=json_shapes.anything)
 """Shape of a target without its name: the hardware, and settings as in the manifest."""
 _COUNT = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant("unknown"))
 _ROOFLINE = json_shapes.record(
@@ -279,6 +289,7 @@ _DESCRIPTION = json_shapes.record(
         "variant": json_shapes.text,
         "target": json_shapes.record(
             {"name": json_shapes.text, **_HARDWARE, "compiler_options": json_shapes.table(json_shapes.scalar)},
+            _ARCHITECTURE,
             rest=json_shapes.anything,
         ),
         "bucket": json_shapes.table(json_shapes.count),

@@ -33,6 +33,21 @@ def released(version: str) -> datetime.date | None:
     return datetime.date.fromisoformat(RELEASED[version]) if version in RELEASED else None
 
 
+def may_read(jaxlib: str, until: datetime.date | None, made_with: str | None) -> tuple[bool | None, str]:
+    """Return whether JAX promises that a jaxlib reads an exported artifact, and a sentence where that is not so.
+
+    The first is None where stagec does not know the day of that jaxlib. jaxlib: version of what reads. until: the last
+    day of the releases that read it; None: any does. made_with: version of what wrote it, which always reads it.
+    """
+    if until is None or made_with == jaxlib:
+        return True, ""
+    here = released(jaxlib)
+    promise = f"JAX promises that releases until {until} read it"
+    if here is None:
+        return None, f"{promise}, and this stagec does not know of which day jaxlib {jaxlib} is"
+    return here <= until, "" if here <= until else f"{promise}, and jaxlib {jaxlib} is of {here}"
+
+
 def readable_until(jax: str | None) -> str:
     """Return the last day (YYYY-MM-DD) of the releases of JAX that read what the version `jax` exported.
 

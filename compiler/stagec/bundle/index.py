@@ -6,9 +6,10 @@ index: what would take more, symbolic dimensions, has limits. Standard library o
 
 from __future__ import annotations
 
+import datetime
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stagec.bundle.description import TARGET, Description
@@ -23,6 +24,9 @@ FORMAT_WITH_KEYS = 4
 """Version of the bundle format since which trees may be other than plain; that of bundles with such trees."""
 FORMAT_WITH_FILES = 5
 """Version of the bundle format since which weights may lie beside the bundle; that of bundles with such weights."""
+FORMAT_WITH_JAXLIBS = 6
+"""Version of the bundle format since which executables of several jaxlibs may be for one target and bucket; that of
+bundles with such executables, whatever else they have."""
 UNKNOWN = "unknown"
 """Where a version, or a date that follows from one, is not known."""
 
@@ -119,13 +123,46 @@ _BUNDLE = json_shapes.record(
         "weights": json_shapes.table(_weight),
         "members": MEMBERS,
     },
-    optional={"weights_files": json_shapes.table(MEMBER, _FILE)},
+    optional={
+        "weights_files": json_shapes.table(MEMBER, _FILE),
+        "base": json_shapes.record({"index": json_shapes.text, "sha256": json_shapes.sha256}),
+    },
 )
 
 
 def has_plain_trees(function: Mapping[str, Any]) -> bool:
     """Whether what an index says of a function is understood by readers of the first formats (`Tree.is_plain`)."""
     return all(Tree.from_json(function[key]).is_plain for key in ("in_tree", "out_tree"))
+
+
+def key_of(executable: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, int], ...], str]:
+    """Return what no other executable of a function has: target, bucket, and the jaxlib that made it.
+
+    executable: its entry in the index.
+    """
+    return executable["target"], tuple(sorted(executable["bucket"].items())), executable["versions"]["jaxlib"]
+
+
+def order(executable: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the key by which the executables of a function are sorted: as `key_of`, releases as numbers.
+
+    executable: its entry in the index.
+    """
+    target, bucket, jaxlib = key_of(executable)
+    return target, bucket, [int(part) for part in re.findall(r"\d+", jaxlib)], jaxlib
+
+
+def has_several_jaxlibs(functions: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether executables of several jaxlibs are for one target and bucket of one of `functions` of an index."""
+    keys = [{key_of(executable) for executable in function["executables"]} for function in functions]
+    return any(len({key[:2] for key in of_function}) < len(of_function) for of_function in keys)
+
+
+def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many executables a bundle has of each jaxlib, by release."""
+    entries = [entry for function in index["functions"].values() for entry in function["executables"]]
+    releases = [entry["versions"]["jaxlib"] for entry in sorted(entries, key=lambda entry: order(entry)[2:])]
+    return {release: releases.count(release) for release in dict.fromkeys(releases)}
 
 
 def check(index: Any) -> None:
@@ -138,8 +175,18 @@ def check(index: Any) -> None:
     _BUNDLE(index)
     _check_writer(index["versions"].get("stagec", ""))
     files = index.get("weights_files", {})
-    if bool(files) != (index["format"] == FORMAT_WITH_FILES) or ("weights_files" in index and not files):
-        raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, and of no other")
+    several_jaxlibs = index["format"] == FORMAT_WITH_JAXLIBS
+    if not several_jaxlibs and bool(files) != (index["format"] == FORMAT_WITH_FILES):
+        raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, not of {index['format']}")
+    if "weights_files" in index and not files:
+        raise ValueError("weights_files: there is none, and so no key")
+    if several_jaxlibs != has_several_jaxlibs(index["functions"].values()):
+        what = "executables of several jaxlibs for one target and bucket"
+        raise ValueError(f"format: {what} are of {FORMAT_WITH_JAXLIBS}, and of no other")
+    if "base" in index:
+        if not several_jaxlibs:
+            raise ValueError(f"base: it is of format {FORMAT_WITH_JAXLIBS}")
+        _check_named("base.index", index["base"]["index"], index["members"], "member")
     for name, weight in index["weights"].items():
         if "file" in weight:
             _check_place(f"weights.{name}", weight, files)
@@ -186,9 +233,9 @@ def check(index: Any) -> None:
                     raise ValueError(f"{at}.bucket: {dim}: {error}") from None
                 if size < 0:
                     raise ValueError(f"{at}.bucket: {dim} is {size}, and a dimension is 0 or more")
-            which_one = executable["target"], tuple(sorted(executable["bucket"].items()))
+            which_one = key_of(executable)
             if which_one in seen:
-                raise ValueError(f"{at}: there is another one for this target and bucket")
+                raise ValueError(f"{at}: there is another one for this target, bucket and jaxlib")
             seen.add(which_one)
 
 
@@ -299,6 +346,14 @@ def describe(index: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], 
         if listed != described:
             raise ValueError(f"it is not of {what} that the index has")
     return description
+
+
+def day(text: str) -> datetime.date | None:
+    """Return the day of `readable_until`; None where it is not known."""
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def _check_named(where: str, name: str, table: Mapping[str, Any], what: str) -> None:

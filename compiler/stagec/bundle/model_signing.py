@@ -21,7 +21,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 
 if TYPE_CHECKING:
-    from stagec.bundle.archive import Archive
+    from stagec.bundle.archive import Indexed
     from stagec.bundle.keys import PrivateKey
 
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -82,7 +82,7 @@ class SignedModel(NamedTuple):
             what = f"{bundle} was signed as {shown(names[0])}; give it that name"
             raise LoadError("signature", f"{path}: another name was signed: {what}")
 
-    def check(self, archive: Archive, path: str | Path, digest: str | None = None) -> None:
+    def check(self, archive: Indexed, path: str | Path, digest: str | None = None) -> None:
         """Check that weights beside the bundle that were signed are those that it wants. Raises LoadError."""
         folders = {name.rpartition("/")[0] for name in self.files if _is_called(archive.path, name)}
         for name, file in archive.index.get("weights_files", {}).items():
@@ -97,27 +97,27 @@ def _is_called(bundle: str | Path, name: str) -> bool:
     return name == _WHOLE or Path(bundle).absolute().parts[-len(parts) :] == parts
 
 
-def sign(bundle: str, archive: Archive, digest: str, key: PrivateKey) -> bytes:
-    """Return the content of a signature of a bundle and of the weights beside it, by their names there.
+def sign(name: str, files: Mapping[str, str], key: PrivateKey) -> bytes:
+    """Return the content of a signature of a model.
 
-    bundle: name of its file. digest: SHA-256 (hex) of that. The signature is of the folder that has these files, and
-    what stagec puts beside them. Raises ValueError for an Ed25519 key, which Model Signing has not.
+    name: of the model. files: SHA-256 (hex) of each by its path: a bundle and the weights beside it, or a file of
+    weights. The signature is of the folder that has these files, and what stagec puts beside them. Raises ValueError
+    for an Ed25519 key, which Model Signing has not.
     """
     public = key.public_key()
     if not hasattr(public, "curve"):
         raise ValueError(
             "Model Signing takes ECDSA keys: openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
         )
-    listed = archive.index.get("weights_files", {})
-    files = dict(sorted({bundle: digest, **{name: file["sha256"] for name, file in listed.items()}}.items()))
+    files = dict(sorted(files.items()))
     root = hashlib.sha256(b"".join(bytes.fromhex(sha256) for sha256 in files.values())).hexdigest()
-    stem = bundle.removesuffix(".aot")
-    beside = sorted({f"{name}{suffix}" for name in (bundle, stem) for suffix in _BESIDE})
+    stems = {stem for file in files for stem in (file, file.removesuffix(".aot"))}
+    beside = sorted(f"{stem}{suffix}" for stem in stems for suffix in _BESIDE)
     serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
-    resources = [{"name": name, "algorithm": "sha256", "digest": sha256} for name, sha256 in files.items()]
+    resources = [{"name": file, "algorithm": "sha256", "digest": sha256} for file, sha256 in files.items()]
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": archive.index["name"], "digest": {"sha256": root}}],
+        "subject": [{"name": name, "digest": {"sha256": root}}],
         "predicateType": PREDICATE_TYPE,
         "predicate": {"serialization": serialization, "resources": resources},
     }

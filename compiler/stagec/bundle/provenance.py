@@ -13,17 +13,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
+from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive
-from stagec.bundle.attestation import BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
+from stagec.bundle.attestation import (
+    ADDITION_TYPE,
+    BUILD_TYPE,
+    PREDICATE_TYPE,
+    STATEMENT_TYPE,
+    bundle_name,
+    subjects,
+)
 from stagec.core.builds.version import VERSION
 
-BUILDER = "urn:stagec:builder:bazel"
+BUILDER, ADDER = "urn:stagec:builder:bazel", "urn:stagec:builder:add-jaxlib"
 
 
 @dataclass(frozen=True, order=True)
 class Wheel:
-    """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel."""
+    """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel.
+
+    Of an interpreter that an emulator runs, and of that, packages of Debian.
+    """
 
     name: str
     version: str
@@ -33,6 +45,9 @@ class Wheel:
     @property
     def purl(self) -> str:
         """What the package is called everywhere (https://github.com/package-url/purl-spec)."""
+        if self.filename.endswith(".deb"):
+            architecture = self.filename.removesuffix(".deb").rpartition("_")[2]
+            return f"pkg:deb/debian/{quote(self.name)}@{quote(self.version)}?arch={architecture}"
         return package_url(self.name, self.version)
 
 
@@ -74,7 +89,6 @@ def statement(
     specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
     environments: the packages of planning, staging and of what compiles for accelerators.
     """
-    name = bundle_name(archive)
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
     resolved: list[dict[str, Any]] = [manifest_descriptor]
     resolved += [{"name": path, "digest": _digest(file)} for path, file in sorted(sources.items())]
@@ -83,46 +97,80 @@ def statement(
         {"name": str(folder / weights), "digest": {"sha256": file["sha256"]}}
         for weights, file in archive.index.get("weights_files", {}).items()
     ]
-    resolved += [
+    resolved += _wheels(environments)
+    variables = {artifact: json.loads(text).get("environment") for artifact, text in sorted(specs.items())}
+    declared = {artifact: of_it for artifact, of_it in variables.items() if of_it}
+    external = {"manifest": manifest_descriptor}
+    internal = {
+        "python": _interpreters(environments),
+        "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
+        **({"environment": declared} if declared else {}),
+    }
+    return _statement(archive, digest, BUILD_TYPE, BUILDER, external, internal, resolved)
+
+
+def statement_of_addition(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
+    """Return the statement of a bundle that `stagec add-jaxlib` made of another, as JSON.
+
+    digest: SHA-256 (hex) of its file. environments: the packages of what compiled; none where nothing lists them.
+    """
+    before = bases(archive)[0]
+    added: dict[str, list[str]] = {}
+    for name, function in archive.index["functions"].items():
+        for entry in function["executables"]:
+            if entry not in before.index["functions"][name]["executables"]:
+                added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
+    base = {"name": bundle_name(before), "digest": {"sha256": before.sha256}}
+    external = {"base": base, "jaxlib": sorted(added)}
+    internal = {"python": _interpreters(environments), "executables": added}
+    resolved = [base, *_wheels(environments)]
+    return _statement(archive, digest, ADDITION_TYPE, ADDER, external, internal, resolved)
+
+
+def _interpreters(environments: Sequence[Environment]) -> list[str]:
+    return sorted({environment.python for environment in environments})
+
+
+def _wheels(environments: Sequence[Environment]) -> list[dict[str, Any]]:
+    return [
         {"name": wheel.filename, "uri": wheel.purl, "digest": {"sha256": wheel.sha256}}
         for wheel in all_wheels(environments)
     ]
-    variables = {artifact: json.loads(text).get("environment") for artifact, text in sorted(specs.items())}
-    declared = {artifact: of_it for artifact, of_it in variables.items() if of_it}
+
+
+def _statement(
+    archive: Archive,
+    digest: str,
+    build_type: str,
+    builder: str,
+    external: Mapping[str, Any],
+    internal: Mapping[str, Any],
+    resolved: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return the statement of a bundle; see `statement`."""
+    subjects_of = {bundle_name(archive): digest, **subjects(archive)}
+    stagec = {
+        "name": "stagec",
+        "uri": package_url("stagec", VERSION),
+        "digest": {"dirHash": directory_hash(Path(__file__).parent.parent, "**/*.py")},
+    }
     values = {
         "_type": STATEMENT_TYPE,
-        "subject": [
-            {"name": subject, "digest": {"sha256": of_it}}
-            for subject, of_it in {name: digest, **subjects(archive)}.items()
-        ],
+        "subject": [{"name": subject, "digest": {"sha256": of_it}} for subject, of_it in subjects_of.items()],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {
-                "buildType": BUILD_TYPE,
+                "buildType": build_type,
                 "externalParameters": {
                     "name": archive.index["name"],
                     "version": archive.index["version"],
-                    "manifest": manifest_descriptor,
+                    **external,
                 },
-                "internalParameters": {
-                    "python": sorted({environment.python for environment in environments}),
-                    "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
-                    **({"environment": declared} if declared else {}),
-                },
+                "internalParameters": internal,
                 "resolvedDependencies": resolved,
             },
             "runDetails": {
-                "builder": {
-                    "id": BUILDER,
-                    "version": {"stagec": VERSION},
-                    "builderDependencies": [
-                        {
-                            "name": "stagec",
-                            "uri": package_url("stagec", VERSION),
-                            "digest": {"dirHash": directory_hash(Path(__file__).parent.parent, "**/*.py")},
-                        }
-                    ],
-                },
+                "builder": {"id": builder, "version": {"stagec": VERSION}, "builderDependencies": [stagec]},
             },
         },
     }

@@ -115,11 +115,17 @@ def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[b
         yield source.read(at, min(_PIECE, start + size - at))
 
 
-def sha256_of(source: Source | RegularFile, start: int = 0, before: bytes = b"") -> str:
-    """Return the SHA-256 (hex) of what a source has from `start` on, with other bytes before it. Raises OSError."""
+def sha256_of(
+    source: Source | RegularFile, start: int = 0, before: bytes = b"", after: bytes = b"", size: int | None = None
+) -> str:
+    """Return the SHA-256 (hex) of what a source has from `start` on, with other bytes before and after it.
+
+    size: how many bytes of it; None: up to its end. Raises OSError.
+    """
     state = hashlib.sha256(before)
-    for piece in in_pieces(source, start, source.size - start):
+    for piece in in_pieces(source, start, source.size - start if size is None else size):
         state.update(piece)
+    state.update(after)
     return state.hexdigest()
 
 

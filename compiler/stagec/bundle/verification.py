@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from stagec.bundle.archive import Archive
+from stagec.bundle import fleet
+from stagec.bundle.additions import bases
+from stagec.bundle.archive import Archive, encode_index
 from stagec.bundle.attestation import Vouching
 from stagec.bundle.external import Files
 from stagec.core.telling.refusal import LoadError
@@ -22,7 +25,15 @@ _MISTAKES = ("not-found", "key", "cryptography")
 
 
 def verify(
-    path: str, keys: Sequence[str], threshold: int = 1, signature: Sequence[str] = (), weights: str | None = None
+    path: str,
+    keys: Sequence[str],
+    threshold: int = 1,
+    signature: Sequence[str] = (),
+    weights: str | None = None,
+    base_keys: Sequence[str] = (),
+    serves: Sequence[str] = (),
+    functions: Sequence[str] = (),
+    targets: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return a report on the bundle at `path`: "verdict", and "checks", each with "check", "ok" and "summary".
 
@@ -30,22 +41,39 @@ def verify(
         INTACT. threshold: how many of them must have signed. signature: paths of envelopes; none: those
         beside the bundle (`bundle/attestation.py: envelopes_of`).
     weights: the folder with the files of weights beside the bundle; None: the bundle's.
+    base_keys: paths of public keys, one of which must have signed the bundle as it was before the first addition.
+    serves: releases of jaxlib; the report then has "serves" and "jaxlibs", the rows of `fleet.serves` for them, which
+        the verdict says nothing of. functions, targets: that must be served; none: all.
     Nothing is checked after a check that failed. Raises StagecError for a bundle or key that cannot be read.
     """
     checks: list[dict[str, Any]] = []
-    report = {"kind": "verification", "bundle": path, "verdict": VERIFIED if keys else INTACT, "checks": checks}
+    report: dict[str, Any] = {
+        "kind": "verification",
+        "bundle": path,
+        "verdict": VERIFIED if keys else INTACT,
+        "checks": checks,
+    }
     vouching = None
     try:
         vouching = Vouching(path, keys, threshold, signature) if keys else None
-        for check, summary in _checks(path, vouching, weights):
+        archive = Archive(path, vouch=vouching)
+        for check, summary in _checks(archive, vouching, weights, [*map(Path, base_keys)], signature):
             checks.append({"check": check, "ok": True, "summary": summary})
     except LoadError as error:
         if error.code in _MISTAKES:
             raise
         summary = str(error).removeprefix(f"{path}: ")
-        checks.append({"check": _failed(error, vouching), "ok": False, "summary": summary})
+        checks.append({"check": _failed(error, vouching, checks), "ok": False, "summary": summary})
         report["verdict"] = REFUSED
+    if serves and report["verdict"] != REFUSED:
+        rows = fleet.serves(archive.index, serves, functions, targets)
+        report |= {"serves": all(row["ok"] for row in rows), "jaxlibs": rows}
     return report
+
+
+def status(report: Mapping[str, Any]) -> int:
+    """Return the exit status of the command: 1 also where a jaxlib that was asked for is not served."""
+    return STATUS[report["verdict"]] if report.get("serves", True) else 1
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -58,12 +86,21 @@ def as_text(report: dict[str, Any]) -> str:
         INTACT: f"intact, and no signature was checked. {UNSIGNED}",
         REFUSED: "do not use it",
     }
-    return "\n".join([*lines, f"{report['bundle']}: {verdicts[report['verdict']]}"]) + "\n"
+    lines.append(f"{report['bundle']}: {verdicts[report['verdict']]}")
+    for jaxlib, of_it in fleet.by_jaxlib(report.get("jaxlibs", ())).items():
+        served = all(row["ok"] for row in of_it)
+        lines.append(f"{'ok' if served else 'FAILED':<8}{'serves':<12}jaxlib {jaxlib}: {fleet.summary(of_it)}")
+    return "\n".join(lines) + "\n"
 
 
-def _checks(path: str, vouching: Vouching | None, weights: str | None) -> Iterator[tuple[str, str]]:
+def _checks(
+    archive: Archive,
+    vouching: Vouching | None,
+    weights: str | None,
+    base_keys: Sequence[Path],
+    signature: Sequence[str],
+) -> Iterator[tuple[str, str]]:
     """Do each check, and yield it with a summary. Raises LoadError where one fails."""
-    archive = Archive(path, vouch=vouching)
     members = archive.index["members"]
     if vouching is not None:
         names = ", ".join(keyid[:12] for keyid in vouching.signed)
@@ -74,14 +111,38 @@ def _checks(path: str, vouching: Vouching | None, weights: str | None) -> Iterat
     if vouching is not None:
         vouching.check(archive, archive.sha256())
         yield "subjects", f"signed were this file and its {len(members)} members"
-    files = Files(path, archive.index, weights, "load")
+    yield from _base(archive, base_keys, signature)
+    files = Files(archive.path, archive.index, weights, "load")
     if files.names:
         files.open()
         yield "weights", f"{len(files.names)} files beside it, each with the digest that the index says"
 
 
-def _failed(error: LoadError, vouching: Vouching | None) -> str:
-    """Return the check that an error is of."""
+def _base(archive: Archive, keys: Sequence[Path], signature: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Check what the bundle was before additions, and who signed that. Raises LoadError."""
+    before = bases(archive)
+    for base in before:
+        base.check()
+    if before:
+        members, sha256 = len(before[-1].index["members"]), before[-1].sha256
+        times = "once" if len(before) == 1 else f"{len(before)} times"
+        summary = f"added to {times}; the {members} members of the bundle {sha256[:12]} are as they were"
+        yield "base", summary
+    if keys:
+        vouching = Vouching(archive.path, keys, 1, signature)
+        first, sha256 = (before[-1], before[-1].sha256) if before else (archive, archive.sha256())
+        vouching(encode_index(first.index), lambda: sha256)
+        vouching.check(first, sha256)
+        yield "first", f"the bundle {sha256[:12]} is signed by {', '.join(keyid[:12] for keyid in vouching.signed)}"
+
+
+def _failed(error: LoadError, vouching: Vouching | None, checks: Sequence[dict[str, Any]]) -> str:
+    """Return the check that an error is of. checks: those that went well before it."""
+    done = [check["check"] for check in checks]
+    if error.code == "weights":
+        return "weights"
+    if ("subjects" if vouching else "container") in done:
+        return "first" if error.code == "signature" else "base"
     if error.code != "signature":
-        return "weights" if error.code == "weights" else "container"
+        return "container"
     return "subjects" if vouching and vouching.signed else "signatures"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagec.bundle import index
-from stagec.bundle.archive import FORMAT, INDEX, Content, digest, encode_index, members_table
+from stagec.bundle.archive import FORMAT, INDEX, Archive, Content, Stored, digest, encode_index, members_table
 from stagec.bundle.binding import Bindings
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.expiry import readable_until
@@ -97,30 +98,17 @@ def gather(
         if given:
             text = (json.dumps(described, separators=(",", ":")) + "\n").encode()
             functions[artifact]["description"] = members.add(f"{artifact}.exported.json", text)
-    for compiled in sorted(
-        (_compiled(name, member, exports) for member in executables), key=lambda compiled: compiled.order
-    ):
-        member, target_name = compiled.member, compiled.entry["target"]
-        if targets.setdefault(target_name, compiled.target) != compiled.target:
-            raise Inconsistent(f"{member.name}: other executables have another target {target_name!r}")
-        stem = member.name.removeprefix(f"{name}.")
-        names = {
-            "executable": members.add(f"{stem}.xla", member.executable),
-            "description": members.add(f"{stem}.json", member.description),
-            "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
-        }
-        functions[compiled.artifact]["executables"].append({**compiled.entry, **names})
+    _add_executables(name, executables, exports, members, functions, targets)
     bindings.check()
     weight_entries = {name: _weight(members, name, tensor) for name, tensor in sorted(bindings.tensors.items())}
     # Last: a member that is there for other reasons keeps its name when these are stripped.
     for full_name, tensors in sorted((golden or {}).items()):
         function = functions[full_name.removeprefix(f"{name}.")]
         function["golden"] = _golden(members, specs[full_name], function, tensors)
-    plain = all(map(index.has_plain_trees, functions.values()))
     used = {entry["file"] for entry in weight_entries.values() if "file" in entry}
     listed = {name: {"sha256": file.sha256, "bytes": file.size} for name, file in sorted(files.items()) if name in used}
     result = {
-        "format": index.FORMAT_WITH_FILES if listed else FORMAT if plain else index.FORMAT_WITH_KEYS,
+        "format": _format(functions, bool(listed)),
         "kind": "bundle",
         "name": name,
         "version": version,
@@ -136,12 +124,72 @@ def gather(
     return {INDEX: encode_index(result), **dict(sorted(members.data.items()))}
 
 
+def extend(archive: Archive, executables: Sequence[Member]) -> dict[str, Content]:
+    """Return the members of a bundle with more executables, of a jaxlib that has none for their target and bucket.
+
+    What was there before stays byte for byte, and so does the index, as a member: `bundle/additions.py` writes the
+    bundle before again. Members are read and checked when they are written. Raises Inconsistent as `gather` does,
+    ValueError where an executable of this jaxlib is there.
+    """
+    before = archive[INDEX]
+    result = copy.deepcopy(archive.index)
+    name, functions = result["name"], result["functions"]
+    members = _Members({member: Stored(archive, member) for member in result["members"]})
+    exports = {f"{name}.{artifact}": members.data[entry["exported"]] for artifact, entry in functions.items()}
+    _add_executables(name, executables, exports, members, functions, result["targets"])
+    for function in functions.values():
+        function["executables"].sort(key=index.order)
+    del result["members"]
+    result |= {
+        "format": index.FORMAT_WITH_JAXLIBS,
+        "versions": {"stagec": VERSION},
+        "base": {"index": members.add(f"base/{digest(before)}.json", before), "sha256": archive.sha256()},
+    }
+    result["members"] = members_table(members.data)
+    index.check(result)
+    return {INDEX: encode_index(result), **dict(sorted(members.data.items()))}
+
+
+def _add_executables(
+    name: str,
+    executables: Sequence[Member],
+    exports: Mapping[str, Content],
+    members: _Members,
+    functions: Mapping[str, Any],
+    targets: dict[str, Any],
+) -> None:
+    """Add executables to the members of a bundle, and to what its index says of functions and targets."""
+    for compiled in sorted(
+        (_compiled(name, member, exports) for member in executables), key=lambda compiled: compiled.order
+    ):
+        member, target_name = compiled.member, compiled.entry["target"]
+        if targets.setdefault(target_name, compiled.target) != compiled.target:
+            raise Inconsistent(f"{member.name}: other executables have another target {target_name!r}")
+        stem = member.name.removeprefix(f"{name}.")
+        names = {
+            "executable": members.add(f"{stem}.xla", member.executable),
+            "description": members.add(f"{stem}.json", member.description),
+            "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
+        }
+        functions[compiled.artifact]["executables"].append({**compiled.entry, **names})
+
+
+def _format(functions: Mapping[str, Any], with_files: bool) -> int:
+    """Return the first version of the bundle format that has what these functions need."""
+    if index.has_several_jaxlibs(functions.values()):
+        return index.FORMAT_WITH_JAXLIBS
+    if with_files:
+        return index.FORMAT_WITH_FILES
+    return FORMAT if all(map(index.has_plain_trees, functions.values())) else index.FORMAT_WITH_KEYS
+
+
 class _Members:
     """The members of a bundle, each content once. data: name -> content."""
 
-    def __init__(self) -> None:
-        self.data: dict[str, Content] = {}
-        self._names: dict[str, str] = {}
+    def __init__(self, data: Mapping[str, Content] | None = None) -> None:
+        """data: members that are there, each of another content."""
+        self.data: dict[str, Content] = dict(data or {})
+        self._names = {digest(content): name for name, content in self.data.items()}
 
     def add(self, name: str, content: Content) -> str:
         """Add a member, unless one has the same content; return the name of the one that has it."""
@@ -153,6 +201,8 @@ class _Members:
         return self._add(named, f"{folder}/{named}", tensor.data)
 
     def _add(self, sha256: str, name: str, content: Content) -> str:
+        if sha256 not in self._names and name in self.data:
+            raise Inconsistent(f"{name}: two members of different content have this name")
         first_name = self._names.setdefault(sha256, name)
         self.data[first_name] = content
         return first_name
@@ -246,6 +296,5 @@ def _compiled(name: str, member: Member, exports: Mapping[str, Content]) -> _Com
         raise Inconsistent(f"{member.name}: the description is of another executable")
     if digest(member.stablehlo) != description.stablehlo_sha256:
         raise Inconsistent(f"{member.name}: the description is of another StableHLO module")
-    order = artifact, description.target.name, sorted(description.bucket.items())
     entry = index.executable_entry(description, "", "", "")
-    return _Compiled(member, artifact, order, index.target_entry(description), entry)
+    return _Compiled(member, artifact, (artifact, index.order(entry)), index.target_entry(description), entry)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Answer, Sums, on_disk, read, read_text, read_weights, split, write_parts
@@ -13,6 +14,7 @@ from stagec.core.telling.errors import Problem, StagecError, blaming
 if TYPE_CHECKING:
     from stagec.bundle.archive import Content
     from stagec.bundle.external import Description
+    from stagec.core.builds.specs import FunctionSpec
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--executable NAME=FILE=DESCRIPTION=MODULE": "an executable, its description and its StableHLO module",
         "--weights NAME=FILE": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
         "--external-weights NAME=FILE.json": "one that stays beside the bundle, as stagec describe-weights has it",
+        "--serves jaxlib==VERSION": "a jaxlib of the fleet: without an executable of it, no bundle is written",
         "--golden NAME=FILE": "golden inputs and outputs of the exported artifact NAME, as stagec golden writes them",
     }
     add_lists(parser, lists)
@@ -38,7 +41,7 @@ def run(options: argparse.Namespace) -> Answer:
     from stagec.core.telling import phases
 
     with phases.phase("import"):
-        from stagec.bundle.archive import pieces
+        from stagec.bundle.archive import INDEX, content, pieces
         from stagec.bundle.writing import Member, gather
 
     given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
@@ -57,11 +60,30 @@ def run(options: argparse.Namespace) -> Answer:
         interfaces = {name: _interface(exported) for name, exported in exports.items() if name not in descriptions}
         inputs = exports, function_specs, executables, descriptions, weights, golden, interfaces, external
         members = gather(options.name, options.version, *inputs)
+        if options.serves:
+            _check_served(bytes(content(members[INDEX])), options.serves, function_specs)
         # Weights and executables are larger than memory may be: they are copied from file to file.
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
     return Answer({"name": options.name, "output": options.output, **sums.to_plain()})
+
+
+def _check_served(index: bytes, requirements: Sequence[str], function_specs: Mapping[str, FunctionSpec]) -> None:
+    """Raise StagecError where a bundle lacks executables of a jaxlib that its manifest names in `serves`."""
+    from stagec.bundle import fleet
+
+    rows = fleet.serves(json.loads(index), [fleet.release(requirement, "--serves") for requirement in requirements])
+    manifest = next((spec.manifest for spec in function_specs.values()), "")
+    problems = [
+        Problem(
+            manifest, "manifest.serves", f"jaxlib {jaxlib}: {fleet.summary(of_it)}", "name it in jaxlib = [...] too"
+        )
+        for jaxlib, of_it in fleet.by_jaxlib(rows).items()
+        if not all(row["ok"] for row in of_it)
+    ]
+    if problems:
+        raise StagecError(*problems)
 
 
 def _described(given: list[str]) -> dict[str, Description]:

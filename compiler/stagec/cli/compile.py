@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -28,9 +29,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--description", help="where to write its description, a JSON file")
     parser.add_argument("--module", help="where to write the module for this target and bucket, a portable artifact")
     parser.add_argument("--inventory", help="where to write its arrays, operations, exchanges and limits, a JSON file")
+    parser.add_argument("--components", help="where to write what it is made from, as JSON; this compiles nothing")
     parser.add_argument("--stablehlo", help="where to write it as StableHLO text")
     parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
     parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
+    parser.add_argument(
+        "--hlo-proto", help="where to write that as XLA's HloModuleProto, with the elements of constants"
+    )
     parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
     parser.add_argument("--jax-entry", help="where to write the names that it has in JAX's compilation cache, as JSON")
     parser.add_argument(
@@ -63,6 +68,11 @@ def run(options: argparse.Namespace) -> None:
         if options.jax_key:
             _write_entry(options, spec, serialized)
             return
+        if options.components:
+            from stagec.stages.building import made_from
+
+            write_whole(options.components, json.dumps(made_from(serialized, spec, lowered_for)).encode())
+            return
         _write_texts(options, spec, serialized, lowered_for)
         if options.output or options.description or options.module:
             _write_executable(options, spec, serialized, lowered_for)
@@ -88,10 +98,12 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
         for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
             if path:
                 write_whole(path, lowered.as_text(dialect).encode())
-    if options.hlo_after or options.timeline:
+    if options.hlo_after or options.hlo_proto or options.timeline:
         compiled = building.optimize(serialized, spec, lowered_for)
         if options.hlo_after:
             write_whole(options.hlo_after, compiled.as_text().encode())
+        if options.hlo_proto:
+            write_whole(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto())
         if options.timeline:
             write_whole(options.timeline, _timeline(compiled, spec).encode())
 

@@ -16,6 +16,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--executable NAME=EXPORT=SPEC=FILE=DESCRIPTION": "an executable, with the name of its export",
     }
     add_lists(parser, lists)
+    parser.add_argument(
+        "--executables-only", action="store_true", help="trace nothing again, as the packages to do so are not here"
+    )
     add_import_roots(parser)
     add_plugins(parser)
 
@@ -32,7 +35,10 @@ def run(options: argparse.Namespace) -> Answer:
     for name, export, *files in (split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
     plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
-    with Progress("reproduce", 2 * (len(exports) + len(executables))) as progress:
-        differences, count = reproduce(exports, executables, options.import_root, plugins=plugins, progress=progress)
+    retrace = not options.executables_only
+    with Progress("reproduce", 2 * (len(exports) * retrace + len(executables))) as progress:
+        differences, count = reproduce(
+            exports, executables, options.import_root, plugins=plugins, progress=progress, retrace=retrace
+        )
     lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences", ""]
     return Answer({"artifacts": count, "differences": differences}, "\n".join(lines), 1 if differences else 0)

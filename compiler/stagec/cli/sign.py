@@ -18,7 +18,7 @@ PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
+    parser.add_argument("bundle", help="the bundle (.aot); with --model-signing also a file of weights (.safetensors)")
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--statement", help="its in-toto statement (.intoto.json)")
     kind.add_argument(
@@ -68,14 +68,22 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _sign_files(options: argparse.Namespace, key: PrivateKey) -> Answer:
-    from stagec.bundle import keys, model_signing
+    from stagec.bundle import external, keys, model_signing
     from stagec.bundle.archive import Archive
 
     output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
-    with blaming(options.key, of=(ValueError,)):
+    path = Path(options.bundle)
+    if path.suffix == ".safetensors":
+        with blaming(options.bundle, what="not a safetensors file: "):
+            name, files = path.stem, {path.name: external.describe(path)["sha256"]}
+    else:
         archive = Archive(options.bundle)
         archive.check_all()
-        content = model_signing.sign(Path(options.bundle).name, archive, archive.sha256(), key)
+        listed = archive.index.get("weights_files", {})
+        name, files = archive.index["name"], {path.name: archive.sha256()}
+        files |= {file: entry["sha256"] for file, entry in listed.items()}
+    with blaming(options.key, of=(ValueError,)):
+        content = model_signing.sign(name, files, key)
     write_whole(output, content)
     return _signed(options.bundle, output, [keys.keyid(key.public_key())])
 

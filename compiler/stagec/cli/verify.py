@@ -15,6 +15,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--key": "a public key that is trusted, Ed25519 or ECDSA in PEM: with one, the bundle must be signed",
         "--signature FILE": "an envelope, or a signature of Model Signing, as for statements of several builders "
         "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
+        "--base-key FILE": "a public key: with some, one of them must have signed the bundle as it was before stagec "
+        "add-jaxlib added to it",
+        "--serves jaxlib==VERSION": "a jaxlib of your fleet: status 1 where the bundle has no executables of it",
+        "--function NAME": "with --serves, a function that must be served, as inspect names it (default: all)",
+        "--target NAME": "with --serves, a target that must be served (default: all)",
     }
     add_lists(parser, lists)
     parser.add_argument(
@@ -29,16 +34,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Answer:
-    from stagec.bundle import verification
+    from stagec.bundle import fleet, verification
 
     if not options.key:
         for option, given in {
             "--require-signature": options.require_signature,
             "--signature": bool(options.signature),
+            "--base-key": bool(options.base_key),
             "--threshold": options.threshold != 1,
         }.items():
             if given:
                 write = "say which keys are trusted: --key PUBLIC.pem"
                 raise StagecError(Problem("", option, "no key is given", write))
-    report = verification.verify(options.bundle, options.key, options.threshold, options.signature, options.weights)
-    return Answer(report, verification.as_text(report), verification.STATUS[report["verdict"]])
+    if (options.function or options.target) and not options.serves:
+        what = "these are the functions and targets that must be served, and no jaxlib is given"
+        raise StagecError(Problem("", "--function, --target", what, "write --serves jaxlib==0.12.0"))
+    report = verification.verify(
+        options.bundle,
+        options.key,
+        options.threshold,
+        options.signature,
+        options.weights,
+        options.base_key,
+        [fleet.release(requirement, "--serves") for requirement in options.serves],
+        options.function,
+        options.target,
+    )
+    return Answer(report, verification.as_text(report), verification.status(report))

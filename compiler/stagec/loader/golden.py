@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stagec.backends import compilation
 from stagec.bundle.archive import Archive
+from stagec.bundle.description import Description
 from stagec.bundle.external import Files
+from stagec.bundle.index import describe
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import parse_aval
+from stagec.core.sizes.avals import parse_aval, physical
+from stagec.core.telling.refusal import CallError
+from stagec.core.trees.tree import argument_path
 from stagec.loader import trials
 from stagec.loader.bundle import Bundle
+from stagec.loader.variant import bucket_name
+from stagec.pjrt import compatibility
 from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.weights import Weight, Weights
+from stagec.stages import optimized
+from stagec.stages.optimized import NotCovered
 
 _WORST = 3
 """How many elements of a result are listed."""
-_OTHER_MACHINE = ("platform", "cpu-feature", "device-kind", "device-count")
+_OTHER_MACHINE = ("platform", "architecture", "cpu-feature", "device-kind", "device-count")
 """Codes of a machine that has not what a target is for."""
 
 
@@ -82,6 +92,19 @@ class Skipped:
         return f"SKIPPED {', '.join(self.functions)} for {self.target}: {self.why}"
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A program that a compiler decided, and that CPUs cannot run. why: in words, with the names of instructions."""
+
+    function: str
+    target: str
+    why: str
+
+    def as_text(self) -> str:
+        """Return one line for a person."""
+        return f"REFUSED {self.function} for {self.target}: {self.why}"
+
+
 def check(
     archive: Archive, function: str | None = None, platform: str | None = None, weights: str | None = None
 ) -> Iterator[Check | Skipped]:
@@ -89,10 +112,13 @@ def check(
 
     function: name of one signature; None: all that have some. platform: of the targets; None: all. weights: the
     folder with the files of weights beside the bundle; None: the bundle's. Yields what is skipped, and why, for a
-    target that is another machine's. Raises CallError and LoadError as calls do.
+    target that is another machine's. Of a bundle for several jaxlibs, only executables for the one that is here count.
+    Raises CallError and LoadError as calls do.
     """
     files = Files(archive.path, archive.index, weights, "use")
-    index = archive.index
+    index, here = archive.index, compatibility.version()
+    made_with = {built["versions"]["jaxlib"] for f in index["functions"].values() for built in f["executables"]}
+    foreign = made_with - {here} if here in made_with else set()
     for target, entry in index["targets"].items():
         asked = {
             name: signature["golden"]
@@ -100,6 +126,7 @@ def check(
             if function in (None, name) and "golden" in signature
             for built in signature["executables"]
             if built["target"] == target and built["bucket"] == signature["golden"]["bucket"]
+            if built["versions"]["jaxlib"] not in foreign
         }
         if not asked or platform not in (None, entry["platform"]):
             continue
@@ -119,9 +146,87 @@ def check(
             yield Skipped(target, tuple(names), reason)
 
 
+def check_optimized(
+    archive: Archive,
+    functions: Collection[str] = (),
+    platform: str | None = None,
+    weights: str | None = None,
+    programs: Mapping[str, bytes] | None = None,
+) -> Iterator[Check | Refused]:
+    """Run what the compilers of devices decided on CPUs, and compare each result of it.
+
+    functions: names of signatures; none: all that have golden inputs. platform: of the targets, "cuda" or "tpu"; None:
+    both. weights: as for `check`. programs: optimized programs, XLA's HloModuleProto, of the executables that do not
+    have them in their bytes, as a TPU's: by names such as mlp.v5e-2x2 or mlp.v5e-2x2.batch8.
+    Yields what is refused, and why, for a program that is missing or that has no form for CPUs.
+    Raises CallError ("static") for a function without golden inputs, LoadError as calls do.
+    """
+    index = archive.index
+    have = [name for name, signature in index["functions"].items() if "golden" in signature]
+    for name in functions:
+        if name not in have:
+            what = f"{name} has no golden inputs"
+            raise CallError("static", f"{what}; write one of {', '.join(have)}" if have else what)
+    bound = Weights.of(archive, files=Files(archive.path, index, weights, "use")).by_name
+    for name in functions or have:
+        signature = index["functions"][name]
+        golden = signature["golden"]
+        for built in signature["executables"]:
+            target = built["target"]
+            of = index["targets"][target]["platform"]
+            if of == "cpu" or platform not in (None, of) or built["bucket"] != golden["bucket"]:
+                continue
+            stem = ".".join(filter(None, (name, target, bucket_name(built["bucket"]))))
+            module = (programs or {}).get(stem) or _module(of, archive[built["executable"]])
+            if not module:
+                what = f"the executable does not say it; write --hlo {stem}=FILE, of stagec compile --hlo-proto"
+                yield Refused(name, target, what)
+                continue
+            description = describe(index, name, built, archive[built["description"]])
+            inputs = {path: _array(archive, row) for path, row in golden["inputs"].items()}
+            arrays = {entry["leaf"]: bound[entry["weight"]] for entry in signature["bind"]}
+            try:
+                results = _run_optimized(module, description, inputs, arrays)
+            except NotCovered as error:
+                yield Refused(name, target, str(error))
+                continue
+            yield from _compared(golden, results, archive, name, f"{target}, on CPUs")
+
+
+def _module(platform: str, serialized: bytes) -> bytes:
+    """Return the optimized program that an executable has in its bytes; empty: it has none."""
+    layers = compilation.backend(platform).layers(serialized)
+    return next((data for layer, data, _ in layers if layer == "optimized HLO"), b"")
+
+
+def _run_optimized(
+    module: bytes, description: Description, inputs: trials.Arrays, weights: Mapping[int, Weight]
+) -> trials.Arrays:
+    paths = [argument_path(path) for path in description.in_tree.paths()]
+    kept = description.kept_var_idx
+    parameters, results = (
+        [(tuple(map(int, physical(aval).shape)), dtype_of(aval)) for aval in avals]
+        for avals in ([description.in_avals[i] for i in kept], description.out_avals)
+    )
+    donated = [number for number, i in enumerate(kept) if description.donated[i]]
+    executable = optimized.load(module, parameters, results, description.nr_devices, donated)
+    buffers = [
+        executable.put(number, weights[i].on(executable.parameters[number]) if i in weights else inputs[paths[i]])
+        for number, i in enumerate(kept)
+    ]
+    names = [f"result{path}" for path in description.out_tree.paths()]
+    return dict(zip(names, (result.numpy() for result in executable.run(buffers)), strict=True))
+
+
 def _check(bundle: Bundle, archive: Archive, target: str, name: str, golden: dict[str, Any]) -> Iterator[Check]:
     inputs = {path: _array(archive, row) for path, row in golden["inputs"].items()}
     results, _ = trials.call(trials.find(bundle, name), inputs)
+    yield from _compared(golden, results, archive, name, target)
+
+
+def _compared(
+    golden: dict[str, Any], results: trials.Arrays, archive: Archive, name: str, target: str
+) -> Iterator[Check]:
     for path, row in golden["outputs"].items():
         given, wanted, (rtol, atol) = results.get(path), _array(archive, row), (row["rtol"], row["atol"])
         absolute, relative, ok = errors(given, wanted, rtol, atol)

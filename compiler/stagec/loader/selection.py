@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from stagec.bundle.description import architecture
+from stagec.bundle.index import day
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
 from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.custom_calls import UNKNOWN
-from stagec.pjrt.host import Host, cpu_refusal
+from stagec.pjrt.host import Host, architecture_refusal, cpu_refusal
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """Shapes of the leaves of the arguments, flat."""
@@ -29,6 +31,7 @@ _ORDER = (
     "platform",
     "device-kind",
     "device-count",
+    "architecture",
     "cpu-feature",
     "jaxlib-version",
     "plugin-version",
@@ -46,6 +49,7 @@ class Offer:
 
     kind: "executable" or "exported". member: its name in the bundle.
     platforms: one for an executable; in the order of preference.
+    architecture: of the CPU that runs its machine code; "" of what is compiled first, and for other platforms.
     nr_devices: None where it is not known before the artifact is read.
     in_avals: the arguments of an executable, flat, as the module has them, with dimensions' names.
     readable_until: the last day of the releases that JAX promises to read the artifact; None where none is known.
@@ -56,6 +60,7 @@ class Offer:
     platforms: tuple[str, ...]
     target: str = ""
     device_kind: str = ""
+    architecture: str = ""
     requires: tuple[str, ...] = ()
     nr_devices: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -203,6 +208,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
             (targets[executable["target"]]["platform"],),
             target=executable["target"],
             device_kind=targets[executable["target"]]["device_kind"],
+            architecture=architecture(targets[executable["target"]]),
             requires=tuple(targets[executable["target"]]["requires"]),
             nr_devices=executable["nr_devices"],
             versions=executable["versions"],
@@ -222,7 +228,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
         tuple(sorted(entry["platforms"], key=lambda platform: -preference.get(platform, platform != "cpu"))),
         nr_devices=executables[0].nr_devices if executables else entry["nr_devices"],
         versions=entry["versions"],
-        readable_until=_day(entry["readable_until"]),
+        readable_until=day(entry["readable_until"]),
     )
     return (*executables, portable)
 
@@ -261,25 +267,18 @@ def usable_platform(offer: Offer, host: Host, asked: Asked) -> str | None:
 
 def unknown_release(offer: Offer, host: Host) -> str:
     """Return what to say before an exported artifact is compiled with a jaxlib of unknown age; "" for any other."""
-    until, here = _promised(offer, host)
-    if until is None or here is not None:
-        return ""
-    return (
-        f"JAX promises that releases until {until} read it, and this stagec does not know of which day "
-        f"jaxlib {host.jaxlib} is"
-    )
+    readable, doubt = _promised(offer, host)
+    return doubt if readable is None else ""
 
 
-def _promised(offer: Offer, host: Host) -> tuple[datetime.date | None, datetime.date | None]:
-    """Return the last day of the releases that read an artifact, and the day of the jaxlib that is here.
-
-    The first is None where any release may, as the one that made it; the second where stagec does not know it.
-    """
-    if offer.readable_until is None or offer.versions.get("jaxlib") == host.jaxlib:
-        return None, None
+def _promised(offer: Offer, host: Host) -> tuple[bool | None, str]:
+    """Return whether JAX promises that this jaxlib reads an artifact; see `expiry.may_read`."""
+    made_with = offer.versions.get("jaxlib")
+    if offer.readable_until is None or made_with == host.jaxlib:
+        return True, ""
     from stagec.bundle import expiry  # most bundles are read with the jaxlib that made them
 
-    return offer.readable_until, expiry.released(host.jaxlib)
+    return expiry.may_read(host.jaxlib, offer.readable_until, made_with)
 
 
 def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iterator[tuple[str, str]]:
@@ -303,6 +302,8 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
         where = "are here" if platform.processes == 1 else f"are in the {platform.processes} processes"
         where = "were named" if asked.num_devices is not None else where
         yield "device-count", f"it runs on {offer.nr_devices} devices, {available} {where}"
+    if refusal := architecture_refusal(offer.architecture, host.architecture):
+        yield "architecture", refusal
     # What a CPU lacks for speed alone is not a fault: `requires` has only flags without which the code must not run.
     if name == "cpu" and (refusal := cpu_refusal(offer.requires, host.cpu_flags)):
         yield "cpu-feature", refusal
@@ -321,12 +322,11 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
     else:
         if asked.policy == "executable_only":
             yield "policy", "compiling is not allowed (executable_only)"
-        until, here = _promised(offer, host)
-        if until is not None and here is not None and here > until:
+        readable, reason = _promised(offer, host)
+        if readable is False:
             maker = (
                 f"jaxlib {offer.versions['jaxlib']}, which made it" if "jaxlib" in offer.versions else "an older jaxlib"
             )
-            reason = f"JAX promises that releases until {until} read it, and jaxlib {host.jaxlib} is of {here}"
             yield "expired", f"{reason}; install {maker}, or build the bundle again with a newer jax in your lock"
         if asked.shapes is not None and shapes and asked.shapes not in shapes:
             yield "shape", "the shapes are in no bucket"
@@ -335,14 +335,6 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
 def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
     return [f"  {first:<{widths[0]}}  {second:<{widths[1]}}  {third}" for first, second, third in rows]
-
-
-def _day(text: str) -> datetime.date | None:
-    """Return the day in an index; None where it is not known."""
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def _sizes(offer: Offer) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.index import jaxlibs
 from stagec.core.telling.errors import blaming
 from stagec.core.trees.folding import what_it_is
 from stagec.core.trees.same import same
@@ -41,7 +42,10 @@ def compare(first: str, second: str) -> dict[str, Any]:
     left, right = (archive.index for archive in archives)
     sections = {
         "bundle": _rows(
-            *({"bundle": {key: index[key] for key in ("name", "version", "format")}} for index in (left, right))
+            *(
+                {"bundle": {**{key: index[key] for key in ("name", "version", "format")}, "jaxlib": [*jaxlibs(index)]}}
+                for index in (left, right)
+            )
         ),
         "targets": _rows(left["targets"], right["targets"]),
         "functions": _rows(*(_signatures(archive) for archive in archives)),

@@ -40,6 +40,7 @@ def explain(
     roots: Sequence[str],
     packages: Sequence[str],
     plugins: Mapping[str, Path] | None = None,
+    environments: Mapping[str, tuple[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
 
@@ -49,17 +50,25 @@ def explain(
     the one of the same function, variant, target and bucket.
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
     plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.
+    environments: by name, Python and PYTHONPATH of what compiles for other jaxlibs. An executable for one that is not
+    here is not compared, and a row says so.
     Raises StagecError for any other file, and where the current inputs cannot be traced.
     """
-    sides: list[_Artifacts | Inputs] = [_read(path, roots, packages, plugins or {}) for path in (first, second)]
+    given = roots, packages, plugins or {}, environments or {}
+    sides: list[_Artifacts | Inputs] = [_read(path, *given) for path in (first, second)]
+    unknown: dict[str, str] = {}
+    for side in sides:
+        if isinstance(side, Inputs):
+            unknown |= {name.removeprefix(f"{side.name}."): why for name, why in side.unknown.items()}
     single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
     wanted = single[0] if len(single) == 1 else None
     left, right = (_of(side, wanted, path) for side, path in zip(sides, (first, second), strict=True))
     rows = []
-    for name in sorted({*left, *right}):
+    for name in sorted({*left, *right, *({} if wanted else unknown)}):
         before, after = left.get(name), right.get(name)
         if before is None or after is None:
             here = "only in the first" if after is None else "only in the second"
+            here = f"not compared: {unknown[name]}" if name in unknown else here
             rows.append({"artifact": name, "component": "artifact", "change": here, "first": None, "second": None})
             continue
         rows += [
@@ -112,7 +121,13 @@ _Artifacts = Mapping[str, _Artifact]
 """The artifacts of a bundle by name, or the one of a file under the name ""."""
 
 
-def _read(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path]) -> _Artifacts | Inputs:
+def _read(
+    path: str,
+    roots: Sequence[str],
+    packages: Sequence[str],
+    plugins: Mapping[str, Path],
+    environments: Mapping[str, tuple[str, str]],
+) -> _Artifacts | Inputs:
     with blaming(path, _WRITE, of=(LoadError, ValueError, KeyError, TypeError)):
         if path.endswith(".aot"):
             return _bundle(Archive(path))
@@ -124,7 +139,7 @@ def _read(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Map
                 return {"": dataclasses.replace(_description_at(beside), serialized=serialized)}
             _held(serialized, "")
             return {"": _Artifact(None, None, serialized, path)}
-        return inputs.read(path, roots, packages, plugins) or {"": _description_at(Path(path))}
+        return inputs.read(path, roots, packages, plugins, environments) or {"": _description_at(Path(path))}
 
 
 def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Artifacts:
@@ -147,14 +162,19 @@ def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Arti
             for name, (_, spec) in side.executables.items()
             if _identity(spec.function, spec.variant, spec.target.name, spec.bucket) == wanted.identity
         ]
-    if matching:
-        return {"": matching[0]}
+    if matching:  # several where several jaxlibs compile it
+        of_jaxlib = (artifact for artifact in matching if _jaxlib(artifact) == _jaxlib(wanted))
+        return {"": next(of_jaxlib, matching[0])}
     if wanted.identity is None:
         what = f"which of its functions {wanted.path} is of is not known"
         raise StagecError(Problem(path, "", what, f"keep its description beside it, as {wanted.path}.json"))
     function, variant, target, bucket = wanted.identity
     what = ", ".join(filter(None, (function, variant, target, bucket)))
     raise StagecError(Problem(path, "", f"it has no artifact of {what}"))
+
+
+def _jaxlib(artifact: _Artifact) -> str:
+    return (artifact.made_from or {}).get("jaxlib", {}).get("value", "")
 
 
 def _current(current: Inputs) -> _Artifacts:
@@ -178,8 +198,10 @@ def _executable(current: Inputs, name: str) -> _Artifact:
 
     export, spec = current.executables[name]
     serialized, _, lowered_for = current.portable(export)
+    environment = current.environments.get(name)
+    made = inputs.made_elsewhere(environment, serialized, spec, lowered_for) if environment else None
     return _Artifact(
-        made_from(serialized, spec, lowered_for),
+        made or made_from(serialized, spec, lowered_for),
         _identity(spec.function, spec.variant, spec.target.name, spec.bucket),
     )
 

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagec.bundle.description import LARGEST
-from stagec.core.builds import actions, specs
+from stagec.core.builds import actions, components, specs
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.data import reading, strict_json
 from stagec.core.telling.errors import Problem, StagecError
+from stagec.pjrt import compatibility
 
 FORMAT = 1
 """Version of the JSON that names the inputs that Bazel built. 1 (November 2026): the first."""
@@ -30,6 +31,8 @@ class Inputs:
     executables: name of each executable -> the name of its exported artifact, and its spec.
     portable: name of an exported artifact -> it, as traced now or by Bazel, its description, and what JAX lowered for
         devices (`stages.by_device`).
+    environments: name of each executable that another environment compiles -> its Python, and PYTHONPATH.
+    unknown: name of each executable that an environment compiles which is not here -> why it is not compared.
     """
 
     name: str
@@ -37,10 +40,16 @@ class Inputs:
     exports: Mapping[str, FunctionSpec]
     executables: Mapping[str, tuple[str, ExecutableSpec]]
     portable: Callable[[str], tuple[bytes, bytes, bytes]]
+    environments: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(
-    path: str, roots: Sequence[str], packages: Sequence[str] = (), plugins: Mapping[str, Path] | None = None
+    path: str,
+    roots: Sequence[str],
+    packages: Sequence[str] = (),
+    plugins: Mapping[str, Path] | None = None,
+    environments: Mapping[str, tuple[str, str]] | None = None,
 ) -> Inputs | None:
     """Return the inputs that a file stands for: a manifest (.toml), or the JSON of a Bazel explain target.
 
@@ -76,6 +85,11 @@ def read(
             for name, executable in data["executables"].items()
         },
         built,
+        {
+            name: (environments or {})[executable["environment"]]
+            for name, executable in data["executables"].items()
+            if "environment" in executable
+        },
     )
 
 
@@ -91,8 +105,36 @@ def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: 
         needed = [str(plugins[platform]) for platform in exports[name].plugins if platform in plugins]
         return _trace(exports[name], roots, [*(packages or sys.path), *needed])
 
-    executables = {executable.name: (executable.export, executable.spec) for executable in planned.executables}
-    return Inputs(planned.name, planned.version, exports, executables, traced)
+    executables, unknown, here = {}, {}, compatibility.version()
+    for executable in planned.executables:
+        for release in planned.jaxlib.get(executable.spec.target.name, [here]):
+            if release == here:
+                executables[executable.name] = executable.export, executable.spec
+            else:
+                why = f"jaxlib {release} compiles it, and here is {here}; bazel run {planned.name}.explain compares it"
+                unknown[f"{executable.name}.jaxlib-{release}"] = why
+    return Inputs(planned.name, planned.version, exports, executables, traced, {}, unknown)
+
+
+def made_elsewhere(
+    environment: tuple[str, str], serialized: bytes, spec: ExecutableSpec, lowered_for: bytes
+) -> components.Table:
+    """Return what `stages.building.made_from` returns in another environment: its Python, and PYTHONPATH."""
+    python, path = environment
+    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{actions.ENTRY.parents[1]}"}
+    env.pop("STAGEC_PYTHON_ABI", None)  # that of this Python
+    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+        given = {"--spec": specs.to_json(spec).encode(), "--exported": serialized, "--lowered": lowered_for}
+        words: list[str | Path] = ["compile", "--components", Path(scratch, "components")]
+        for option, content in given.items():
+            Path(scratch, option).write_bytes(content)
+            words += [option, Path(scratch, option)]
+        command = [python, *actions.command()[1:], *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StagecError(Problem("", "", done.stderr.strip()))
+        table: components.Table = strict_json.parse(Path(scratch, "components").read_bytes(), LARGEST)
+        return table
 
 
 def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:

@@ -8,13 +8,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from stagec.bundle import index
 from stagec.bundle.archive import Archive
-from stagec.bundle.calls import call_of, of_interface
+from stagec.bundle.calls import call_of, constants_of, of_interface
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import naming
-from stagec.core.data import child, reading, strict_json
+from stagec.core.data import child, reading
 from stagec.core.telling.errors import blaming
-from stagec.core.trees import json_shapes
 from stagec.reports import processes
 
 _START = 1000
@@ -58,7 +58,7 @@ def _bundle(archive: Archive) -> dict[str, Any]:
     for name, function in report["functions"].items():
         function["call"] = call_of(archive, name).as_text()
         if "description" in function:
-            function["constants"] = _constants(archive.read(function["description"], LARGEST))
+            function["constants"] = constants_of(archive, name)
         for executable in function["executables"]:
             described = _executable(archive.read(executable["description"], LARGEST))
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
@@ -71,17 +71,6 @@ def _executable(text: bytes) -> dict[str, Any]:
     report = dict(json.loads(Description.from_json(text).to_json()))
     several = processes.processes(report)
     return report if several is None else {**report, "processes": several}
-
-
-_CONSTANT = json_shapes.record({"name": json_shapes.text, "aval": json_shapes.text, "bytes": json_shapes.count})
-_DESCRIPTION = json_shapes.record({}, {"constants": json_shapes.array(_CONSTANT)}, rest=json_shapes.anything)
-
-
-def _constants(text: bytes) -> list[dict[str, Any]]:
-    """Return the large constants of an exported artifact, as its description says. Raises ValueError."""
-    data = strict_json.parse(text, LARGEST)
-    _DESCRIPTION(data)
-    return list(data.get("constants", ()))
 
 
 def exported(data: bytes) -> dict[str, Any]:
@@ -124,6 +113,11 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         lines.append(f"  weights beside the bundle: {name}: {what}")
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {_hardware(target)}")
+    several = index.jaxlibs(report)
+    if len(several) > 1:
+        lines += [f"  jaxlib {release}: {count} executables" for release, count in several.items()]
+    if "base" in report:
+        lines.append(f"  executables were added to the bundle with the sha256 {report['base']['sha256'][:12]}")
     rows = [("", "bytes", "flops", "peak bytes", "sha256")]
     calls, after = {}, {}
     for name, function in report["functions"].items():
@@ -138,7 +132,8 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         for executable in function["executables"]:
             entry = members[executable["executable"]]
             flops, peak = (_figure(executable[name]) for name in ("flops", "peak_bytes"))
-            what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]))))
+            made_with = f"jaxlib {executable['versions']['jaxlib']}" if len(several) > 1 else ""
+            what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]), made_with)))
             after[len(rows)] = _process_lines(executable, "      ")
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -189,7 +184,10 @@ def _class_name(text: str) -> str:
 def _hardware(target: dict[str, Any]) -> str:
     """What a person wants to read of a target."""
     return " ".join(
-        [target["platform"], *(str(target[key]) for key in ("isa", "device", "topology") if target.get(key))]
+        [
+            target["platform"],
+            *(str(target[key]) for key in ("architecture", "isa", "core", "device", "topology") if target.get(key)),
+        ]
     )
 
 

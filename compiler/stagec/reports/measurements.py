@@ -19,7 +19,8 @@ ENDING = ".inventory.json"
 class Executable(NamedTuple):
     """An executable of a bundle.
 
-    name: `FUNCTION.TARGET`, or `FUNCTION.TARGET.BUCKET`, as its artifacts are called after the manifest's name.
+    name: `FUNCTION.TARGET`, or `FUNCTION.TARGET.BUCKET`, as its artifacts are called after the manifest's name; with
+        `.jaxlib-RELEASE` where it is of another jaxlib than the build's own.
     signature: the name in the bundle's index: that of the function, or FUNCTION-VARIANT.
     inventory: None where none is known.
     """
@@ -57,8 +58,7 @@ def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) ->
     for signature, function in archive.index["functions"].items():
         for entry in function["executables"]:
             description = description_of(archive, entry)
-            sizes = "_".join(f"{dim}{size}" for dim, size in sorted(description.bucket.items()))
-            name = ".".join(filter(None, (description.artifact, description.target.name, sizes)))
+            name = entry["description"].removesuffix(".json")
             yield Executable(name, signature, description, inventory_of.get(description.executable_sha256))
 
 

@@ -18,6 +18,7 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.dsse import Envelope
+from stagec.bundle.index import jaxlibs
 from stagec.core.builds import naming
 from stagec.core.data import reading, strict_json
 from stagec.core.sizes.avals import DTYPES
@@ -157,7 +158,10 @@ def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]
 
 
 def _hardware(target: Mapping[str, Any]) -> str:
-    words = [target["platform"], *(str(target[key]) for key in ("isa", "device", "topology") if target.get(key))]
+    words = [
+        target["platform"],
+        *(str(target[key]) for key in ("architecture", "isa", "core", "device", "topology") if target.get(key)),
+    ]
     return f"{target['name']}: {' '.join(words)}" if "name" in target else " ".join(words)
 
 
@@ -169,9 +173,18 @@ def sizes(archive: Archive, size: int, most: int | None = _SIZES) -> Iterator[li
     members = {name: entry["bytes"] for name, entry in archive.index["members"].items()}
     aligned = size - sum(members.values())
     rows: list[list[Any]] = []
+    releases = jaxlibs(archive.index)
+    several = len(releases) > 1
     for name, function in archive.index["functions"].items():
         of: dict[str, list[str | None]] = {
-            "executables": [executable["executable"] for executable in function["executables"]],
+            **{
+                "executables" + (f" (jaxlib {release})" if several else ""): [
+                    executable["executable"]
+                    for executable in function["executables"]
+                    if executable["versions"]["jaxlib"] == release
+                ]
+                for release in releases
+            },
             "StableHLO": [executable.get("stablehlo") for executable in function["executables"]],
             "exported": [function["exported"]],
         }

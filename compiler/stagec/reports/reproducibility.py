@@ -104,16 +104,18 @@ def reproduce(
     arguments: Sequence[str] = (),
     plugins: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
+    retrace: bool = True,
 ) -> tuple[list[str], int]:
     """Build every artifact twice; return (what differs, by artifact; how many artifacts were compared).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
     plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
     spec names it. Tracing another one with them would be something else: JAX imports what it finds.
-    progress: where each build is a step.
+    progress: where each build is a step. retrace: whether to build `exports` again, and not only what is made of them.
     Raises StagecError when a build fails.
     """
     progress = progress or Progress("reproduce")
+    traced = exports if retrace else ()
     command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]
     differences: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
@@ -123,7 +125,7 @@ def reproduce(
             copied = _copy_roots(roots, folder)
             outs.append(folder / "out")
             (folder / "out").mkdir()
-            for artifact in exports:
+            for artifact in traced:
                 progress.step(artifact.name)
                 paths = [part for root in copied for part in ("--import-root", root)]
                 out = folder / "out" / f"{artifact.name}.exported"
@@ -141,7 +143,7 @@ def reproduce(
                 words += ["--lowered", built.lowered] if built.lowered else []
                 plugin = (plugins or {}).get(_platform(executable))
                 _run([*command, *words, "--description", f"{stem}.json"], how, folder, executable.name, plugin)
-        for artifact in exports:
+        for artifact in traced:
             name = f"{artifact.name}.exported"
             different = _compare([artifact.exported, *(out / name for out in outs)])
             # The description has the digest of the other file.
@@ -153,7 +155,7 @@ def reproduce(
                 [executable.executable, *(out / f"{executable.name}.xla" for out in outs)], _platform(executable)
             )
             differences += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
-    return differences, len(exports) + len(executables)
+    return differences, len(traced) + len(executables)
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:

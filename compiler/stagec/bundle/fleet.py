@@ -1,0 +1,87 @@
+"""Which machines of a fleet a bundle serves: those with a jaxlib that it has executables of. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.bundle import expiry, index as bundle_index
+from stagec.core.builds import naming
+from stagec.core.telling.errors import Problem, StagecError, nearest
+
+_SHOWN = 3
+"""How many functions a sentence names."""
+
+
+def release(requirement: str, key: str) -> str:
+    """Return the version in `jaxlib==0.12.0`. key: who says so, for messages. Raises StagecError."""
+    if not re.match(naming.JAXLIB, requirement):
+        raise StagecError(Problem("", key, f"{requirement!r} is not a release of jaxlib", "write jaxlib==0.12.0"))
+    return requirement.partition("==")[2]
+
+
+def serves(
+    index: Mapping[str, Any], jaxlibs: Sequence[str], functions: Sequence[str] = (), targets: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return for each jaxlib, function and target whether there are executables: for all sizes that there are any for.
+
+    index: of a bundle. functions, targets: names, none: all. Of a row: "jaxlib", "function" (as in the index),
+    "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported", which says what becomes
+    of a call without an executable. A function without any executable, of target "", is served where its exported
+    artifact may be read. Raises StagecError for a name that is not there.
+    """
+    for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):
+        for name in names:
+            if name not in known:
+                raise StagecError(Problem("", "", f"no {what} {name!r}", nearest(name, known)))
+    return [
+        row
+        for jaxlib in jaxlibs
+        for name, function in index["functions"].items()
+        if not functions or name in functions
+        for row in _of_function(jaxlib, name, function)
+        if not targets or row["target"] in targets
+    ]
+
+
+def _of_function(jaxlib: str, name: str, function: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    until, maker = bundle_index.day(function["readable_until"]), function["versions"].get("jaxlib")
+    readable, why = expiry.may_read(jaxlib, until, maker)
+    exported = why or ("JAX promises nothing" if until is None else f"jaxlib {jaxlib} reads it, by JAX's promise")
+    row = {"jaxlib": jaxlib, "function": name, "target": "", "ok": readable is not False, "executables": 0}
+    by_target: dict[str, dict[str, bool]] = {}
+    for entry in function["executables"]:
+        sizes = by_target.setdefault(entry["target"], {})
+        what = naming.bucket(entry["bucket"])
+        sizes[what] = sizes.get(what, False) or entry["versions"]["jaxlib"] == jaxlib
+    if not by_target:
+        yield {**row, "missing": [], "exported": exported}
+    for target, sizes in by_target.items():
+        missing = [what for what, there in sizes.items() if not there]
+        count = {"ok": not missing, "executables": len(sizes) - len(missing), "missing": missing}
+        yield {**row, "target": target, **count, "exported": exported}
+
+
+def by_jaxlib(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the rows of each jaxlib."""
+    return {row["jaxlib"]: [other for other in rows if other["jaxlib"] == row["jaxlib"]] for row in rows}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what rows of one jaxlib come to, for a person."""
+    missing = [row for row in rows if not row["ok"]]
+    if not missing:
+        count = sum(row["executables"] for row in rows)
+        compiled = sum(not row["target"] for row in rows)
+        functions = len({row["function"] for row in rows})
+        only = f", {compiled} of which {'is' if compiled == 1 else 'are'} compiled there" if compiled else ""
+        return f"{count} executables of {functions} function{'s' if functions != 1 else ''}{only}"
+    named = [
+        f"{row['function']}{row['target'] and ' for '}{row['target']}"
+        + (f" ({'; '.join(filter(None, row['missing']))})" if any(row["missing"]) else "")
+        for row in missing
+    ]
+    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    whys = ", ".join(dict.fromkeys(row["exported"] for row in missing))
+    return f"no executable of {', '.join(named[:_SHOWN])}{more}; of the exported artifact: {whys}"

@@ -1,0 +1,56 @@
+"""Add executables for this environment's jaxlib to a bundle, without its sources."""
+
+from __future__ import annotations
+
+import argparse
+
+from stagec.cli.files import Answer, Sums, read_text, write_parts, write_whole
+from stagec.cli.options import add_lists
+from stagec.core.telling.errors import blaming
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="the bundle (.aot); it stays as it is")
+    parser.add_argument("--output", required=True, help="where to write the bundle with more executables")
+    parser.add_argument("--statement", help="where to write its in-toto statement, which stagec sign takes")
+    parser.add_argument("--sbom", help="where to write the CycloneDX SBOM of what compiled them")
+    lists = {
+        "--target NAME": "a target to compile for (default: all that the bundle has executables for)",
+        "--key FILE": "a public key that is trusted: with one, the bundle must be signed",
+        "--signature FILE": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
+        "--packages FILE": "an environment's packages.json, as rules/private/python_environment.py writes it",
+    }
+    add_lists(parser, lists)
+
+
+def run(options: argparse.Namespace) -> Answer:
+    from stagec.bundle import attestation, provenance, sbom, writing
+    from stagec.bundle.archive import Archive, pieces
+    from stagec.core.telling.progress import Progress
+    from stagec.pjrt import compatibility
+    from stagec.reports import adding
+
+    environments = []
+    for path in options.packages:
+        with blaming(path, what="not a list of packages: ", of=(ValueError, KeyError, TypeError)):
+            environments.append(provenance.read_environment(read_text(path)))
+    if options.key:
+        archive = attestation.open_signed(options.bundle, options.key, signature=options.signature)
+    else:
+        archive = Archive(options.bundle)
+    archive.check_all()
+    with Progress("add-jaxlib") as progress:
+        executables = adding.compiled(archive, options.target, progress)
+    sums = Sums()
+    with blaming(options.bundle, of=(ValueError,)):
+        write_parts(options.output, sums.of(pieces(writing.extend(archive, executables))))
+    made = Archive(options.output)
+    if options.statement:
+        statement = provenance.statement_of_addition(made, made.sha256(), environments)
+        write_whole(options.statement, statement.encode())
+    if options.sbom:
+        write_whole(options.sbom, sbom.bill_of_materials(made, made.sha256(), environments).encode())
+    names = [member.name for member in executables]
+    value = {"output": options.output, "jaxlib": compatibility.version(), "executables": names, **sums.to_plain()}
+    text = f"{options.output}: {len(names)} executables of jaxlib {compatibility.version()} added\n"
+    return Answer(value, text)

@@ -1,0 +1,62 @@
+"""A bundle that was released, with executables of one more jaxlib."""
+
+load("//rules:providers.bzl", "AotProvenanceInfo", "PythonEnvironmentInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+
+def _aot_bundle_addition_impl(ctx):
+    name = ctx.label.name
+    bundle = ctx.actions.declare_file(name + ".aot")
+    statement = ctx.actions.declare_file(name + ".intoto.json")
+    sbom = ctx.actions.declare_file(name + ".sbom.json")
+    plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None
+    packages = [ctx.attr.environment[PythonEnvironmentInfo].packages] + ([plugin.packages] if plugin else [])
+    arguments = ctx.actions.args()
+    arguments.add(ctx.file.bundle)
+    arguments.add("--output", bundle)
+    arguments.add("--statement", statement)
+    arguments.add("--sbom", sbom)
+    arguments.add_all(ctx.attr.targets, before_each = "--target")
+    arguments.add_all(packages, before_each = "--packages")
+    compiler_action(
+        ctx,
+        mnemonic = "StagecAddJaxlib",
+        progress_message = "Adding executables to %s" % ctx.file.bundle.basename,
+        command = "add-jaxlib",
+        arguments = arguments,
+        inputs = depset([ctx.file.bundle] + packages),
+        outputs = [bundle, statement, sbom],
+        plugin = plugin,
+        worker = False,
+        environment = ctx.attr.environment,
+    )
+    return [
+        DefaultInfo(files = depset([bundle]), runfiles = ctx.runfiles([bundle])),
+        OutputGroupInfo(provenance = depset([statement, sbom])),
+        AotProvenanceInfo(bundle = bundle, statement = statement, sbom = sbom),
+    ]
+
+aot_bundle_addition = rule(
+    implementation = _aot_bundle_addition_impl,
+    doc = "Adds executables of another jaxlib to a bundle that was released, from the exported artifacts inside: " +
+          "`<name>.aot`. Its output group `provenance` is `<name>.intoto.json` and `<name>.sbom.json`, which `aot_signing` " +
+          "signs. docs/fleet.md says how. What was in the bundle stays as it was, and so does its signature; the action " +
+          "does not look at that: run `stagec verify` before.",
+    attrs = {
+        "bundle": attr.label(doc = "The bundle.", mandatory = True, allow_single_file = [".aot"]),
+        "environment": attr.label(
+            doc = "The Python environment with the other jaxlib, with numpy and flatbuffers. It needs no JAX.",
+            mandatory = True,
+            providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
+        "plugin": attr.label(
+            doc = "The Python environment with the compiler of the targets' platform for that jaxlib; none for cpu.",
+            providers = [PythonEnvironmentInfo],
+            cfg = "exec",
+        ),
+        "targets": attr.string_list(
+            doc = "Targets of the bundle to compile for, by their names in it; default: all that it has executables for.",
+        ),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

@@ -1,0 +1,217 @@
+"""What compiles executables: releases of jaxlib, each for an architecture of CPUs.
+
+One is the build's own. Another is the same release for aarch64, in Debian's Python; a workspace declares more.
+"""
+
+load("//rules/private:aarch64_python.bzl", "aarch64_python")
+load("//rules/private:executable.bzl", "has_autotuning")
+load("//rules/private:platforms.bzl", "PLUGINS")
+load("//rules/private:python_environment.bzl", "python_environment", "watched_path", "workspace_path")
+
+_PLUGINS = [platform for platform, plugin in PLUGINS.items() if plugin]
+
+# The attributes of python_environment that a declared jaxlib has too.
+_ENVIRONMENT = {"interpreter": "", "interpreter_version": "", "packages": "", "trimmed": True}
+
+_AARCH64 = "aarch64"
+
+# Debian's, of compiler/aarch64.lock.
+_EMULATED = {
+    "architecture": _AARCH64,
+    "emulated": Label("@stagec_aarch64_python//:interpreter"),
+    "emulated_version": "3.11.2",
+}
+
+def declare_jaxlibs(lock, jaxlibs):
+    """Declares the environments of other releases, and `@stagec_jaxlibs`, which manifests choose from.
+
+    Args:
+      lock: label of the lock of the build's own environment.
+      jaxlibs: dict of names of repositories to dicts: `lock`, a label; and optionally `cuda_lock`, `tpu_lock` and the
+        attributes `interpreter`, `interpreter_version`, `packages` and `trimmed` of python_environment; `architecture`,
+        "aarch64" where it compiles for that, and `exec_properties` of its actions then.
+    """
+    aarch64_python(name = "stagec_aarch64_python")
+    jaxlibs = dict(jaxlibs, stagec_aarch64 = {"lock": lock, "architecture": _AARCH64})
+    known = ["architecture", "exec_properties", "lock"] + [plugin + "_lock" for plugin in _PLUGINS] + _ENVIRONMENT.keys()
+    plugins = []
+    for name, given in jaxlibs.items():
+        unknown = [key for key in given if key not in known]
+        if unknown or not given.get("lock"):
+            fail('jaxlibs: "%s" %s; write for example {"lock": "//:%s.lock"}, with any of %s' % (
+                name,
+                'has an unknown key "%s"' % unknown[0] if unknown else "has no lock",
+                name,
+                ", ".join(known[1:]),
+            ))
+        attributes = {key: given.get(key, default) for key, default in _ENVIRONMENT.items()}
+        if given.get("architecture"):
+            if given["architecture"] != _AARCH64:
+                fail('jaxlibs: "%s" has architecture = "%s"; write "%s", or leave it out for x86_64' %
+                     (name, given["architecture"], _AARCH64))
+            attributes.update(_EMULATED)
+        python_environment(name = name, lock = given["lock"], **attributes)
+        attributes.pop("packages")
+        for plugin in _PLUGINS:
+            if given.get(plugin + "_lock"):
+                plugins.append("%s_%s" % (name, plugin))
+                python_environment(name = plugins[-1], lock = given[plugin + "_lock"], **attributes)
+    stagec_jaxlibs(
+        name = "stagec_jaxlibs",
+        lock = lock,
+        names = jaxlibs.keys(),
+        locks = [given["lock"] for given in jaxlibs.values()],
+        settings = [json.encode({
+            "architecture": given.get("architecture") or "",
+            "exec_properties": given.get("exec_properties") or {},
+        }) for given in jaxlibs.values()],
+        plugins = plugins,
+    )
+
+def _releases_in(repository_ctx, lock):
+    """The releases of jaxlib that a lock pins; several where it depends on the interpreter."""
+    releases = {}
+    for line in repository_ctx.read(watched_path(repository_ctx, lock)).splitlines():
+        name, _, rest = line.partition("==")
+        if name.strip() == "jaxlib" and rest:
+            releases[rest.split(" ")[0].split(";")[0].rstrip("\\")] = None
+    return releases.keys()
+
+_DEFS = '''"""The releases of jaxlib that compile executables; the first is the build's own."""
+
+JAXLIBS = [
+{structs}]
+'''
+
+_STRUCT = """    struct(
+        release = {release},
+        architecture = {architecture},
+        environment = {environment},
+        plugins = {plugins},
+        exec_properties = {exec_properties},
+    ),
+"""
+
+def _struct(release, architecture, environment, plugins, exec_properties):
+    labels = ['"%s": %s' % (platform, label) for platform, label in plugins.items()]
+    return _STRUCT.format(
+        release = repr(release),
+        architecture = repr(architecture),
+        environment = environment,
+        plugins = "{%s}" % ", ".join(labels),
+        exec_properties = repr(exec_properties),
+    )
+
+def _label(repository):
+    return 'Label("@%s//:environment")' % repository
+
+def _stagec_jaxlibs_impl(repository_ctx):
+    own = _releases_in(repository_ctx, repository_ctx.attr.lock)
+    release = own[0] if len(own) == 1 else ""
+    here = repository_ctx.execute(["uname", "-m"]).stdout.strip()
+    structs = [_struct(release, here, "None", {}, {})]
+    seen = {(release, here): "the build's own environment"} if release else {}
+    for name, lock, text in zip(repository_ctx.attr.names, repository_ctx.attr.locks, repository_ctx.attr.settings):
+        settings = json.decode(text)
+        architecture = settings["architecture"] or here
+        releases = [release] if name == "stagec_aarch64" else _releases_in(repository_ctx, lock)
+        if len(releases) != 1:
+            fail("%s pins %s; the lock of a declared jaxlib pins one: jaxlib==0.12.0, with its hashes" %
+                 (workspace_path(lock), " and ".join(["jaxlib " + one for one in releases]) or "no jaxlib"))
+        which = releases[0], architecture
+        if which in seen and name == "stagec_aarch64":
+            continue  # the workspace declares another, or this machine is one
+        if which in seen:
+            fail("%s and %s both have jaxlib %s; declare each release once" % (seen[which], name, releases[0]))
+        seen[which] = name
+        plugins = [plugin for plugin in _PLUGINS if "%s_%s" % (name, plugin) in repository_ctx.attr.plugins]
+        labels = {one: _label("%s_%s" % (name, one)) for one in plugins}
+        structs.append(_struct(releases[0], architecture, _label(name), labels, settings["exec_properties"]))
+    repository_ctx.file("defs.bzl", _DEFS.format(structs = "".join(structs)), executable = False)
+    repository_ctx.file("BUILD", 'exports_files(["defs.bzl"])\n', executable = False)
+
+stagec_jaxlibs = repository_rule(
+    implementation = _stagec_jaxlibs_impl,
+    doc = "Reads which jaxlib each lock pins, and installs none: a manifest is planned without them. `defs.bzl` then has " +
+          "JAXLIBS, a list of structs: release; architecture, of the CPUs that it makes code for; environment (a label, or None for the build's own); plugins (labels of " +
+          "others than PLUGINS, by platform); exec_properties (dict, of the actions that compile).",
+    attrs = {
+        "lock": attr.label(doc = "The lock of the build's own environment.", allow_single_file = True),
+        "names": attr.string_list(doc = "The repositories of the others."),
+        "locks": attr.label_list(doc = "The locks of these, in the same order.", allow_files = True),
+        "settings": attr.string_list(doc = "`architecture`, \"\" for this machine's, and `exec_properties` of each, as JSON."),
+        "plugins": attr.string_list(doc = "The repositories with plugins for these: their names with _cuda or _tpu."),
+    },
+)
+
+def _or(words):
+    """A list of words for a person."""
+    return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
+
+def compiled_executables(plan, jaxlibs):
+    """What compiles each executable of a plan: a struct for each executable and release of jaxlib.
+
+    Args:
+      plan: dict, as `declare_manifest` gets it.
+      jaxlibs: JAXLIBS of `@stagec_jaxlibs`.
+
+    Returns:
+      struct of executables, and of problems (list of string, what is wrong with the releases). executables is a list of
+      struct: name (of its target), export (name of that), spec (string), platform, environment (label, or None for the
+      build's own), plugin (label or None), suffix (string, what distinguishes names of this environment), exec_properties
+      (dict, of its action).
+    """
+    found, problems = [], {}
+    for name, export, spec in plan["executables"]:
+        target = json.decode(spec)["target"]
+        platform, own = target["platform"], jaxlibs[0].release
+        releases = plan["jaxlib"].get(target.get("name"), [own])
+        for key, asked in {"jax_cache": name in plan["jax_cache"]["executables"], "autotuning": has_autotuning(spec)}.items():
+            if asked and own not in releases:
+                problems['%s: target "%s": %s is of the build\'s own jaxlib %s, which jaxlib = %s leaves out\n  %s' % (
+                    plan["path"],
+                    target["name"],
+                    key,
+                    own,
+                    releases,
+                    "add it, or leave %s out" % key,
+                )] = None
+        for release in releases:
+            fitting = [one for one in jaxlibs if one.release == release]
+            architecture = target.get("architecture", "x86_64") if platform == "cpu" else jaxlibs[0].architecture
+            of_architecture = [one for one in fitting if one.architecture == architecture]
+            said = '%s: target "%s": jaxlib = ["%s"]: ' % (plan["path"], target.get("name"), release)
+            if not fitting:
+                declared = _or({one.release or "that of the lock": None for one in jaxlibs}.keys())
+                problems[said + "this workspace has jaxlib %s\n  declare a lock with jaxlib==%s (docs/fleet.md): %s" % (
+                    declared,
+                    release,
+                    'stagec.jaxlib(name = "NAME", lock = "//:NAME.lock"), or stagec_repositories(jaxlibs = {"NAME": ' +
+                    '{"lock": "//:NAME.lock"}})',
+                )] = None
+                continue
+            if not of_architecture:
+                problems[said + "this workspace has it for %s\n  declare one that makes code for %s (docs/aarch64.md): %s" % (
+                    _or([one.architecture for one in fitting]),
+                    architecture,
+                    "architecture = \"%s\" beside its lock" % architecture,
+                )] = None
+                continue
+            fitting = of_architecture
+            plugin = fitting[0].plugins.get(platform) if fitting[0].environment else PLUGINS[platform]
+            if PLUGINS[platform] and not plugin:
+                problems[said + "nothing says what compiles for %s with this jaxlib\n  write %s_lock beside its lock" %
+                                (platform, platform)] = None
+                continue
+            suffix = ".jaxlib-" + release if fitting[0].environment and release != own else ""
+            found.append(struct(
+                name = name + suffix,
+                export = export,
+                spec = spec,
+                platform = platform,
+                environment = fitting[0].environment,
+                plugin = plugin,
+                suffix = suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
+                exec_properties = fitting[0].exec_properties,
+            ))
+    return struct(executables = found, problems = problems.keys())
