@@ -11,7 +11,7 @@ def _stagec_toolchain_impl(ctx):
     package_folder = entry.dirname
     interpreter = ctx.attr.interpreter[InterpreterInfo] if ctx.attr.interpreter else None
     sources = depset(
-        [entry, environment.fingerprint, ctx.file._start],
+        [entry, ctx.file._start],
         transitive = [ctx.attr.compiler[PythonSourcesInfo].sources] + ([interpreter.files] if interpreter else []),
     )
     return [platform_common.ToolchainInfo(
@@ -21,10 +21,11 @@ def _stagec_toolchain_impl(ctx):
             entry = entry,
             start = ctx.file._start,
             import_root = package_folder.rpartition("/")[0] or ".",
-            inputs = depset([environment.site_packages], transitive = [sources]),
+            inputs = depset([environment.site_packages, environment.fingerprint], transitive = [sources]),
             sources = sources,
             packages_are_inputs = ctx.attr.packages_are_inputs,
-            tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr.environment, ctx.attr._start)],
+            environment_tool = ctx.attr.environment[DefaultInfo].files_to_run,
+            tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr._start)],
             workers = ctx.attr.isolation[IsolationInfo].works,
         ),
     )]
@@ -80,7 +81,18 @@ _WORKER = {
     "supports-workers": "1",
 }
 
-def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs, outputs, plugin = None, sources = None, worker = True):
+def compiler_action(
+        ctx,
+        mnemonic,
+        progress_message,
+        command,
+        arguments,
+        inputs,
+        outputs,
+        plugin = None,
+        sources = None,
+        worker = True,
+        environment = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
@@ -96,17 +108,25 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         edited that this run did not read, Bazel does not run the action again: what it has not read is one more output.
         Only what such a command writes depends on the release of Python.
       worker: whether it may run in a worker, which copies files, and no folders.
+      environment: Target with PythonEnvironmentInfo, from an attribute with cfg = "exec": the environment that runs the
+        command in the place of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
+        of the toolchain's environment is in the action's key then. None: the toolchain's.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
-    executable, version = stagec.environment.execution_interpreter, stagec.environment.execution_version
-    if stagec.interpreter:
-        executable, version = stagec.interpreter.executable, stagec.interpreter.version or stagec.environment.version
+    python = environment[PythonEnvironmentInfo] if environment else stagec.environment
+    executable, version = python.execution_interpreter, python.execution_version
+    if stagec.interpreter and not environment:
+        executable, version = stagec.interpreter.executable, stagec.interpreter.version or python.version
+    if python.emulated:
+        executable, version = python.emulated.executable, python.emulated.version
+        inputs = depset(transitive = [inputs, python.emulated.files])
+        worker = False  # the kernel gives no namespaces to a process of several threads, which an emulator is
     start = ctx.actions.args()
     if type(executable) == type(""):
         start.add_all([stagec.start, executable])
         executable = "/bin/sh"
     start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
-    env = {"STAGEC_PYTHON_ABI": stagec.environment.abi}
+    env = {"STAGEC_PYTHON_ABI": python.abi}
     if sources != None:
         env["STAGEC_PYTHON_VERSION"] = version
     unread = None
@@ -121,13 +141,13 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         arguments.add_all(outputs, before_each = "--declared")  # a worker takes these from the action, and nothing else
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
-    environments = [stagec.environment] + ([plugin] if plugin else [])
+    environments = [python] + ([plugin] if plugin else [])
     packages = [one.site_packages for one in environments]
     python_path = [folder.path for folder in packages]
-    if stagec.environment.execution_packages:
+    if python.execution_packages:
         packages = packages[1:]
-        python_path[0] = stagec.environment.execution_packages + "/site-packages"
-        env["STAGEC_FINGERPRINT"] = stagec.environment.fingerprint.path
+        python_path[0] = python.execution_packages + "/site-packages"
+        env["STAGEC_FINGERPRINT"] = python.fingerprint.path
     requirements = {"block-network": "1"}
     if stagec.workers and worker:
         requirements.update(_WORKER)
@@ -142,7 +162,7 @@ def compiler_action(ctx, mnemonic, progress_message, command, arguments, inputs,
         ),
         outputs = outputs,
         unused_inputs_list = unread,
-        tools = stagec.tools,
+        tools = stagec.tools + [environment[DefaultInfo].files_to_run if environment else stagec.environment_tool],
         env = dict(env, **{
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections import Counter
@@ -157,6 +159,78 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
         str(path.relative_to(folder)): (path.stat().st_mode, b"" if path.is_dir() else path.read_bytes())
         for path in found
     }
+
+
+def test_packages_for_another_architecture(tmp_path: Path, words: Uv) -> None:
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    digests = {
+        tag: write_wheel(tmp_path, f"{PYTHON_TAG}-{PYTHON_TAG}-{tag}", answer)
+        for answer, tag in enumerate(
+            [f"manylinux_2_{minor}_{machine}" for minor in (17, 27, 34) for machine in (platform.machine(), other)]
+        )
+    }
+    lock = " ".join(["tiny==1.0", *(f"--hash=sha256:{digest}" for digest in digests.values())]) + "\n"
+    fingerprints = set()
+    for arguments in ([], ["--architecture", other]):
+        result = install(tmp_path, lock, words=[*words, *arguments])
+        assert (result.returncode, result.stderr) == (0, ""), result.stdout
+        assert (tmp_path / "out" / "note.txt").read_text() == ""
+        fingerprints.add((tmp_path / "out" / "fingerprint.txt").read_text())
+    assert len(fingerprints) == 2
+    (package,) = json.loads((tmp_path / "out" / "packages.json").read_text())["packages"]
+    assert package["sha256"] == digests[f"manylinux_2_27_{other}"]  # 2.34 is newer than what is asked for
+
+
+def test_packages_of_debian_are_unpacked_without_dpkg(tmp_path: Path) -> None:
+    def package(name: str, files: dict[str, str]) -> Path:
+        data = io.BytesIO()
+        with tarfile.open(mode="w:xz", fileobj=data) as archive:
+            for path, text in files.items():
+                info = tarfile.TarInfo(path)
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+        members = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": data.getvalue()}
+        parts = [b"!<arch>\n"]
+        for member, content in members.items():
+            parts.append(f"{member:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode() + content)
+            parts.append(b"\n" * (len(content) % 2))
+        (tmp_path / name).write_bytes(b"".join(parts))
+        return tmp_path / name
+
+    python = package("python.deb", {"./usr/bin/python3.11": "python", "./usr/share/doc/python": "text"})
+    qemu = package("qemu.deb", {"./usr/bin/qemu-aarch64-static": "qemu", "./usr/bin/qemu-arm-static": "other"})
+    script = INSTALLER.with_name("debian_packages.py")
+    (tmp_path / "out").mkdir()
+    subprocess.run([sys.executable, "-B", str(script), str(python), str(qemu)], cwd=tmp_path / "out", check=True)
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == {"qemu-aarch64", "root/usr/bin/python3.11"}
+    assert os.access(tmp_path / "out" / "qemu-aarch64", os.X_OK)
+    (tmp_path / "other.deb").write_bytes(b"PK")
+    refused = subprocess.run(
+        [sys.executable, "-B", str(script), "../other.deb"], cwd=tmp_path / "out", capture_output=True, text=True
+    )
+    assert "not a Debian package" in refused.stderr
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
+def test_packages_of_debian_come_from_where_apt_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "more.sources").write_text(
+        "Types: deb\nURIs: https://b.example.com/debian-security/\nSuites: trixie-security\nComponents: main\n"
+    )
+    (tmp_path / "list").write_text(
+        "deb http://a.example.com/pub/debian trixie main\ndeb https://c.example.com/node node main\n"
+    )
+    settings = f'Dir::Etc::sourcelist "{tmp_path}/list";\nDir::Etc::sourceparts "{tmp_path}/parts";\n'
+    (tmp_path / "apt.conf").write_text(settings)
+    done = subprocess.run(
+        ["bash", INSTALLER.with_name("debian_lock.sh"), "archives"],
+        env={"PATH": os.environ["PATH"], "APT_CONFIG": str(tmp_path / "apt.conf")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["http://a.example.com/pub/debian", "https://b.example.com/debian-security"]
 
 
 def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words: Uv) -> None:
@@ -605,6 +679,16 @@ def test_a_setting_without_a_word_in_uv_is_named(tmp_path: Path, uv: Uv) -> None
         "models/requirements.lock: pip installs it, not uv, which takes longer: "
         "uv has no word for pip's setting ignore-requires-python\n",
     )
+
+
+def test_constraints_of_pip_hold(tmp_path: Path, words: Uv) -> None:
+    lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
+    (tmp_path / "allows.txt").write_text("tiny<=1.0\nlarge<3\n")
+    (tmp_path / "forbids.txt").write_text("tiny<1.0\n")
+    allows = str(tmp_path / "allows.txt")
+    assert installed_by(tmp_path, lock, words, PIP_CONSTRAINT=allows) == ("uv" if words else "pip", "")
+    message = refusal(tmp_path, lock, words=words, PIP_CONSTRAINT=f"{allows} {tmp_path / 'forbids.txt'}")
+    assert "ERROR: Cannot install tiny" in message
 
 
 def test_a_machine_without_a_wheel_of_uv_says_why_pip_installs(tmp_path: Path) -> None:

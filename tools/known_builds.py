@@ -11,7 +11,9 @@ it prints what is different. `test` fetches the wheels of rows with pip, does th
 nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names (private_names.txt)
 that they do not have; without a version it looks at those that are installed.
 
-A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how.
+A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how. One
+for aarch64 needs such a Python of the same version, with an emulator in front of it on another machine: `--python`
+names a program that starts it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -39,7 +40,7 @@ from stagec.patches.known_builds import Build  # noqa: E402
 
 PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
 LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
-MANYLINUX = ("manylinux_2_27_x86_64", "manylinux_2_31_x86_64")
+MANYLINUX = ("manylinux_2_27", "manylinux_2_28", "manylinux_2_31")
 
 
 def main() -> int:
@@ -58,6 +59,7 @@ def main() -> int:
     names.add_argument("versions", nargs="*", help="such as 0.12.0 (default: what is installed)")
     names.set_defaults(run=run_names)
     for command, run in ((add, run_add), (test, run_test)):
+        command.add_argument("--python", default=sys.executable, help="the Python that compiles (default: this one)")
         command.add_argument("--under", default="", help="try wheels for another Python: how this one stands in for it")
         command.set_defaults(run=run)
     options = parser.parse_args()
@@ -73,7 +75,7 @@ def run_add(options: argparse.Namespace) -> int:
             row = described(wheel, options.under)
             others = [other for other in before if other.build_id != row.build_id]
             write([*others, row])  # it compiles with what it knows
-            write([*others, tried(wheel, row, options.under)])
+            write([*others, tried(wheel, row, options.python, options.under)])
             if package(row) == "jaxlib":
                 write_day(row.version, released(wheel))
         except Unsuitable as error:
@@ -95,7 +97,9 @@ def run_test(options: argparse.Namespace) -> int:
         for row in wanted:
             try:
                 wheel = fetched(row, options.wheels or Path(scratch))
-                found = dataclasses.replace(tried(wheel, described(wheel, options.under), options.under), tested="")
+                found = dataclasses.replace(
+                    tried(wheel, described(wheel, options.under), options.python, options.under), tested=""
+                )
                 if found != dataclasses.replace(row, tested=""):
                     raise Unsuitable(f"{found}, in the place of {row}")
             except Unsuitable as error:
@@ -135,10 +139,10 @@ class Unsuitable(Exception):
 
 def described(wheel: Path, any_python: str) -> Build:
     """Examine a wheel, without trying it."""
-    parts = re.fullmatch(r"(\w+)-([\w.]+)-(\w+)-(\w+)-[\w.]+x86_64\.whl", wheel.name)
+    parts = re.fullmatch(r"(\w+)-([\w.]+)-(\w+)-(\w+)-[\w.]+(x86_64|aarch64)\.whl", wheel.name)
     distribution = parts[1].replace("_", "-") if parts else ""
     if not parts or distribution not in LIBRARIES:
-        raise Unsuitable(f"it is no wheel for x86-64 of {', '.join(LIBRARIES)}")
+        raise Unsuitable(f"it is no wheel for x86-64 or aarch64 of {', '.join(LIBRARIES)}")
     tag = parts[4] if distribution == "jaxlib" else ""
     if tag not in ("", known_builds.python_tag()) and not any_python:
         raise Unsuitable(f"it is for {tag}; this is {known_builds.python_tag()}")
@@ -151,24 +155,28 @@ def described(wheel: Path, any_python: str) -> Build:
     return dataclasses.replace(found, version=parts[2], python=tag)
 
 
-def tried(wheel: Path, row: Build, under: str) -> Build:
-    """Compile with a wheel; return its row with what came of it."""
+def tried(wheel: Path, row: Build, python: str, under: str) -> Build:
+    """Compile with a wheel and a Python; return its row with what came of it."""
     platform_name = PLATFORMS[package(row)]
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
         requirements = list(needed(row))
-        pip("install", "--target", folder, "--no-deps", "--only-binary=:all:", *requirements)
+        pip("install", "--target", folder, "--no-deps", *wheels_of(row), *requirements)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT / "compiler"), str(ROOT)])}
         for tool in Path(folder).glob("nvidia/cu13/bin/*"):
             tool.chmod(0o755)
-        command = [sys.executable, "-s", "-m", "tests.patches.probe", platform_name]
+        command = [python, "-s", "-m", "tests.patches.probe", platform_name]
         done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     if done.returncode:
         raise Unsuitable(done.stderr.strip() or f"the process that compiles ended with {done.returncode}")
     found = Build(**json.loads(done.stdout))
-    python = f"CPython {platform.python_version()}{'t' * known_builds.python_tag().endswith('t')}"
-    return dataclasses.replace(found, version=row.version, python=row.python, tested=python + (under and f", {under}"))
+    version = "import platform; print(platform.python_version())"
+    done = subprocess.run([python, "-s", "-c", version], check=True, capture_output=True, text=True)
+    made_with = f"CPython {done.stdout.strip()}{'t' * known_builds.python_tag().endswith('t')}"
+    return dataclasses.replace(
+        found, version=row.version, python=row.python, tested=made_with + (under and f", {under}")
+    )
 
 
 def released(wheel: Path) -> str:
@@ -202,22 +210,21 @@ def needed(row: Build) -> Iterator[str]:
 
 def fetched(row: Build, folder: Path) -> Path:
     """Return the wheel of a row, from the folder or from where pip finds it."""
-    pattern = f"{package(row).replace('-', '_')}-{row.version}-*{row.python and f'-{row.python}-'}*x86_64.whl"
+    pattern = (
+        f"{package(row).replace('-', '_')}-{row.version}-*{row.python and f'-{row.python}-'}*{row.architecture}.whl"
+    )
     if not list(folder.glob(pattern)):
-        words = [f"--platform={system}" for system in MANYLINUX]
-        if row.python:
-            major, minor = row.python[2], row.python[3:].rstrip("t")
-            words += [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={row.python}"]
-        pip(
-            "download",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--dest",
-            str(folder),
-            *words,
-            f"{package(row)}=={row.version}",
-        )
+        pip("download", "--no-deps", "--dest", str(folder), *wheels_of(row), f"{package(row)}=={row.version}")
     return next(folder.glob(pattern))
+
+
+def wheels_of(row: Build) -> list[str]:
+    """Return the words with which pip takes wheels for the Python and the architecture of a row."""
+    words = ["--only-binary=:all:", *(f"--platform={system}_{row.architecture}" for system in MANYLINUX)]
+    if row.python:
+        major, minor = row.python[2], row.python[3:].rstrip("t")
+        words += [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={row.python}"]
+    return words
 
 
 def pip(*words: str) -> None:
@@ -235,17 +242,23 @@ def package(row: Build) -> str:
 
 def name(row: Build) -> str:
     """Return what a row is called."""
-    return f"{package(row)} {row.version}{row.python and f' for {row.python}'}"
+    words = [package(row), row.version, *(["for", row.python] if row.python else [])]
+    return " ".join([*words, *(["on", row.architecture] if row.architecture != "x86_64" else [])])
 
 
 def write(rows: Sequence[Build]) -> None:
     """Write the table, a row a line, in the order of packages, versions and Pythons."""
 
-    def key(row: Build) -> tuple[int, list[int], int, str]:
+    def key(row: Build) -> tuple[int, list[int], int, str, bool]:
         version = [int(part) for part in row.version.split(".")]
-        return list(PLATFORMS).index(package(row)), version, int("0" + row.python.strip("cpt")), row.python
+        number = int("0" + row.python.strip("cpt"))
+        return list(PLATFORMS).index(package(row)), version, number, row.python, row.architecture == "aarch64"
 
-    lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=True) for row in sorted(rows, key=key)]
+    plain = [dataclasses.asdict(row) for row in sorted(rows, key=key)]
+    for row in plain:
+        if row["architecture"] == "x86_64":  # as in all rows before there were others
+            del row["architecture"]
+    lines = [json.dumps(row, ensure_ascii=True) for row in plain]
     known_builds.TABLE.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "ascii")
 
 

@@ -42,7 +42,7 @@ workspace="$runfiles/"{workspace}
 # directory where actions have them (bazelbuild/bazel#11495).
 packages() {{
   local elsewhere="${{runfiles%/bazel-out/*}}/$2"
-  if [[ ! -d "$runfiles/$1" && -d "$elsewhere" ]]; then echo "$elsewhere"; else echo "$runfiles/$1"; fi
+  if [[ ! -e "$runfiles/$1" && -e "$elsewhere" ]]; then echo "$elsewhere"; else echo "$runfiles/$1"; fi
 }}
 
 unset PYTHONHOME PYTHONSTARTUP
@@ -80,8 +80,10 @@ def expand_locations(ctx, text, targets):
 # The words of bash that start the interpreter of a launcher's first environment.
 PYTHON_COMMAND = " ".join(["\"$python\""] + INTERPRETER_FLAGS)
 
-def _choice_of_python(environment):
+def _choice_of_python(environment, workspace_name):
     """Bash that sets $python. A test may run where actions do, with their interpreter."""
+    if environment.emulated:
+        return "python=%s\n" % _folder_word(environment.emulated.executable, workspace_name)
     lines = "python=%s\n" % shell_quote(environment.execution_interpreter)
     if environment.execution_interpreter != environment.interpreter:
         lines += "[[ -x \"$python\" ]] || python=%s\n" % shell_quote(environment.interpreter)
@@ -110,7 +112,8 @@ def environment_files(environments):
     Returns:
       list of File.
     """
-    return [file for one in environments for file in (one.site_packages, one.fingerprint)]
+    files = [file for one in environments for file in (one.site_packages, one.fingerprint)]
+    return files + [file for one in environments if one.emulated for file in one.emulated.files.to_list()]
 
 def packages_word(environment, workspace_name):
     """A word of bash: the folder of an environment's packages.
@@ -122,9 +125,13 @@ def packages_word(environment, workspace_name):
     Returns:
       string.
     """
-    path = environment.site_packages.short_path
+    return _folder_word(environment.site_packages, workspace_name)
+
+def _folder_word(file, workspace_name):
+    """A word of bash: where a file or folder of the runfiles is."""
+    path = file.short_path
     in_runfiles = path[len("../"):] if path.startswith("../") else workspace_name + "/" + path
-    return "\"$(packages %s %s)\"" % (shell_quote(in_runfiles), shell_quote(environment.site_packages.path))
+    return "\"$(packages %s %s)\"" % (shell_quote(in_runfiles), shell_quote(file.path))
 
 def plugin_words(plugins, workspace_name):
     """Words of bash that tell a command where plugins are, `--plugin PLATFORM=FOLDER` each.
@@ -141,7 +148,7 @@ def plugin_words(plugins, workspace_name):
         for platform, plugin in plugins.items()
     ])
 
-def write_stagec_launcher(ctx, stagec, body, plugins):
+def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
     """Writes a script that runs a command of the compiler as the rule's executable.
 
     Args:
@@ -149,16 +156,18 @@ def write_stagec_launcher(ctx, stagec, body, plugins):
       stagec: StagecToolchainInfo.
       body: bash that runs when `$runfiles` and `$workspace` are set; `{stagec}` in it starts the compiler.
       plugins: list of PythonEnvironmentInfo that the compiler needs besides the toolchain's.
+      environment: PythonEnvironmentInfo that it runs in, in the place of the toolchain's; or None.
 
     Returns:
       File.
     """
+    environment = environment or stagec.environment
     path = stagec.entry.short_path
     entry = path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path
     start = "%s \"$runfiles\"/%s" % (PYTHON_COMMAND, shell_quote(entry))
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
-    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(stagec.environment.abi) + body.format(stagec = start)
-    return write_launcher(ctx, [import_root], {}, body, [stagec.environment] + plugins)
+    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environment.abi) + body.format(stagec = start)
+    return write_launcher(ctx, [import_root], {}, body, [environment] + plugins)
 
 def write_launcher(ctx, import_roots, env, body, environments):
     """Writes the script as the rule's executable.
@@ -182,7 +191,7 @@ def write_launcher(ctx, import_roots, env, body, environments):
             label = shell_quote(str(ctx.label)),
             workspace = shell_quote(ctx.workspace_name),
             python_path = python_path,
-            python = _choice_of_python(environments[0]),
+            python = _choice_of_python(environments[0], ctx.workspace_name),
             environment = "".join([
                 "export %s=%s\n" % (name, expand_locations(ctx, value, ctx.attr.data))
                 for name, value in env.items()

@@ -14,6 +14,8 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from uv_installer import platforms_of
+
 PIP = (sys.executable, "-E", "-P", "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
@@ -27,7 +29,7 @@ class NoWheel(Failed):
 
 def environment() -> dict[str, str]:
     """Return the variables that pip gets: without those of its settings that would send the files elsewhere."""
-    elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_DRY_RUN")
+    elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIREMENT", "PIP_DRY_RUN")
     kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
     return kept | {
         "PIP_USER": "0",
@@ -76,11 +78,16 @@ def _message(said: str, lock: str) -> str:
     return "\n  ".join([*lines, "docs/troubleshooting.md of stagec has remedies; pip config list has pip's settings"])
 
 
-def install(lock: Path, display: str, folder: Path) -> list[dict[str, str]]:
-    """Install a lock into a folder; return name, version, file name and sha256 of the wheels. Raises Failed."""
+def install(lock: Path, display: str, folder: Path, architecture: str) -> list[dict[str, str]]:
+    """Install a lock into a folder; return name, version, file name and sha256 of the wheels. Raises Failed.
+
+    architecture: that of the wheels, as `uname -m` has it.
+    """
     if importlib.util.find_spec("pip") is None:
         raise Failed(f"{sys.executable} has no pip\n  install it (Debian: apt-get install python3-pip)")
     options = ["--require-hashes", "--only-binary", ":all:", "--no-deps", "--no-compile", "--progress-bar", "off"]
+    if architecture != platform.machine():
+        options += [word for tag in platforms_of(architecture) for word in ("--platform", tag)]
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary, "report.json")
         command = [*PIP, "install", *options, "--retries", "2", "--report", str(report)]

@@ -36,9 +36,10 @@ class NoWord(Exception):
 
 @dataclass
 class Words:
-    """What uv is started with: flags, and variables."""
+    """What uv is started with: flags, those of finding wheels alone, and variables."""
 
     flags: list[str] = field(default_factory=list)
+    finding: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -70,6 +71,8 @@ def to_uv(settings: Mapping[str, str]) -> Words:
     for option, value in sorted(settings.items()):
         if option in several:
             words.flags += [word for item in value.split() for word in (several[option], item)]
+        elif option == "constraint":
+            words.finding += [word for file in value.split() for word in ("--constraints", file)]
         elif option == "find-links":
             # pip passes over folders that do not exist, where uv ends.
             places = [place if "://" in place else str(Path(place).expanduser()) for place in value.split()]

@@ -1,6 +1,6 @@
 """A locked set of Python packages as a repository, and the rule that hands it to other rules."""
 
-load("//rules:providers.bzl", "PythonEnvironmentInfo")
+load("//rules:providers.bzl", "InterpreterInfo", "PythonEnvironmentInfo")
 
 # The interpreter imports what its command line names and nothing else: no .pyc files are written (-B), and neither the
 # user's (-s) nor the machine's own packages (-S) are seen.
@@ -84,17 +84,16 @@ def _probe(repository_ctx, path, declared):
 def _find_python(repository_ctx, declared):
     """The interpreter to install with: a struct with the command that runs pip, version, resolved interpreter and ABI."""
     named = repository_ctx.os.environ.get("STAGEC_PYTHON")
-    minimum = "%d.%d or newer" % _MINIMUM
-    if named:
-        paths = [repository_ctx.which(named) if "/" not in named else named]
-    else:
-        names = _ON_PATH
-        paths = []
-        if declared.version:
-            minimum = _release_line(declared.version)
-            names = ["python" + minimum] + names
-            paths = [declared.interpreter] if repository_ctx.path(declared.interpreter).exists else []
+    minimum, names, paths = "%d.%d or newer" % _MINIMUM, _ON_PATH, []
+    if declared.version:
+        minimum = _release_line(declared.version)
+        names = ["python" + minimum] + names
+        there = declared.interpreter and repository_ctx.path(declared.interpreter).exists
+        paths = [declared.interpreter] if there else []
+    if not named or declared.version:  # another jaxlib may have a Python that the variable does not name
         paths += [repository_ctx.which(name) for name in names]
+    if named:
+        paths = [repository_ctx.which(named) if "/" not in named else named] + paths
     rejected = []
     for path in paths:
         if not path:
@@ -104,10 +103,11 @@ def _find_python(repository_ctx, declared):
             return found
         if found not in rejected:
             rejected.append(found)
+    how = "declare the path of one as interpreter, with interpreter_version" if declared.version else "name one: STAGEC_PYTHON=/path/to/python3"
     fail("\n  ".join(
         ["no Python %s with pip was found" % minimum] +
         (rejected or [named + ": no such program" if named else "there is no python3 on PATH"]) +
-        ["install one, or name one: STAGEC_PYTHON=/path/to/python3"],
+        ["install one, or " + how],
     ))
 
 _BUILD = """load("@stagec//rules/private:python_environment.bzl", "environment")
@@ -115,6 +115,7 @@ _BUILD = """load("@stagec//rules/private:python_environment.bzl", "environment")
 environment(
     name = "environment",
     abi = {abi},
+    emulated = {emulated},
     execution_interpreter = {execution_interpreter},
     execution_packages = {execution_packages},
     execution_version = {execution_version},
@@ -137,10 +138,14 @@ genrule(
 )
 """
 
+_ANOTHER_PYTHON = """
+  there may be wheels for another Python (of jaxlib from 0.11 on: for 3.12 and newer); declare one that is on this machine:
+  interpreter = "/opt/python3.12/bin/python3.12", interpreter_version = "3.12.1", beside this lock"""
+
 # What the installer ends with where the index has no wheel for this machine.
 _NO_WHEEL = 3
 
-def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
+def _install(repository_ctx, lock, display, declared, uv = [], more = "", architecture = "", emulated = None):
     """Installs a lock into the repository.
 
     Args:
@@ -150,6 +155,8 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
       declared: struct of interpreter, version and packages: what is where actions run; "": what is here.
       uv: the installer's words about uv; without, pip installs.
       more: what the BUILD file has besides.
+      architecture: that of the packages; "": of this machine.
+      emulated: label of the Python that runs them, or None.
 
     Returns:
       struct of problem, a message or "", and whether that is that the index has no wheel for this machine.
@@ -160,6 +167,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
     python = _find_python(repository_ctx, declared)
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     options += ["--release", declared.version] if declared.version else []
+    options += ["--architecture", architecture] if architecture else []
     doing = "looking for the wheels of %s" % display
     for step in ["choose", "install", "compile"]:
         if hasattr(repository_ctx, "report_progress"):
@@ -178,8 +186,10 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
     if note:
         print(note)
     repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
+    implementation, tag, here, system = python.abi.split("-", 3)
     build = _BUILD.format(
-        abi = repr(python.abi),
+        abi = repr("-".join([implementation, tag, architecture or here, system])),
+        emulated = repr(str(emulated)) if emulated else None,
         execution_interpreter = repr(declared.interpreter or python.interpreter),
         execution_packages = repr(declared.packages),
         execution_version = repr(declared.version or python.version),
@@ -191,13 +201,18 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = ""):
 
 def _python_environment_impl(repository_ctx):
     declared = _declared_interpreter(repository_ctx.attr)
+    architecture = repository_ctx.attr.architecture
+    emulated = repository_ctx.attr.emulated if not declared.interpreter else None
+    if emulated:
+        declared = struct(interpreter = "", version = repository_ctx.attr.emulated_version, packages = "")
     lock = watched_path(repository_ctx, repository_ctx.attr.lock)
     problem = repository_ctx.path(repository_ctx.attr._uv)
     without = repository_ctx.read(problem).strip()
     uv = ["--without-uv", without] if without else ["--uv", problem.dirname.get_child("uv")]
-    installed = _install(repository_ctx, lock, workspace_path(repository_ctx.attr.lock), declared, uv)
+    display = workspace_path(repository_ctx.attr.lock)
+    installed = _install(repository_ctx, lock, display, declared, uv, "", architecture, emulated)
     if installed.problem:
-        fail(installed.problem)
+        fail(installed.problem + (_ANOTHER_PYTHON if installed.no_wheel else ""))
 
 _INSTALLER = {
     "_installer": attr.label(default = Label("//rules/private:python_environment.py")),
@@ -231,6 +246,11 @@ python_environment = repository_rule(
             doc = "The absolute path of the Python that actions run, where that is another than the one which installs " +
                   "the packages: in the image of a remote engine. The file need not be on this machine.",
         ),
+        architecture = attr.string(
+            doc = "The architecture of packages and interpreter, as `uname -m` has it, where it is not this machine's.",
+        ),
+        emulated = attr.label(doc = "A Python of that architecture and what runs it, where `interpreter` names none."),
+        emulated_version = attr.string(doc = "Its version."),
         interpreter_version = attr.string(
             doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
         ),
@@ -282,6 +302,7 @@ def _environment_impl(ctx):
             execution_interpreter = ctx.attr.execution_interpreter or ctx.attr.interpreter,
             execution_version = ctx.attr.execution_version or ctx.attr.version,
             execution_packages = ctx.attr.execution_packages,
+            emulated = ctx.attr.emulated[InterpreterInfo] if ctx.attr.emulated else None,
             abi = ctx.attr.abi,
             site_packages = ctx.file.site_packages,
             fingerprint = ctx.file.fingerprint,
@@ -294,6 +315,10 @@ environment = rule(
     doc = "An installed set of Python packages. python_environment declares it in the repositories that it makes.",
     attrs = {
         "abi": attr.string(doc = "The ABI that the packages are for, such as cpython-311-x86_64-linux-gnu."),
+        "emulated": attr.label(
+            doc = "A program in the place of both, which runs an interpreter of another architecture.",
+            providers = [InterpreterInfo],
+        ),
         "execution_interpreter": attr.string(doc = "Absolute path of the one that actions run; \"\": `interpreter`."),
         "execution_packages": attr.string(doc = "Absolute path of the packages' folder there; \"\": they are inputs."),
         "execution_version": attr.string(doc = "Its full version; \"\": `version`."),

@@ -113,13 +113,14 @@ def _is_of_a_module(path: str) -> bool:
     return (inside and Path(path).name not in _OF_NAMESPACES) or ("/" not in path and path.endswith((".py", ".so")))
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, architecture: str) -> str:
     """Digest of the packages and of the interpreters that can import them.
 
-    The ABI is that of PEP 3149, such as cpython-311-x86_64-linux-gnu; the magic number is that of byte code. Python's
-    release is not in it: actions that depend on that have it in their environment (rules/toolchain.bzl).
+    architecture: that of the packages, as `uname -m` has it. The ABI is that of PEP 3149, such as
+    cpython-311-x86_64-linux-gnu; the magic number is that of byte code. Python's release is not in it: actions that
+    depend on that have it in their environment (rules/toolchain.bzl).
     """
-    abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
+    abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1].replace(platform.machine(), architecture)
     parts = [f"abi {abi}", f"byte code {importlib.util.MAGIC_NUMBER.hex()}", f"files {installed_files.digest(folder)}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -152,9 +153,10 @@ class State:
         wheels = state["wheels"]
         return cls(state["settings"], None if wheels is None else [Wheel(**wheel) for wheel in wheels])
 
-    def uv(self, program: Path) -> Uv:
+    def uv(self, program: Path, architecture: str) -> Uv:
         """A uv that is set as pip is. Raises NoWord."""
-        return Uv(program, pip_settings.to_uv(self.settings), pip_settings.cache_folder(self.settings))
+        words = pip_settings.to_uv(self.settings)
+        return Uv(program, words, pip_settings.cache_folder(self.settings), architecture)
 
 
 class Arguments(argparse.Namespace):
@@ -165,6 +167,7 @@ class Arguments(argparse.Namespace):
     uv: Path | None
     without_uv: str | None
     release: str
+    architecture: str
     trimmed: bool
     step: str | None
 
@@ -186,7 +189,7 @@ def choose(arguments: Arguments) -> str:
             if arguments.without_uv:
                 raise Unusable(arguments.without_uv)
             if arguments.uv:
-                state.wheels = uv_installer.choose(state.uv(arguments.uv), lock, pins)
+                state.wheels = uv_installer.choose(state.uv(arguments.uv, arguments.architecture), lock, pins)
         except (NoWord, Unusable) as error:
             _note_pip(display, error)
     state.write()
@@ -204,7 +207,8 @@ def install(arguments: Arguments) -> str:
     installed: list[dict[str, str]] | None = None
     if arguments.uv and state.wheels:
         try:
-            installed, damage = uv_installer.install(state.uv(arguments.uv), state.wheels, folder)
+            uv = state.uv(arguments.uv, arguments.architecture)
+            installed, damage = uv_installer.install(uv, state.wheels, folder)
             if damage:
                 Path(NOTE).write_text(f"{display}: {damage}\n", encoding="utf-8")
         except Unusable as error:
@@ -216,7 +220,7 @@ def install(arguments: Arguments) -> str:
     if installed is None:
         folder.mkdir()
         try:
-            installed = pip_installer.install(arguments.lock, display, folder)
+            installed = pip_installer.install(arguments.lock, display, folder, arguments.architecture)
         except pip_installer.Failed as error:
             _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
     if clash := shared_files(folder):
@@ -234,7 +238,7 @@ def compile_modules(arguments: Arguments) -> str:
         for package in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]
     }
     byte_code.compile_all(Path(SITE_PACKAGES), wheels, pip_settings.cache_folder(State.read().settings))
-    Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES)) + "\n", encoding="ascii")
+    Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES), arguments.architecture) + "\n", encoding="ascii")
     Path(_STATE).unlink()
     return f"{arguments.display} is installed"
 
@@ -252,6 +256,7 @@ if __name__ == "__main__":
     parser.add_argument("--uv", type=Path, help="the uv that installs; without one pip does")
     parser.add_argument("--without-uv", metavar="REASON", help="why there is none")
     parser.add_argument("--release", default=platform.python_version(), help="the Python that actions run: 3.11.9")
+    parser.add_argument("--architecture", default=platform.machine(), help="that of the packages, as uname -m has it")
     parser.add_argument("--trimmed", action="store_true", help="leave out packages' own tests, headers and stubs")
     parser.add_argument("--step", choices=STEPS, help="do this step alone; all without")
     arguments = parser.parse_args(namespace=Arguments())

@@ -17,6 +17,7 @@ def _python_interpreter_impl(ctx):
             executable = runtime.interpreter or runtime.interpreter_path,
             files = files,
             version = ctx.attr.version,
+            packages = None,
         ),
     ]
 

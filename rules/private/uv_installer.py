@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from typing import Any
 import pip_settings
 
 PYLOCK = "pylock.toml"
+MANYLINUX = "manylinux_2_28"
+"""The oldest system that packages for another architecture are for."""
 
 # Options that a lock may have and that uv reads there as pip does.
 _OPTIONS = (
@@ -74,16 +77,20 @@ class Uv:
     """A uv that takes packages from where pip would.
 
     program: its path. words: pip's settings. cache: where it keeps wheels; None: nowhere.
+    architecture: that of the packages, as `uname -m` has it.
     """
 
     program: Path
     words: pip_settings.Words
     cache: Path | None
+    architecture: str = platform.machine()
 
     def run(self, *arguments: str, cached: bool = True) -> str:
         """Run uv; return what it prints. Raises Unusable with its first sentences."""
         cache = ["--cache-dir", str(self.cache)] if cached and self.cache else ["--no-cache"]
         own = ["--no-config", "--no-python-downloads", "--no-progress", "--quiet", "--preview-features", "pylock"]
+        if self.architecture != platform.machine():
+            own += ["--python-platform", f"{self.architecture}-{MANYLINUX}"]
         command = [str(self.program), *arguments, *own, *cache, "--python", sys.executable, *self.words.flags]
         try:
             done = subprocess.run(
@@ -107,6 +114,11 @@ class Uv:
         return kept | {"UV_HTTP_RETRIES": "2"} | self.words.variables
 
 
+def platforms_of(architecture: str) -> list[str]:
+    """Return the tags of wheels that `MANYLINUX` of an architecture can use, the best one first."""
+    return [*(f"manylinux_2_{minor}_{architecture}" for minor in range(28, 16, -1)), f"manylinux2014_{architecture}"]
+
+
 def normalized(name: str) -> str:
     """A package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -121,7 +133,7 @@ def choose(uv: Uv, lock: Path, pins: Sequence[str]) -> list[Wheel]:
         at = uv.words.flags.index("--default-index")
         del uv.words.flags[at : at + 2]
     words = ["pip", "compile", "--no-deps", "--no-header", "--only-binary", ":all:"]
-    words += ["--index-strategy", "unsafe-best-match", str(lock)]
+    words += ["--index-strategy", "unsafe-best-match", *uv.words.finding, str(lock)]
     pylock = tomllib.loads(uv.run(*words, "--format", "pylock.toml"))
     annotated = uv.run(*words, "--no-annotate", "--emit-index-annotation")
     indexes = dict(re.findall(r"^([^\s=]+)==.*\n\s+# from (\S+)$", annotated, re.MULTILINE))
@@ -132,11 +144,12 @@ def choose(uv: Uv, lock: Path, pins: Sequence[str]) -> list[Wheel]:
             locked.setdefault(normalized(package[0]), set()).update(hashes)
     packages = pylock.get("packages", [])
     return [
-        _best(package, locked[normalized(package["name"])], indexes.get(package["name"], "")) for package in packages
+        _best(package, locked[normalized(package["name"])], indexes.get(package["name"], ""), uv.architecture)
+        for package in packages
     ]
 
 
-def _best(package: Mapping[str, Any], locked: set[str], index: str) -> Wheel:
+def _best(package: Mapping[str, Any], locked: set[str], index: str, architecture: str) -> Wheel:
     """The wheel of a package that pip would take: of those that are locked, the one with the best tag."""
     wheels = []
     for wheel in package.get("wheels", []):
@@ -148,18 +161,19 @@ def _best(package: Mapping[str, Any], locked: set[str], index: str) -> Wheel:
             wheels.append(Wheel(package["name"], package["version"], filename, sha256, *origin))
     if not wheels:
         raise Unusable(f"the index has no wheel of {package['name']} {package['version']} with a sha256 of the lock")
-    return min(wheels, key=_rank) if len(wheels) > 1 else wheels[0]
+    return min(wheels, key=lambda wheel: _rank(wheel, architecture)) if len(wheels) > 1 else wheels[0]
 
 
-def _rank(wheel: Wheel) -> tuple[int, int]:
-    """Order wheels of one version as pip does, the best one first."""
+def _rank(wheel: Wheel, architecture: str) -> tuple[int, int]:
+    """Order wheels of one version as pip does for an architecture, the best one first."""
     try:
         from pip._internal.utils.compatibility_tags import get_supported
         from pip._vendor.packaging.utils import parse_wheel_filename
     except ImportError as error:
         raise Unusable(f"there are several wheels of {wheel.name}, and this pip ranks them elsewhere") from error
     _, _, build, tags = parse_wheel_filename(wheel.filename)
-    places = (place for place, tag in enumerate(get_supported()) if tag in tags)
+    platforms = None if architecture == platform.machine() else platforms_of(architecture)
+    places = (place for place, tag in enumerate(get_supported(platforms=platforms)) if tag in tags)
     return next(places, sys.maxsize), -(build[0] if build else 0)
 
 

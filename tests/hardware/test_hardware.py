@@ -14,12 +14,12 @@ from typing import Any, get_args
 import pytest
 
 from stagec.core.builds.platforms import PLATFORMS
-from stagec.core.builds.specs import CpuTarget, CudaTarget, TpuTarget, to_json
+from stagec.core.builds.specs import Aarch64Target, CpuTarget, CudaTarget, TpuTarget, to_json
 from stagec.core.telling.errors import StagecError
-from stagec.hardware import catalog, cpu as cpus, cuda as gpus, cuda_devices, tpu as tpus
+from stagec.hardware import aarch64, catalog, cpu as cpus, cuda as gpus, cuda_devices, tpu as tpus
 from stagec.hardware.cuda_devices import Device
 from stagec.hardware.tpu_topologies import Generation, parse_topology, topologies
-from stagec.manifest.cpu import Isa
+from stagec.manifest.cpu import Core, Isa
 from stagec.manifest.tables import NAME
 from tests.building import COMPILER, checked
 
@@ -41,6 +41,7 @@ def test_every_target_has_a_line_and_a_source(file: Path) -> None:
 
 def test_there_is_a_short_name_for_every_instruction_set() -> None:
     assert list(cpus.isas().values()) == list(get_args(Isa))
+    assert list(cpus.cores().values()) == list(get_args(Core)) == list(aarch64.CORES)
 
 
 def test_a_generation_has_the_fields_of_one() -> None:
@@ -55,6 +56,7 @@ def test_a_generation_has_the_fields_of_one() -> None:
 
 def test_what_the_checked_in_targets_are() -> None:
     assert catalog.target("cpu-avx512") == CpuTarget("cpu-avx512", "AVX512", 8, {})
+    assert catalog.target("neoverse-n1") == Aarch64Target("neoverse-n1", "neoverse-n1", 8, {})
     h200 = catalog.target("h200")
     assert isinstance(h200, CudaTarget)
     assert (h200.name, h200.device, h200.topology, h200.compiler_options) == ("h200", "h200", "1x1x1", {})
@@ -313,7 +315,7 @@ def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
 
 def test_the_listing_has_everything_with_its_properties() -> None:
     told = json.loads(checked("targets", "--json"))["targets"]
-    assert [entry["name"] for entry in told] == [*cpus.isas(), *gpus.devices(), *tpus.generations()]
+    assert [entry["name"] for entry in told] == [*cpus.names(), *gpus.devices(), *tpus.generations()]
     (h200,) = (entry for entry in told if entry["name"] == "h200")
     assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (151397597184, 989e12, 4.8e12)
     assert [one["links"] for one in told if one["name"] in ("h200", "l4", "v5e", "v5p")] == [None, 450e9, 200e9, 600e9]

@@ -58,6 +58,27 @@ def problems_of(text: str, folder: Path) -> str:
     return str(caught.value)
 
 
+def test_releases_of_jaxlib(tmp_path: Path) -> None:
+    for written, message in {
+        '"0.12.0"': 'm.toml: manifest.jaxlib: "0.12.0" is not an array',
+        "[]": "m.toml: manifest.jaxlib: an empty array",
+        '["newest"]': 'm.toml: manifest.jaxlib[0]: "newest" is not a release: numbers with . between them',
+        '["0.12.0", "0.12.0"]': 'm.toml: manifest.jaxlib[1]: "0.12.0" is written twice',
+    }.items():
+        text = problems_of(HEAD.replace('version = "1"', f'version = "1"\njaxlib = {written}') + FUNCTION, tmp_path)
+        assert text.partition("\n")[0] == message
+    assert text == f"{message}\n  write it once"
+    text = problems_of(HEAD.replace('"AVX2"', '"AVX2"\njaxlib = [1]') + FUNCTION, tmp_path)
+    assert text == 'm.toml: targets.cpu.jaxlib[0]: 1 is not a string\n  write for example jaxlib = ["0.10.1", "0.10.2"]'
+
+
+def test_releases_of_a_fleet(tmp_path: Path) -> None:
+    wrong = HEAD.replace('version = "1"', 'version = "1"\nserves = ["0.12.0"]')
+    assert problems_of(wrong + FUNCTION, tmp_path).partition("\n")[0] == (
+        'm.toml: manifest.serves[0]: "0.12.0" is not a release of jaxlib, as jaxlib==0.12.0 is'
+    )
+
+
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
     path.write_text(
@@ -448,6 +469,26 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
             m.toml: targets.d.topology: "8 x 8" is not a shape: sizes with x between them
               write for example topology = "1x1x8\"""",
             id="targets",
+        ),
+        pytest.param(
+            HEAD
+            + '[targets.a]\nplatform = "cpu"\narchitecture = "aarch64"\n'
+            + '[targets.b]\nplatform = "cpu"\narchitecture = "aarch64"\nisa = "AVX2"\ncore = "generic"\n'
+            + '[targets.c]\nplatform = "cpu"\ncore = "neoverse-n1"\n'
+            + '[targets.d]\nplatform = "cpu"\n'
+            + FUNCTION,
+            """\
+            m.toml: targets.a.core: missing key
+              write for example core = "neoverse-n1"
+            m.toml: targets.b.isa: it is for architecture = "x86_64"
+              take it out, or write for example core = "neoverse-n1"
+            m.toml: targets.c.core: it is for architecture = "aarch64"
+              take it out, or write for example isa = "AVX2"
+            m.toml: targets.c.isa: missing key
+              write for example isa = "AVX2"
+            m.toml: targets.d.isa: missing key
+              write for example isa = "AVX2\"""",
+            id="architectures",
         ),
         pytest.param(
             HEAD + '[functions."a.b"]\nentry = "pkg.mod:f"\nargs = []\nplatforms = ["cpu"]\n',

@@ -138,6 +138,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "environment": {},
         "host_callbacks": "refuse",
         "padding": {},
+        "serve": {},
         "bind": {},
         "golden": {},
         "devices": [],
@@ -151,6 +152,8 @@ def test_a_plan(tmp_path: Path) -> None:
         "bundle_size": None,
         "tolerances": {},
         "jax_cache": {"executables": {}, "machines": {}},
+        "jaxlib": {},
+        "serves": [],
         "exports": [
             {
                 "name": "m.apply",
@@ -254,6 +257,35 @@ def test_describe(tmp_path: Path) -> None:
         executable  m.scale.old.batch8_seq128  cpu SSE4_2, parallelism 2, batch = 8, seq = 128
         bundle      m                          version 1.2.0
         """
+    )
+
+
+def test_releases_of_jaxlib(tmp_path: Path) -> None:
+    """[manifest] says them for all targets, a target for itself; no spec changes."""
+    text = MANIFEST.replace('["old", "new"]', '["old", "new", "v5e:2x2"]').replace('version = "1.2.0"', 'version = "1"')
+    text = text.replace('"SSE4_2"', '"SSE4_2"\njaxlib = ["0.12.0"]')
+    serves = 'serves = ["jaxlib==0.10.2", "jaxlib==0.12.0"]'
+    head = f'version = "1"\njaxlib = ["0.10.2", "0.10.1"]\n{serves}'
+    planned = plan_of(text.replace('version = "1"', head), tmp_path)
+    everywhere = ["0.10.2", "0.10.1"]
+    assert json.loads(planned.to_json())["serves"] == ["jaxlib==0.10.2", "jaxlib==0.12.0"]
+    assert json.loads(planned.to_json())["jaxlib"] == {"new": everywhere, "old": ["0.12.0"], "v5e-2x2": everywhere}
+    rows = [line for line in describe(planned).splitlines() if "batch8" in line]
+    assert rows[0].endswith("cpu AVX2, parallelism 8, batch = 8, seq = 128, jaxlib 0.10.2, jaxlib 0.10.1")
+    assert rows[1].endswith("cpu SSE4_2, parallelism 2, batch = 8, seq = 128, jaxlib 0.12.0")
+    alone = plan_of(text.replace('jaxlib = ["0.12.0"]', ""), tmp_path)
+    assert alone.executables == planned.executables
+    assert alone.exports == planned.exports
+
+    sizes = ", ".join(map(str, range(1, 3001)))
+    with pytest.raises(StagecError) as caught:
+        plan_of(
+            MANIFEST.replace("[8, 1]", f"[{sizes}]").replace('"SSE4_2"', '"SSE4_2"\njaxlib = ["1.0", "1.1", "1.2"]'),
+            tmp_path,
+        )
+    assert str(caught.value).partition("\n")[0] == (
+        "m.toml: functions.scale.buckets: 3,000 sizes of batch x 4 targets and releases of jaxlib are 12,000 "
+        "executables, and a manifest may have 10,000"
     )
 
 
@@ -393,6 +425,14 @@ isa = "AVX2"
             m.toml: functions.f.padding.m.mask: no keyword argument "vlaid"
               write kwargs.vlaid = "bool[m]" or "i32[]\"""",
             id="padding",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[3]", "f32[3]"]\nplatforms = ["cpu"]\n'
+            'serve.inputs = { x = "a", y = "a" }\nserve.outputs = { result = "a" }',
+            """\
+            m.toml: functions.f.serve.inputs.y: "a" is the name of x
+              write another name""",
+            id="names of a server",
         ),
         pytest.param(
             '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nout_shardings = "P()"',
@@ -666,6 +706,8 @@ def test_golden(tmp_path: Path) -> None:
         "atol": 1e-6,
         "outputs": {},
     }
+    device = function.replace('"cpu"', '"cpu", "h200"') + "golden = { optimized = true }"
+    assert plan_of(HEAD + device, tmp_path).exports[0].spec.golden["optimized"] is True
     planned = plan_of(HEAD + function + "golden = {}", tmp_path).exports[0].spec.golden
     assert planned == {"seed": 0, "inputs": "", "bucket": {"m": 3, "n": 2}, "rtol": None, "atol": None, "outputs": {}}
 
@@ -677,7 +719,7 @@ def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
     args = ["f32[n]"]
     targets = ["cpu"]
     buckets = { n = [2, 8] }
-    golden = { seed = 1, inputs = "golden.npz", bucket = { n = 3 } }
+    golden = { seed = 1, inputs = "golden.npz", bucket = { n = 3 }, optimized = true }
     [functions.g]
     entry = "a:b"
     args = []
@@ -693,6 +735,8 @@ def test_what_is_wrong_with_golden(tmp_path: Path) -> None:
         plan_of(HEAD + text, tmp_path)
     assert str(caught.value) == dedent(
         """\
+        m.toml: functions.f.golden.optimized: none of its targets is a device, whose compiler decides something
+          add a target, such as h200 or v5e:2x2, or leave it out
         m.toml: functions.f.golden.seed: golden.npz has the inputs, and none are generated
           leave out seed, or inputs
         m.toml: functions.f.golden.bucket: n = 3 is not a bucket of the function
@@ -829,8 +873,15 @@ def test_the_compilation_cache_of_jax(tmp_path: Path) -> None:
             "m.toml: functions.f.jax_cache_committed[1]: there is no argument 1: the number of args is 1\n"
             "  count from 0",
         ),
+        (
+            'targets = ["cpu-avx2"]\njax_cache = false\n',
+            'targets = ["cpu-avx2", "armv8-a"]\n',
+            "m.toml: functions.g.jax_cache: armv8-a is for aarch64, and stagec knows the keys of JAX's compilation "
+            "cache for x86-64 alone\n"
+            "  write jax_cache = false for this function, or name the target in another manifest",
+        ),
     ],
-    ids=["file", "targets", "machines", "argument"],
+    ids=["file", "targets", "machines", "argument", "architecture"],
 )
 def test_a_cache_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(StagecError) as caught:

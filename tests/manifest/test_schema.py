@@ -73,6 +73,7 @@ def test_every_key_is_explained(model: type[BaseModel]) -> None:
 def test_the_examples_of_keys_are_valid() -> None:
     for table, model, base in (
         ("targets", CpuTarget, {"platform": "cpu", "isa": "AVX"}),
+        ("targets", CpuTarget, {"platform": "cpu", "architecture": "aarch64", "core": "neoverse-n1"}),
         ("targets", CudaTarget, {"platform": "cuda", "device": "h200"}),
         ("targets", TpuTarget, {"platform": "tpu", "topology": "v5e:2x2"}),
         ("functions", Function, {"entry": "a:b"}),
@@ -111,6 +112,7 @@ def test_avals_of_every_dtype_are_valid(dtype: str) -> None:
         ({"functions": {"f": {"entry": "a:b", "buckets": {"n": ["1"]}}}}, "$.functions.f.buckets.n[0]"),
         ({"targets": {"cpu": {"platform": "cpu"}}}, "$.targets.cpu"),
         ({"targets": {"cpu": {"platform": "cpu", "isa": "native"}}}, "$.targets.cpu"),
+        ({"targets": {"cpu": {"platform": "cpu", "core": "neoverse-n1"}}}, "$.targets.cpu"),
         ({"targets": {"gpu": {"platform": "cuda", "device": "a/b"}}}, "$.targets.gpu"),
         ({"other": 1}, "$"),
     ],

@@ -111,8 +111,9 @@ class _Program:
     expected: str = ""
 
 
+_CPU = "neoverse-n1" if os.uname().machine == "aarch64" else "cpu-avx2"
 PROGRAMS = {
-    "cpu": _Program(_LOOP, "cpu-avx2", {"parallelism": 16}, (), '"outer_dimension_partitions":["4"]'),
+    "cpu": _Program(_LOOP, _CPU, {"parallelism": 16}, (), '"outer_dimension_partitions":["4"]'),
     "cuda": _Program(_PERMUTE, "h200", {"topology": "1x1x8"}, (8,)),
     "tpu": _Program(_SCATTER, "v5e:1x1", {}),
 }

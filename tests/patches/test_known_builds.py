@@ -46,12 +46,12 @@ def test_the_build_that_is_installed_is_as_its_row_says(platform: str) -> None:
 
 def test_every_row_is_whole() -> None:
     assert len({row.build_id for row in ROWS}) == len(ROWS)
-    assert len({(row.library, row.version, row.python) for row in ROWS}) == len(ROWS)
+    assert len({(row.library, row.version, row.python, row.architecture) for row in ROWS}) == len(ROWS)
     for row in ROWS:
         library = known_builds.LIBRARIES[row.library]
         assert re.fullmatch(r"[0-9a-f]{32}", row.build_id)
         assert re.fullmatch(r"[0-9a-f]{32}", row.made)
-        assert set(row.sites) == set(library.sites)
+        assert set(row.sites) == set(library.sites[row.architecture])
         assert all(number > 0 for number in row.sites.values())
         assert set(row.lacks) <= {names for fields in library.messages.values() for names in fields}
         assert re.match(r"CPython \d+\.\d+\.\d+", row.tested)
@@ -59,11 +59,11 @@ def test_every_row_is_whole() -> None:
 
 
 def test_every_release_of_jaxlib_makes_the_same_with_every_python() -> None:
-    releases = {row.version for row in ROWS if row.library == "libjax_common.so"}
-    for release in releases:
-        rows = [row for row in ROWS if (row.library, row.version) == ("libjax_common.so", release)]
+    libraries = [row for row in ROWS if row.library == "libjax_common.so"]
+    for release, architecture in {(row.version, row.architecture) for row in libraries}:
+        rows = [row for row in libraries if (row.version, row.architecture) == (release, architecture)]
         assert len({(row.made, *row.sites.values()) for row in rows}) == 1
-        assert {row.python for row in rows} >= {"cp312", "cp313", "cp314"}
+        assert architecture == "aarch64" or {row.python for row in rows} >= {"cp312", "cp313", "cp314"}
 
 
 def test_the_table_has_what_is_accepted() -> None:
@@ -99,7 +99,8 @@ def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     assert what == (f"this build of libjax_common.so, of jaxlib {version}, is not known: build-id {here.build_id}")
     known, add = write.splitlines()
     tag = known_builds.python_tag()
-    others = [row.version for row in ROWS if row.python == tag and row.build_id != here.build_id]
+    others = [row.version for row in ROWS if row.python == tag and row.architecture == here.architecture]
+    others.remove(version)
     assert known == f"wheels for x86-64 and {tag} that are known: jaxlib {' or '.join(others)}"
     assert add == "to add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
 
@@ -204,23 +205,26 @@ def test_a_library_that_stagec_does_not_change(tmp_path: Path) -> None:
 # What LLVM makes of Abseil's step from one seed to the next, by its version.
 SIXTEEN_BITS = "0fb702 0553adffff 668902 31c0"
 EIGHT_BITS = "488d8830100000 ba53ad0000 48039030100000 48899030100000 31d1 884b01"
+# ldrh w12, [x10]; mov w9, -0x52ad; mov x0, x19; add w9, w12, w9; orr w11, w9, 0x8000
+AARCH64 = "4c014079 89558a12 e00313aa 8901090b 2b011132"
 EXCHANGED = "488b75b8 b953ad0000 48038830100000 488d9030100000 48898830100000 31ca c1e208"
 
 
 @pytest.mark.parametrize(
-    ("code", "changed"),
+    ("architecture", "code", "changed"),
     [
-        (SIXTEEN_BITS, SIXTEEN_BITS.replace("0553adffff", "b834120000")),
-        (EIGHT_BITS, EIGHT_BITS.replace("31d1", "b134")),
-        (EXCHANGED, EXCHANGED.replace("31ca", "b234")),
+        ("x86_64", SIXTEEN_BITS, SIXTEEN_BITS.replace("0553adffff", "b834120000")),
+        ("x86_64", EIGHT_BITS, EIGHT_BITS.replace("31d1", "b134")),
+        ("x86_64", EXCHANGED, EXCHANGED.replace("31ca", "b234")),
+        ("aarch64", AARCH64, AARCH64.replace("8901090b", "89468252")),  # mov w9, 0x1234
     ],
-    ids=["16 bits", "8 bits", "8 bits, exchanged"],
+    ids=["16 bits", "8 bits", "8 bits, exchanged", "aarch64"],
 )
-def test_a_seed_becomes_a_constant(tmp_path: Path, code: str, changed: str) -> None:
-    before, after = (b"\x90" * 70 + bytes.fromhex(text.replace(" ", "")) + b"\x90" * 70 for text in (code, changed))
+def test_a_seed_becomes_a_constant(tmp_path: Path, architecture: str, code: str, changed: str) -> None:
+    before, after = (b"\x90" * 72 + bytes.fromhex(text.replace(" ", "")) + b"\x90" * 72 for text in (code, changed))
     memory = bytearray(before)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    library = machine_code.Code(tmp_path / "libtpu.so", start, start, len(memory))
+    library = machine_code.Code(tmp_path / "libtpu.so", start, start, len(memory), architecture)
     (change,) = hash_seeds.patches(library, 0x1234)
     at = change.address - start
     assert before[at : at + len(change.before)] == change.before

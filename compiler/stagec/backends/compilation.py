@@ -51,10 +51,11 @@ class CompiledModule:
     cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them; empty where it has no
         estimate of the whole.
     memory_analysis: bytes by use, such as "argument_size_in_bytes" and "peak_memory_in_bytes".
-    hlo: the optimized HLO, as text.
+    hlo: the optimized HLO, as text without the elements of large constants.
     device_ids: for each partition, the id of the device that it was assigned to.
     coords: for each partition, x, y, z and core of that device; empty where the platform has no coordinates.
     devices: parts of JAX's keys in its compilation cache that follow the device (`jax_entries`); empty for CPUs.
+    optimized: jaxlib's HloModule of `hlo`, with those elements; None where nobody needs it.
     """
 
     executable: bytes
@@ -64,6 +65,7 @@ class CompiledModule:
     device_ids: Sequence[int]
     coords: Sequence[Sequence[int]] = ()
     devices: Mapping[str, bytes] = field(default_factory=dict)
+    optimized: Any = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from stagec.core.builds import frontends, naming
-from stagec.core.builds.specs import TargetSpec
+from stagec.core.builds.specs import Aarch64Target, TargetSpec
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.sizes.bounds import contradiction
 from stagec.core.sizes.partitions import Partition, parse
@@ -26,8 +26,10 @@ _MACRO_TARGETS = (
     "autotune",
     "baseline_test",
     "explain",
+    "golden_cuda_optimized_test",
     "golden_cuda_test",
     "golden_test",
+    "golden_tpu_optimized_test",
     "golden_tpu_test",
     "latency",
     "provenance",
@@ -79,7 +81,9 @@ def _too_many(manifest: Manifest) -> Iterator[Problem]:
     total, fits = 0, True
     for name, function in manifest.functions.items():
         factors = [(len(sizes), f"sizes of {dim}") for dim, sizes in sorted(function.buckets.items())]
-        factors += [(len(function.variants) or 1, "variants"), (len(function.targets), "targets")]
+        factors += [(len(function.variants) or 1, "variants")]
+        releases = sum(len(manifest.jaxlib.get(target, "1")) for target in function.targets)
+        factors += [(releases, "targets" if releases == len(function.targets) else "targets and releases of jaxlib")]
         count = math.prod(factor for factor, _ in factors)
         if count > MOST_EXECUTABLES:
             product = " x ".join(f"{factor:,} {what}" for factor, what in factors if factor > 1)
@@ -146,6 +150,14 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     elif function.jax_cache and not function.targets:
         what = "the compilation cache has executables, and this function has no targets"
         yield problem(("jax_cache",), what, 'write for example targets = ["cpu-avx2"]')
+    for target in function.targets if manifest.has_jax_cache(function) else ():
+        if isinstance(manifest.targets[target], Aarch64Target):
+            what = f"{target} is for aarch64, and stagec knows the keys of JAX's compilation cache for x86-64 alone"
+            yield problem(
+                ("jax_cache",),
+                what,
+                "write jax_cache = false for this function, or name the target in another manifest",
+            )
     yield from _check_committed(function, problem)
     yield from _check_variants(function, problem)
     yield from _check_bound(manifest, function, problem)
@@ -189,6 +201,11 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     for dim in sorted(function.buckets.keys() - set(dims)):
         yield problem(("buckets", dim), f'no aval has a dimension "{dim}"', nearest(dim, dims) or "leave it out")
     yield from _check_padding(function, avals, problem)
+    for key, by_path in function.tensor_names.items():
+        for path, name in by_path.items():
+            first = next(other for other, same in by_path.items() if same == name)
+            if path != first:
+                yield problem(("serve", key, path), f'"{name}" is the name of {first}', "write another name")
     unknown = False
     for index, constraint in enumerate(function.constraints):
         for dim in sorted(parse_constraint(constraint).names - set(dims)):
@@ -283,6 +300,9 @@ def _check_golden(manifest: Manifest, function: Function, problem: _Report) -> I
         return
     if not function.targets:
         yield problem(("golden",), "there is no executable to check", "add a target, such as cpu-avx2")
+    if golden.optimized and all(manifest.targets[name].platform == "cpu" for name in function.targets):
+        what = "none of its targets is a device, whose compiler decides something"
+        yield problem(("golden", "optimized"), what, "add a target, such as h200 or v5e:2x2, or leave it out")
     if golden.inputs and "seed" in golden.model_fields_set:
         what = f"{golden.inputs} has the inputs, and none are generated"
         yield problem(("golden", "seed"), what, "leave out seed, or inputs")

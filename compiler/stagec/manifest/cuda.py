@@ -13,7 +13,7 @@ from stagec.core.telling.errors import Problem, StagecError
 from stagec.hardware import autotuning, cuda
 from stagec.hardware.cuda_devices import Device, num_devices, read
 from stagec.manifest import tables, toml
-from stagec.manifest.tables import NAME, SHAPE, CompilerOptions, Table
+from stagec.manifest.tables import NAME, SHAPE, CompilerOptions, Jaxlib, Table
 from stagec.manifest.values import file_pattern, no_file
 
 DEVICE = rf"({NAME})|({file_pattern('toml')})"
@@ -41,6 +41,7 @@ class CudaTarget(Table):
         "device.",
         examples=["h200.autotune.textproto"],
     )
+    jaxlib: Jaxlib = None
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {"device": "toml", "autotuning": "textproto"}

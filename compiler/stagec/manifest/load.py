@@ -6,7 +6,7 @@ tables are checked. pydantic's own messages never reach the user.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -15,14 +15,14 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stagec.core.builds import frontends
+from stagec.core.builds import frontends, naming
 from stagec.core.builds.frontends import Frontend
 from stagec.core.builds.specs import TargetSpec
 from stagec.core.data import reading
 from stagec.core.telling.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
 from stagec.manifest import models, toml
-from stagec.manifest.tables import NAME, SHAPE
+from stagec.manifest.tables import NAME, RELEASE, SHAPE
 from stagec.manifest.targets import resolve
 from stagec.manifest.values import abbreviate, no_file
 
@@ -66,6 +66,8 @@ class Manifest:
 
     file: the path that messages and specs name: relative to the workspace.
     targets: what functions may name: tables of the manifest, and what they do name of short names and TPU topologies.
+    jaxlib: releases of jaxlib that compile for a target, by what `targets` of a function says; for a target that is not
+        in it, the build's own.
     """
 
     file: str
@@ -73,6 +75,7 @@ class Manifest:
     targets: Mapping[str, TargetSpec]
     meshes: Mapping[str, models.Mesh]
     functions: Mapping[str, models.Function]
+    jaxlib: Mapping[str, Sequence[str]]
 
     def platforms_of(self, function: models.Function) -> tuple[str, ...]:
         """The platforms that a function is lowered for: those it names, else those of its targets."""
@@ -116,7 +119,11 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     problems += [*unfit, *_references(data, file)]
     if problems or document is None:
         raise StagecError(*problems)
-    return Manifest(file, document.manifest, targets, document.meshes, document.functions)
+    releases = {
+        name: getattr(document.targets.get(name), "jaxlib", None) or document.manifest.jaxlib for name in targets
+    }
+    jaxlib = {name: given for name, given in releases.items() if given}
+    return Manifest(file, document.manifest, targets, document.meshes, document.functions, jaxlib)
 
 
 def key_path(location: tuple[str | int, ...]) -> str:
@@ -281,6 +288,8 @@ _PATTERNS = {
     models.WEIGHTS: f"is {no_file('.safetensors')}",
     models.INPUTS: f"is {no_file('.npz')}",
     SHAPE: "is not a shape: sizes with x between them",
+    RELEASE: "is not a release: numbers with . between them",
+    naming.JAXLIB: "is not a release of jaxlib, as jaxlib==0.12.0 is",
     **{pattern: text for model in models.TARGETS.values() for pattern, text in model.PATTERNS.items()},
     models.VERSION: "is not a version: letters, digits and . + _ -",
 }

@@ -17,11 +17,12 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from stagec.core.builds import naming
 from stagec.core.builds.frontends import FRONTENDS
 from stagec.manifest.cpu import CpuTarget
 from stagec.manifest.cuda import CudaTarget
 from stagec.manifest.environment import ENVIRONMENT_SCHEMA, read_environment
-from stagec.manifest.tables import NAME, Table
+from stagec.manifest.tables import NAME, Jaxlib, Table
 from stagec.manifest.tpu import TpuTarget
 from stagec.manifest.values import (
     AMOUNT_SCHEMA,
@@ -65,6 +66,7 @@ WEIGHTS, INPUTS = map(file_pattern, ("safetensors", "npz"))
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
 Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
+TensorName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}$")]
 Entry: TypeAlias = Annotated[str, StringConstraints(pattern=ENTRY)]
 ModuleOrEntry: TypeAlias = Annotated[str, StringConstraints(pattern=MODULE_OR_ENTRY)]
 Fingerprint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
@@ -168,6 +170,14 @@ class Header(Table):
         None,
         description="Size that the bundle's file may have. `<manifest>.size_test` fails if it is larger.",
         examples=["20MB"],
+    )
+    jaxlib: Jaxlib = None
+    serves: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=naming.JAXLIB)], ...], AfterValidator(read_distinct)
+    ] = Field(
+        (),
+        description="Releases of jaxlib in your fleet. Without an executable of each of them, the bundle is not built.",
+        examples=[["jaxlib==0.10.1", "jaxlib==0.10.2"]],
     )
     enable_x64: EnableX64 = None
     matmul_precision: MatmulPrecision = None
@@ -296,6 +306,19 @@ class Padding(Table):
     )
 
 
+class Serve(Table):
+    """What a server calls the arrays of a function. Others have their path as their name."""
+
+    inputs: dict[str, TensorName] = Field(
+        {},
+        description="Names of inputs by path: of the parameter, and in it, as `stagec inspect` shows them.",
+        examples=[{"batch['image']": "image"}],
+    )
+    outputs: dict[str, TensorName] = Field(
+        {}, description="Names of outputs by path, which starts with result.", examples=[{"result['probs']": "probs"}]
+    )
+
+
 class Weights(Table):
     """The arrays that a bound argument consists of."""
 
@@ -349,6 +372,12 @@ class Golden(Table):
         {},
         description="Tolerances of single results, by their paths as `stagec run --golden` prints them.",
         examples=[{"result['logits']": {"rtol": 1e-2}}],
+    )
+    optimized: bool = Field(
+        False,
+        description="Also run on CPUs what the compilers of devices decided, and compare it: "
+        "`<manifest>.golden_cuda_optimized_test` and `<manifest>.golden_tpu_optimized_test`. They need no device.",
+        examples=[True],
     )
 
 
@@ -419,6 +448,9 @@ class Function(Table):
         'position, as in "args[0]": a safetensors file, or a table. The file names each array by its path in the '
         "argument, such as hidden.w or layers.0.w. A caller leaves the argument out.",
         examples=[{"params": "weights.safetensors"}],
+    )
+    serve: Serve | None = Field(
+        None, description="How `stagec serve` offers the function.", examples=[{"inputs": {"x": "image"}}]
     )
     constraints: tuple[Annotated[str, AfterValidator(read_constraint)], ...] = Field(
         (), description="What holds for the symbolic dimensions, with ==, >= or <=.", examples=[["batch % 8 == 0"]]
@@ -526,6 +558,11 @@ class Function(Table):
             yield "", self.static
         for name, variant in self.variants.items():
             yield name, {**self.static, **variant.static}
+
+    @property
+    def tensor_names(self) -> dict[str, dict[str, str]]:
+        """The names for servers: of "inputs" and of "outputs", where there are any, by path."""
+        return {key: names for key, names in (self.serve.model_dump() if self.serve else {}).items() if names}
 
     def every_bucket(self) -> Iterator[Mapping[str, int]]:
         """Every combination of the sizes, dimensions sorted by name; one empty bucket where there are none."""

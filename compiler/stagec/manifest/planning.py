@@ -52,6 +52,8 @@ class Plan:
     jax_cache: names of the executables that JAX's compilation cache has entries for, sorted -> for each way of calling,
         the arguments that lie on a device.
     jax_cache_machines: fingerprints of machines that find them, by target.
+    jaxlib: releases of jaxlib that compile for a target, by its name in specs; not those of the build's own alone.
+    serves: releases of jaxlib, as `jaxlib==0.12.0`, that the bundle must have executables of.
     tolerances: of functions that say how much more than their baseline they may take: function -> metric -> tolerance.
     """
 
@@ -64,6 +66,8 @@ class Plan:
     tolerances: Mapping[str, Mapping[str, int | str]]
     jax_cache: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     jax_cache_machines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    jaxlib: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    serves: Sequence[str] = ()
 
     def to_json(self) -> str:
         """Canonical JSON, one line: equal plans have equal text."""
@@ -74,8 +78,10 @@ class Plan:
             "executables": [asdict(executable) for executable in self.executables],
             "bundle": {"name": self.name, "version": self.version},
             "bundle_size": self.bundle_size,
+            "serves": self.serves,
             "tolerances": self.tolerances,
             "jax_cache": {"executables": self.jax_cache, "machines": self.jax_cache_machines},
+            "jaxlib": self.jaxlib,
         }
         return to_json(document) + "\n"
 
@@ -108,6 +114,8 @@ def plan(manifest: Manifest) -> Plan:
         {name: f.baseline.model_dump(exclude_none=True) for name, f in manifest.functions.items() if f.baseline},
         dict(sorted(cached.items())),
         manifest.header.jax_cache_machines,
+        {manifest.targets[name].name: releases for name, releases in manifest.jaxlib.items()},
+        manifest.header.serves,
     )
 
 
@@ -116,7 +124,8 @@ def describe(plan: Plan) -> str:
     rows = [("portable", export.name, ", ".join(export.spec.platforms)) for export in plan.exports]
     for executable in plan.executables:
         target, bucket = executable.spec.target, executable.spec.bucket
-        details = [*target.summary(), naming.bucket(bucket)]
+        releases = [f"jaxlib {release}" for release in plan.jaxlib.get(target.name, ())]
+        details = [*target.summary(), naming.bucket(bucket), *releases]
         rows.append(("executable", executable.name, ", ".join(filter(None, details))))
     if plan.jax_cache:
         rows.append(("jax cache", f"{plan.name}.jax_cache", f"{len(plan.jax_cache)} executables"))
@@ -152,6 +161,7 @@ def _function_spec(
         disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
+        serve={key: dict(sorted(names.items())) for key, names in function.tensor_names.items()},
         golden=_golden(function),
         bind={argument: _bound(weights) for argument, weights in sorted(function.bind.items())},
         devices=_devices(manifest, function),
@@ -176,7 +186,8 @@ def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any],
 def _golden(function: Function) -> Mapping[str, Any]:
     if function.golden is None:
         return {}
-    table = function.golden.model_dump()
+    # Where nobody asks for it, the spec has the form that it always had.
+    table = function.golden.model_dump(exclude=None if function.golden.optimized else {"optimized"})
     return {**table, "bucket": table["bucket"] or next(function.every_bucket())}
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
 from stagec.core.data import reading
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.manifest import toml
-from stagec.manifest.values import SCALAR_SCHEMA, Scalar, read_scalar
+from stagec.manifest.values import SCALAR_SCHEMA, Scalar, read_distinct, read_scalar
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$"
 """Names of manifests, functions and targets: parts of Bazel target names, so without dots."""
 SHAPE = r"^[1-9][0-9]*(x[1-9][0-9]*)*$"
 """Sizes along axes."""
+RELEASE = r"^[0-9]+(\.[0-9]+)+$"
+"""A release of jaxlib."""
 
 
 class Table(BaseModel):
@@ -31,6 +33,18 @@ CompilerOptions: TypeAlias = Annotated[
         'optimization_level and memory_fitting_level ("O0" to "O3"), exec_time_optimization_effort and '
         "memory_fitting_effort (-1.0 to 1.0), and fdo_profile (a ProfiledInstructionsProto in protobuf's text format).",
         examples=[{"xla_cpu_enable_fast_math": False, "optimization_level": "O1"}],
+    ),
+]
+
+Jaxlib: TypeAlias = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=RELEASE)], ...] | None,
+    AfterValidator(lambda given: given if given is None else read_distinct(given)),
+    Field(
+        min_length=1,
+        description="Releases of jaxlib to compile executables with: one for each. An executable runs only with the "
+        "jaxlib that made it. Those beside the build's own are declared in the workspace. Default: the build's own. A "
+        "target takes it from [manifest] unless it says otherwise.",
+        examples=[["0.10.1", "0.10.2"]],
     ),
 ]
 

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from stagec.core.builds import specs
 from stagec.hardware.tpu import generations
 from stagec.hardware.tpu_topologies import TOPOLOGY, parse_topology
-from stagec.manifest.tables import SHAPE, CompilerOptions, Table
+from stagec.manifest.tables import SHAPE, CompilerOptions, Jaxlib, Table
 
 
 class TpuTarget(Table):
@@ -25,6 +25,7 @@ class TpuTarget(Table):
         "", description="Chips of one host along each axis, if that is not 2x2.", examples=["2x4"]
     )
     slices: int = Field(1, ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
+    jaxlib: Jaxlib = None
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {}

@@ -1,6 +1,6 @@
 """What the file of a library says of itself: its build, its code, what it imports, its sections.
 
-For 64-bit x86 alone (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
+For x86-64 and aarch64 (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LOAD, _DYNAMIC, _NOTE, _FUNCTIONS = 1, 2, 4, 0x6474E550  # kinds of segments; the last is PT_GNU_EH_FRAME
-_EXECUTABLE = 1  # a flag of a segment
+_EXECUTABLE, _WRITABLE = 1, 2  # flags of a segment
 _BUILD_ID = 3  # a kind of GNU's notes
 _STRINGS, _SYMBOLS = 5, 6  # tags of the dynamic section
 _RELOCATIONS = ((23, 2), (7, 8))  # the tags of a table of relocations and of its size
-_ADDRESSES = (6, 7)  # relocations that are the address of a function: R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT
+_ARCHITECTURES = {62: "x86_64", 183: "aarch64"}  # EM_X86_64, EM_AARCH64
+# Relocations that are the address of a function: GLOB_DAT and JUMP_SLOT, of R_X86_64 and of R_AARCH64.
+_ADDRESSES = {"x86_64": (6, 7), "aarch64": (1025, 1026)}
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def opened(path: Path) -> Iterator[File]:
         try:
             yield File(data)
         except (struct.error, LookupError) as error:
-            raise ValueError(f"{path.name} is damaged, or is not a library for x86-64") from error
+            raise ValueError(f"{path.name} is damaged, or is not a library for x86-64 or aarch64") from error
 
 
 class File:
@@ -49,6 +51,7 @@ class File:
         if data[:6] != b"\x7fELF\x02\x01":
             raise LookupError("no ELF file")
         self.data = data
+        self.architecture = _ARCHITECTURES[struct.unpack_from("<H", data, 0x12)[0]]
         (start,), (count,) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<H", data, 0x38)
         self._headers = data[start : start + 56 * count]
         rows = struct.iter_unpack("<IIQQQQQQ", self._headers)
@@ -88,11 +91,21 @@ class File:
         for table, size in _RELOCATIONS:
             start = self._offset(tags[table])
             for slot, info, _ in struct.iter_unpack("<QQQ", self.data[start : start + tags[size]]):
-                if info & 0xFFFFFFFF in _ADDRESSES:
+                if info & 0xFFFFFFFF in _ADDRESSES[self.architecture]:
                     (name,) = struct.unpack_from("<I", self.data, symbols + 24 * (info >> 32))
                     if self._text(strings + name) == function:
                         return int(slot)
         return None
+
+    def constants(self, content: bytes) -> Iterator[int]:
+        """Yield the addresses at which that content lies in memory that can neither be written nor executed."""
+        for segment in self._of_kind(_LOAD):
+            at = -1
+            while not segment.flags & (_EXECUTABLE | _WRITABLE):
+                at = self.data.find(content, max(at + 1, segment.offset), segment.offset + segment.size)
+                if at < 0:
+                    break
+                yield at - segment.offset + segment.address
 
     def section(self, name: str) -> bytes:
         """Return the content of a section; b"" when there is none of that name."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import struct
 from collections.abc import Iterator
 
 from stagec.patches.machine_code import Code, Patch
@@ -27,6 +28,8 @@ _COUNTED = re.compile(
     rb"\xba" + _COUNTER + rb"\x90.{4,40}?\x31\xd1|\xb9" + _COUNTER + rb"\x88.{4,40}?\x31\xca", re.DOTALL
 )
 _MOST = 64
+# The step on aarch64: mov wA, -0x52ad; ...; add wD, wB, wA. The last becomes mov wD, seed.
+_AARCH64_STEP, _AARCH64_MOST = b"\x55\x8a\x12", 4
 _MOVES = {b"\x31\xd1": b"\xb1", b"\x31\xca": b"\xb2"}
 
 
@@ -35,7 +38,10 @@ def patches(code: Code, seed: int = SEED) -> list[Patch]:
     changes = []
     for address in sites(code):
         before = ctypes.string_at(address, _ADD_SIZE)
-        if before == _STEP[:_ADD_SIZE]:
+        if code.architecture == "aarch64":
+            instruction = 0x52800000 | seed << 5 | before[0] & 31
+            changes.append(Patch(address, before[:4], instruction.to_bytes(4, "little")))
+        elif before == _STEP[:_ADD_SIZE]:
             changes.append(Patch(address, before, b"\xb8" + seed.to_bytes(4, "little")))
         else:
             changes.append(Patch(address, before[:2], _MOVES[before[:2]] + bytes((seed & 0xFF,))))
@@ -45,7 +51,22 @@ def patches(code: Code, seed: int = SEED) -> list[Patch]:
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
     """Return the addresses of the instructions that make a seed."""
+    if code.architecture == "aarch64":
+        return tuple(_on_aarch64(code))
     return tuple(code.find(_STEP)) or tuple(_counted(code))
+
+
+def _on_aarch64(code: Code) -> Iterator[int]:
+    for address in code.find(_AARCH64_STEP):
+        start = address - 1
+        text = ctypes.string_at(start, min(4 * (_AARCH64_MOST + 1), code.address + code.size - start))
+        first, *others = (word for (word,) in struct.iter_unpack("<I", text[: len(text) & -4]))
+        if first & ~31 != 0x128A5580 or start % 4:
+            continue
+        for number, word in enumerate(others, 1):
+            if word & 0xFFFFFC00 == 0x0B000000 | (first & 31) << 16:
+                yield start + 4 * number
+                break
 
 
 def _counted(code: Code) -> Iterator[int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.patches import cores, cpuid, descriptors, elf, hash_seeds
+from stagec.patches import cores, cpuid, cpuinfo, descriptors, elf, hash_seeds
 from stagec.patches.machine_code import Code, PatchError, mapped
 
 TABLE = Path(__file__).with_suffix(".json")
@@ -34,12 +34,12 @@ class UnknownBuild(PatchError):
 class Library:
     """A library that is changed.
 
-    package: the wheel that brings it. sites: for each change, what finds the places. messages: full name of a message
-    that the library writes and stagec reads or edits -> the fields that it looks for.
+    package: the wheel that brings it. sites: by architecture, for each change, what finds the places.
+    messages: full name of a message that the library writes and stagec reads or edits -> the fields that it looks for.
     """
 
     package: str
-    sites: Mapping[str, Callable[[Code], Sequence[int]]]
+    sites: Mapping[str, Mapping[str, Callable[[Code], Sequence[int]]]]
     messages: Mapping[str, Paths]
 
 
@@ -84,7 +84,10 @@ KERNEL: Paths = {
 
 JAXLIB = Library(
     "jaxlib",
-    {"cores": cores.sites, "cpuid": cpuid.sites, "hash_seeds": hash_seeds.sites},
+    {
+        "x86_64": {"cores": cores.sites, "cpuid": cpuid.sites, "hash_seeds": hash_seeds.sites},
+        "aarch64": {"cores": cores.sites, "cpuinfo": cpuinfo.sites, "hash_seeds": hash_seeds.sites},
+    },
     {
         "xla.ExecutableAndOptionsProto": EXECUTABLE,
         "xla.cpu.CompilationResultProto": {
@@ -99,7 +102,7 @@ JAXLIB = Library(
 )
 CUDA = Library(
     "jax-cuda13-pjrt",
-    {"hash_seeds": hash_seeds.sites},
+    {"x86_64": {"hash_seeds": hash_seeds.sites}},
     {
         "xla.ExecutableAndOptionsProto": EXECUTABLE,
         "xla.SplitProtoManifest": {"records.proto_merge_record": (2, 2)},
@@ -111,7 +114,7 @@ CUDA = Library(
         "xla.gpu.ThunkProto": {**NESTED, **PAIRED, **UNORDERED, **KERNEL},
     },
 )
-TPU = Library("libtpu", {"hash_seeds": hash_seeds.sites}, {})  # its messages are neither read nor edited
+TPU = Library("libtpu", {"x86_64": {"hash_seeds": hash_seeds.sites}}, {})  # its messages are neither read nor edited
 LIBRARIES: Mapping[str, Library] = {"libjax_common.so": JAXLIB, "xla_cuda_plugin.so": CUDA, "libtpu.so": TPU}
 """By the name of the file."""
 
@@ -126,6 +129,7 @@ class Build:
     made: start of the SHA-256 of what it makes of the test's program (tests/patches/probe.py).
     follows_seed: whether that follows the seed of hash tables.
     tested: the Python with which it was made, twice.
+    architecture: what its instructions are for, as `uname -m` has it.
     """
 
     library: str
@@ -137,6 +141,7 @@ class Build:
     made: str = ""
     follows_seed: bool = False
     tested: str = ""
+    architecture: str = "x86_64"
 
 
 def rows() -> list[Build]:
@@ -156,12 +161,14 @@ def known(code: Code, wanted: str = "") -> Build:
     build_id, builds = code.build_id(), [build for build in rows() if build.library == code.library]
     build = next((build for build in builds if build.build_id == build_id), None)
     if build is None:
-        fit = [build for build in builds if build.python in ("", python_tag())]
+        fit = [
+            build for build in builds if build.python in ("", python_tag()) and build.architecture == code.architecture
+        ]
         versions = dict.fromkeys(
             build.version for build in fit if f"{build.version}.".startswith(f"{wanted}." * bool(wanted))
         )
         raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", _write(code, list(versions)))
-    for change, find in LIBRARIES[code.library].sites.items():
+    for change, find in LIBRARIES[code.library].sites[code.architecture].items():
         if len(find(code)) != build.sites[change]:
             sites = f"{len(find(code))} sites of {change} in the place of {build.sites[change]}"
             raise UnknownBuild(f"{_told(code)} is not as it was tested: {sites}", "install its wheel again")
@@ -181,7 +188,7 @@ def _told(code: Code) -> str:
 def _write(code: Code, versions: Sequence[str]) -> str:
     package = LIBRARIES[code.library].package
     wheels = f"{package} {' or '.join(versions)}" if versions else f"none of {package}"
-    known = f"wheels for x86-64 and {python_tag()} that are known: {wheels}"
+    known = f"wheels for {code.architecture.replace('_', '-')} and {python_tag()} that are known: {wheels}"
     return f"{known}\nto add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
 
 
@@ -200,7 +207,9 @@ def examined(path: Path) -> Build:
         raise PatchError(f"stagec changes no {path.name}")
     library = LIBRARIES[path.name]
     with mapped(path) as code:
-        sites = {change: len(find(code)) for change, find in library.sites.items()}
+        if code.architecture not in library.sites:
+            raise PatchError(f"stagec changes no {path.name} for {code.architecture}")
+        sites = {change: len(find(code)) for change, find in library.sites[code.architecture].items()}
         hosts = len(list(cpuid.hosts(code))) if "cpuid" in sites else 0
     with elf.opened(path) as file:
         build_id, messages = file.build_id, descriptors.read(file) if library.messages else {}
@@ -217,7 +226,7 @@ def examined(path: Path) -> Build:
         others += [f"{root} has another at {names}" for names in _own(messages, root) if names not in paths]
     if others:
         raise PatchError(f"{path.name} is not as those that are known: {'; '.join(others)}")
-    return Build(path.name, "", "", build_id, sites, lacks)
+    return Build(path.name, "", "", build_id, sites, lacks, architecture=code.architecture)
 
 
 def _numbers(messages: descriptors.Messages, root: str, names: Sequence[str]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import functools
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,14 @@ class Code:
     """The executable part of a library that lies in this process's memory: `size` bytes at `address`.
 
     start: the address of the library's first byte, from which it counts its own. path: its file.
+    architecture: what its instructions are for, as `uname -m` has it.
     """
 
     path: Path
     start: int
     address: int
     size: int
+    architecture: str = "x86_64"
 
     @property
     def library(self) -> str:
@@ -76,6 +79,14 @@ class Code:
             slot = file.imported(function)
         return None if slot is None else self.start + slot
 
+    def constants(self, content: bytes) -> list[int]:
+        """Return the addresses at which it has that content among its constants.
+
+        Raises PatchError when its file cannot be read.
+        """
+        with _read(self.path) as file:
+            return [self.start + address for address in file.constants(content)]
+
     def build_id(self) -> str:
         """Return what distinguishes this build from others. Raises PatchError when the library cannot be read."""
         with _read(self.path) as file:
@@ -90,7 +101,7 @@ def loaded(library: str) -> Code:
         raise PatchError(f"this process has no {library}")
     path, start = Path(mappings[0].path), mappings[0].start
     with _read(path) as file:
-        return Code(path, start, start + file.code.address, file.code.size)
+        return Code(path, start, start + file.code.address, file.code.size, file.architecture)
 
 
 @contextlib.contextmanager
@@ -98,7 +109,7 @@ def mapped(path: Path) -> Iterator[Code]:
     """Map the file of a library to look at its code, which cannot run. Raises PatchError when it cannot be read."""
     with _read(path) as file:
         start = ctypes.addressof(ctypes.c_char.from_buffer(file.data))
-        yield Code(path, start, start + file.code.offset, file.code.size)
+        yield Code(path, start, start + file.code.offset, file.code.size, file.architecture)
 
 
 @contextlib.contextmanager
@@ -192,8 +203,15 @@ def _write(address: int, code: bytes, before: int) -> None:
     if _libc().mprotect(page, size, writable | before) and _libc().mprotect(page, size, writable):
         raise PatchError(_FORBIDDEN)
     ctypes.memmove(address, code, len(code))
+    _forget(address, len(code))
     if _libc().mprotect(page, size, before):
         raise PatchError("this system does not let a process run code that it changed")
+
+
+def _forget(address: int, size: int) -> None:
+    """Let the processor forget the instructions that it has read there. x86-64 sees by itself that they are others."""
+    if os.uname().machine == "aarch64":
+        ctypes.CDLL("libgcc_s.so.1").__clear_cache(ctypes.c_void_p(address), ctypes.c_void_p(address + size))
 
 
 class _Mapping(NamedTuple):  # there are hundreds of them: other classes take several times as long

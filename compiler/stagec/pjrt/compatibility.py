@@ -36,13 +36,16 @@ def refusal() -> str | None:
     )
 
 
-def hlo_print_options() -> Any:
-    """Return jaxlib's options for HLO as text, in the short form that XLA's parser reads."""
+def hlo() -> Any:
+    """Return the module of jaxlib that has HloModule: since 0.10.2 its own."""
     import importlib
 
-    # Since 0.10.2 HLO has its own module.
-    module = importlib.import_module("jaxlib._jax" if numbers() < (0, 10, 2) else "jaxlib._hlo")
-    return module.HloPrintOptions.short_parsable()
+    return importlib.import_module("jaxlib._jax" if numbers() < (0, 10, 2) else "jaxlib._hlo")
+
+
+def hlo_print_options() -> Any:
+    """Return jaxlib's options for HLO as text, in the short form that XLA's parser reads."""
+    return hlo().HloPrintOptions.short_parsable()
 
 
 def result_handler(aval: Any, sharding: Any, committed: bool = True) -> Any:

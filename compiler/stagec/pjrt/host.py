@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -30,11 +31,13 @@ class Host(NamedTuple):
     """What selection looks at.
 
     jaxlib: its version. cpu_flags: of /proc/cpuinfo. platforms: by name.
+    architecture: of the CPU that this process runs on, as `uname -m` has it.
     """
 
     jaxlib: str
     cpu_flags: frozenset[str]
     platforms: Mapping[str, Platform]
+    architecture: str
 
 
 class _Platforms(dict[str, Platform]):
@@ -56,7 +59,7 @@ def describe(devices: Sequence[Any] = ()) -> Host:
     """
     from stagec.pjrt import compatibility
 
-    return Host(compatibility.version(), cpu_flags(), _Platforms(devices))
+    return Host(compatibility.version(), cpu_flags(), _Platforms(devices), architecture())
 
 
 def _platform(name: str, devices: Sequence[Any]) -> Platform:
@@ -84,14 +87,27 @@ def _platform(name: str, devices: Sequence[Any]) -> Platform:
     return Platform("", kinds, accelerators.versions(name), processes=clients.num_processes(here))
 
 
+def architecture() -> str:
+    """Return the architecture of the CPU that this process runs on: "x86_64", "aarch64", as `uname -m` has it."""
+    return os.uname().machine
+
+
+def architecture_refusal(wanted: str, here: str) -> str:
+    """Return why machine code for CPUs of one architecture does not run on one of another; "" where it does.
+
+    wanted: "" of what needs none.
+    """
+    return "" if wanted in ("", here) else f"its machine code is for {wanted}, and this machine is {here}"
+
+
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Return the flags of /proc/cpuinfo; empty where there is no such file or it lists none."""
+    """Return the flags of /proc/cpuinfo, which ARM's are called features; empty where it is not there or has none."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             for line in file:
                 name, _, value = line.partition(":")
-                if name.strip() == "flags":
+                if name.strip() in ("flags", "Features"):
                     return frozenset(value.split())
     except OSError:
         pass

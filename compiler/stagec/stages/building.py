@@ -31,6 +31,8 @@ from stagec.stages.lowered import Lowered
 from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import NamedSharding
 
+_EXPORT_WITH_AN_OLDER = "let the lock of the build have the oldest jax and jaxlib: newer ones read what it exports"
+
 
 def compile_exported(
     serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"", itemized: bool = False
@@ -140,7 +142,8 @@ def lower(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> 
         exported = Exported.deserialize(by_device.read(lowered_for, spec.target) or serialized)
         return exported, lower_exported(exported, spec.target.platform, spec.bucket)
     except (NotExported, CannotLower) as error:
-        raise StagecError(Problem(spec.manifest, spec.key, str(error))) from error
+        write = _EXPORT_WITH_AN_OLDER if isinstance(error.__cause__, mlir.TooNew) else ""
+        raise StagecError(Problem(spec.manifest, spec.key, str(error), write)) from error
 
 
 def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> components.Table:

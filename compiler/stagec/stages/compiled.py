@@ -14,7 +14,7 @@ from typing import Any
 from jaxlib import _jax
 
 from stagec.bundle import archive, index
-from stagec.bundle.description import Description
+from stagec.bundle.description import Description, architecture
 from stagec.core.sizes.avals import Aval
 from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees import json_shapes
@@ -67,6 +67,7 @@ class Compiled:
     mesh: the mesh over which its arrays are split; None if it is not known.
     stablehlo: the module that XLA compiled, in StableHLO's portable form; None unless it was built from a manifest.
     inventory: what it consists of (`stages.inventory`); None unless it was asked for.
+    optimized: jaxlib's HloModule of `hlo`; None unless this process compiled it for a named target.
 
     Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
     plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several
@@ -80,6 +81,7 @@ class Compiled:
     mesh: Mesh | None = None
     stablehlo: bytes | None = field(default=None, repr=False)
     inventory: Mapping[str, Any] | None = field(default=None, repr=False)
+    optimized: Any = field(default=None, repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
     _executable: Executable | None = field(default=None, repr=False)  # the same, loaded, if this process compiled it
 
@@ -261,8 +263,8 @@ class Compiled:
     def deserialize(serialized: bytes) -> Compiled:
         """Read what `serialize` wrote.
 
-        Raises LoadError if the bytes are something else, are damaged, or are for another jaxlib or CPU. XLA gets the
-        executable at the first use.
+        Raises LoadError if the bytes are something else, are damaged, or are for another jaxlib, architecture or CPU.
+        XLA gets the executable at the first use.
         """
         name = "a serialized Compiled"
         container = archive.Archive(name, bytes(serialized), _INDEX)
@@ -275,6 +277,9 @@ class Compiled:
         made_with, here = description.versions["jaxlib"], compatibility.version()
         if made_with != here:
             raise LoadError("jaxlib-version", f"{name}: it was compiled with jaxlib {made_with}, here is {here}")
+        refusal = host.architecture_refusal(architecture(description.target.to_plain()), host.architecture())
+        if refusal:
+            raise LoadError("architecture", f"{name}: {refusal}")
         refusal = host.cpu_refusal(description.target.requires, host.cpu_flags())
         if refusal:
             raise LoadError("cpu-feature", f"{name}: {refusal}")

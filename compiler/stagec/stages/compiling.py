@@ -76,4 +76,6 @@ def compile_program(program: Lowered, options: Mapping[str, CompilerOption], tar
     )
     versions = {**description.versions, **(hardware.versions or {})}
     description = description._replace(versions=dict(sorted(versions.items())))
-    return Compiled(module.executable, description, module.hlo, mesh, _parameters=program._parameters)
+    return Compiled(
+        module.executable, description, module.hlo, mesh, optimized=module.optimized, _parameters=program._parameters
+    )

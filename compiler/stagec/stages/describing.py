@@ -13,7 +13,7 @@ from stagec.backends import analysis
 from stagec.backends.compilation import CompiledModule, Hardware
 from stagec.bundle.description import Description, DeviceAssignment, Target
 from stagec.core.builds.compiler_options import described
-from stagec.core.builds.specs import Scalar, TargetSpec
+from stagec.core.builds.specs import ExecutableSpec, Scalar, TargetSpec, target_spec
 from stagec.core.builds.version import VERSION
 from stagec.core.telling import phases
 from stagec.pjrt import compatibility
@@ -94,6 +94,30 @@ def fields(target: TargetSpec) -> dict[str, Any]:
     if values.get("autotuning_results"):
         values["autotuning_results"] = hashlib.sha256(values["autotuning_results"].encode()).hexdigest()
     return values
+
+
+def spec_of(description: Description) -> ExecutableSpec:
+    """Return the spec that an executable was compiled by, of what its description says: without limits.
+
+    Raises ValueError where a description does not have all of it: of a file it has the digest alone.
+    """
+    target = description.target
+    digests = (
+        ("autotuning_results", target.settings.get("autotuning_results")),
+        (
+            "fdo_profile",
+            target.compiler_options.get("fdo_profile"),
+        ),
+    )
+    for name, value in digests:
+        if value:
+            raise ValueError(f"it was compiled with a file that the bundle does not have: {name}")
+    common = {"name": target.name, "platform": target.platform, "compiler_options": target.compiler_options}
+    try:
+        rebuilt = target_spec({**target.settings, **common})
+    except ValueError:
+        raise ValueError("another version of stagec described its target, with other fields") from None
+    return ExecutableSpec(description.function, description.manifest, rebuilt, description.bucket, description.variant)
 
 
 def _provider(program: Lowered, name: str) -> str:

@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import (
     stablehlo,
 )
 
-from stagec.pjrt import dialects
+from stagec.pjrt import compatibility, dialects
 from stagec.pjrt.custom_calls import provider
 
 make_context = dialects.make_context
@@ -34,12 +34,28 @@ def context() -> Iterator[ir.Context]:
             yield made
 
 
+class TooNew(ValueError):
+    """A portable artifact is of a later StableHLO than this jaxlib's."""
+
+
 def read_artifact(context: ir.Context, artifact: bytes) -> ir.Module:
-    """Read a VHLO portable artifact (`Exported.mlir_module_serialized`). Raises ValueError when it is not one."""
+    """Read a VHLO portable artifact (`Exported.mlir_module_serialized`).
+
+    Raises ValueError when it is not one; TooNew where that is because of its version, which stands behind MLIR's magic
+    number (https://openxla.org/stablehlo/bytecode).
+    """
+    if made := re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", artifact, re.DOTALL):
+        version, here = ".".join(map(bytes.decode, made.groups())), stablehlo.get_current_version()
+        if _numbers(version) > _numbers(here):
+            raise TooNew(f"it is of StableHLO {version}, and jaxlib {compatibility.version()} reads {here} and older")
     try:
         return stablehlo.deserialize_portable_artifact(context, artifact)
     except Exception as error:  # jaxlib raises RuntimeError or MLIRError, by version
         raise ValueError(f"not a StableHLO portable artifact: {error}") from error
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def to_bytecode(module: ir.Module) -> bytes:

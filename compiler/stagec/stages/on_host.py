@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jaxlib import _jax
@@ -15,7 +16,7 @@ from stagec.backends.cpu import compiler as cpu
 from stagec.bundle.description import Target
 from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import CompilerOption
-from stagec.hardware import x86
+from stagec.hardware import aarch64, x86
 from stagec.pjrt import arrays, clients, host, turns
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import Executable
@@ -33,16 +34,19 @@ def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) ->
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
     features = cpu.stored_features(serialized)
-    requires = tuple(flag for flag in sorted(host.cpu_flags()) if x86.llvm_names([flag]) <= features)
+    on_aarch64 = host.architecture() == aarch64.ARCHITECTURE
+    names: ModuleType = aarch64 if on_aarch64 else x86
+    settings = {"architecture": aarch64.ARCHITECTURE} if on_aarch64 else {}
+    requires = tuple(flag for flag in sorted(host.cpu_flags()) if names.llvm_names([flag]) <= features)
     # XLA stores preferences of the code generator as well, and calls them missing when the executable is loaded.
-    raw = cpu.canonicalize(serialized, x86.BASELINE | x86.llvm_names(requires))
+    raw = cpu.canonicalize(serialized, names.BASELINE | names.llvm_names(requires))
     target = Target(
         name="host",
         platform="cpu",
         device_kind=cpu.stored_cpu_name(serialized),
         requires=requires,
         compiler_options=dict(sorted(described(options).items())),
-        settings={"isa": "", "parallelism": os.cpu_count() or 1},
+        settings={"isa": "", "parallelism": os.cpu_count() or 1, **settings},
     )
     properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
     module, mesh = CompiledModule(raw, *properties, hlo, range(program.nr_devices)), mesh_of(program)

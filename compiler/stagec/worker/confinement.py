@@ -154,8 +154,13 @@ _Line = tuple[int, int, int, int]
 """An instruction of classic BPF (linux/filter.h): code, how many to skip if a test is true, and if not; a value."""
 
 
+def has_filter() -> bool:
+    """Return whether there is a filter of system calls for this machine: each architecture has other numbers."""
+    return os.uname().machine == "x86_64"
+
+
 def _filter_system_calls() -> None:
-    if os.uname().machine != "x86_64":  # other numbers; what compiles for CPUs, GPUs and TPUs runs on x86-64 alone
+    if not has_filter():
         return
     code = ctypes.create_string_buffer(program(), len(program()))
     filter_ = struct.pack("HxxxxxxQ", len(program()) // 8, ctypes.addressof(code))

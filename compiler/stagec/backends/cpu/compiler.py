@@ -6,7 +6,8 @@ What makes XLA's own bytes differ, and what is done about it here:
 - Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
 - Code depends on the size of XLA's thread pool and on the cores that it may use: both are the target's `parallelism`
   (`prepare_process`, `cores`).
-- Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`), and what XLA stored is checked afterwards.
+- Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`, on aarch64 `cpuinfo`), and what XLA stored
+  is checked afterwards.
 
 docs/reproducibility.md has what was measured.
 """
@@ -21,12 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
-from stagec.core.builds.specs import CpuTarget
+from stagec.core.builds.specs import AnyCpuTarget, CpuTarget
 from stagec.core.data import wire
 from stagec.core.telling import phases
-from stagec.hardware import x86
-from stagec.patches import cores, cpuid, hash_seeds, known_builds, machine_code
-from stagec.pjrt import compatibility, turns
+from stagec.hardware import aarch64, x86
+from stagec.patches import cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
+from stagec.pjrt import compatibility, host, turns
 
 if TYPE_CHECKING:
     from jaxlib import _jax
@@ -44,7 +45,7 @@ _SYMBOL_NAMES, _OBJECTS = _FIELDS["compiled_symbols.name"], _FIELDS["object_file
 _CPU, _FEATURES = _FIELDS["target_machine_options.cpu"], _FIELDS["target_machine_options.features"]
 
 
-def prepare_process(target: CpuTarget) -> None:
+def prepare_process(target: AnyCpuTarget) -> None:
     """Prepare this process to compile for `target`; must run before jaxlib makes its first client.
 
     It sets XLA's flags and pool size in the environment, so it is for the compile command only, never for a process
@@ -54,19 +55,24 @@ def prepare_process(target: CpuTarget) -> None:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 
-def environment(target: CpuTarget) -> dict[str, str]:
+def environment(target: AnyCpuTarget) -> dict[str, str]:
     """Return the variables that XLA reads when it compiles for `target`."""
     return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
 
 
-def hardware(target: CpuTarget) -> Hardware:
+def _machine(target: AnyCpuTarget) -> x86.Isa | aarch64.Core:
+    """Return the CPU that XLA is to see."""
+    return ISA[target.isa] if isinstance(target, CpuTarget) else aarch64.CORES[target.core]
+
+
+def hardware(target: AnyCpuTarget) -> Hardware:
     """Return the CPU that `target` stands for."""
-    isa = ISA[target.isa]
-    return Hardware(isa.cpu_name, tuple(sorted(isa.requires)))
+    seen = _machine(target)
+    return Hardware(seen.cpu_name, tuple(sorted(seen.requires)))
 
 
 @contextlib.contextmanager
-def presented(target: CpuTarget) -> Iterator[None]:
+def presented(target: AnyCpuTarget) -> Iterator[None]:
     """Let XLA see the CPU and the cores of `target`, and give its hash tables one seed, inside a `with` statement.
 
     jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. What does not
@@ -76,7 +82,9 @@ def presented(target: CpuTarget) -> Iterator[None]:
     with turns.for_another_machine():
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
-        changes = [*cpuid.patches(code, ISA[target.isa]), *cores.patches(code, target.parallelism)]
+        seen = _machine(target)
+        core = cpuid.patches(code, seen) if isinstance(seen, x86.Isa) else cpuinfo.patches(code, seen)
+        changes = [*core, *cores.patches(code, target.parallelism)]
         with machine_code.patched([*changes, *hash_seeds.patches(code)]):
             yield
 
@@ -86,14 +94,17 @@ def find_code() -> None:
     with contextlib.suppress(machine_code.PatchError):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
-        for isa in ISA.values():
-            cpuid.patches(code, isa)
+        if code.architecture == "aarch64":
+            cpuinfo.sites(code)
+        else:
+            for isa in ISA.values():
+                cpuid.patches(code, isa)
         cores.patches(code, 1)
         hash_seeds.patches(code)
 
 
 def compile_module(
-    module: ir.Module, target: CpuTarget, mesh: Sequence[int] = (), options: bytes = b""
+    module: ir.Module, target: AnyCpuTarget, mesh: Sequence[int] = (), options: bytes = b""
 ) -> CompiledModule:
     """Compile a StableHLO module for `target`. The process must have been prepared by `prepare_process`.
 
@@ -105,11 +116,13 @@ def compile_module(
 
     from stagec.pjrt import clients
 
-    isa, num_devices = ISA[target.isa], math.prod(mesh)
+    seen, num_devices = _machine(target), math.prod(mesh)
     unsuitable = compatibility.refusal() or clients.too_many(num_devices)
     if unsuitable:
         raise CannotCompile(unsuitable)
+    _check_architecture(target)
     settings = compile_options(range(num_devices), target.compiler_options, options)
+    key, named = ("isa", target.isa) if isinstance(target, CpuTarget) else ("core", target.core)
     try:
         with presented(target):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
@@ -118,19 +131,21 @@ def compile_module(
     except known_builds.UnknownBuild as error:
         raise CannotCompile(str(error), write=error.write) from error
     except machine_code.PatchError as error:
-        raise CannotCompile(f"this machine cannot build for {target.isa}: {error}", "isa", error.write) from error
+        raise CannotCompile(f"this machine cannot build for {named}: {error}", key, error.write) from error
     except _jax.JaxRuntimeError as error:
         raise refusal(str(error), target.compiler_options) from error
     raw = executable.serialize()
-    other = _seen_instead(raw, isa)
+    other = _seen_instead(raw, seen)
     if other:
-        raise CannotCompile(f"this machine cannot build for {target.isa}: XLA compiled for {other}", "isa")
+        raise CannotCompile(f"this machine cannot build for {named}: XLA compiled for {other}", key)
+    optimized = executable.hlo_modules()[0]
     return CompiledModule(
-        executable=canonicalize(raw, isa.features),
+        executable=canonicalize(raw, seen.features),
         cost_analysis=cost(executable.cost_analysis()),
         memory_analysis=_memory(executable),
-        hlo=executable.hlo_modules()[0].to_string(),
+        hlo=optimized.to_string(),
         device_ids=range(num_devices),
+        optimized=optimized,
     )
 
 
@@ -194,15 +209,23 @@ def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
     return wire.find(_split(serialized)[1], (*_RESULT, *path))
 
 
-def _seen_instead(serialized: bytes, isa: x86.Isa) -> str:
-    """Say which CPU XLA compiled for, where it is not exactly that of `isa`; "" where it is."""
+def _check_architecture(target: AnyCpuTarget) -> None:
+    """Raise CannotCompile where this process's jaxlib makes no code for the architecture of `target`."""
+    wanted, here = ("x86_64" if isinstance(target, CpuTarget) else target.architecture), host.architecture()
+    if wanted != here:
+        write = f"compile it with jaxlib for {wanted}, on such a machine or under an emulator (docs/aarch64.md)"
+        raise CannotCompile(f"jaxlib for {here} makes no code for {wanted}", "architecture", write)
+
+
+def _seen_instead(serialized: bytes, wanted: x86.Isa | aarch64.Core) -> str:
+    """Say which CPU XLA compiled for, where it is not exactly the one that is `wanted`; "" where it is."""
     name, features = stored_cpu_name(serialized), stored_features(serialized)
     # XLA adds hints, which are not features of a CPU.
-    more = sorted(feature for feature in features - isa.features if not feature.startswith("prefer-"))
-    fewer = sorted(isa.features - features)
-    if (name, more, fewer) == (isa.cpu_name, [], []):
+    more = sorted(feature for feature in features - wanted.features if not feature.startswith("prefer-"))
+    fewer = sorted(wanted.features - features)
+    if (name, more, fewer) == (wanted.cpu_name, [], []):
         return ""
-    return f"{name}, not for {isa.cpu_name}" + "".join(
+    return f"{name}, not for {wanted.cpu_name}" + "".join(
         f"; {word} {', '.join(names)}" for word, names in (("with", more), ("without", fewer)) if names
     )
 

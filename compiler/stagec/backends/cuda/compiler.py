@@ -155,13 +155,15 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
             executable = plugins.compile_for(PLUGIN, devices, module, given, serialized=options)
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
+    optimized = executable.hlo_modules()[0]
     return CompiledModule(
         executable=canonicalize(executable.serialize()),
         cost_analysis=_cost(executable),
         memory_analysis=memory(executable),
-        hlo=executable.hlo_modules()[0].to_string(),
+        hlo=optimized.to_string(),
         device_ids=[device.id for device in devices],
         devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()},
+        optimized=optimized,
     )
 
 

@@ -123,7 +123,8 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], op
     devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
     partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
     executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, partitions, options)
-    program = executable.hlo_modules()[0].to_string()
+    optimized = executable.hlo_modules()[0]
+    program = optimized.to_string()
     return CompiledModule(
         executable=executable.serialize(),
         cost_analysis=cost(executable.cost_analysis(), program.count(_IDLE)),
@@ -132,6 +133,7 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], op
         device_ids=[device.id for device in partitions],
         coords=[(*device.coords, device.core_on_chip) for device in partitions],
         devices=plugins.in_jax_keys(devices),
+        optimized=optimized,
     )
 
 

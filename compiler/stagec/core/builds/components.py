@@ -92,7 +92,7 @@ def of_export(
         *("frontend", "environment"),
     )
     # Keys that are younger than the format are shown where they say something: other descriptions keep their bytes.
-    silent = {"prng_impl": None, "host_callbacks": "refuse"}
+    silent: dict[str, object] = {"prng_impl": None, "host_callbacks": "refuse", "serve": {}}
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
     values |= {

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+JAXLIB = r"^jaxlib==[0-9]+(\.[0-9]+)+$"
+"""How a jaxlib of a fleet is written, as in a lock: `jaxlib==0.12.0`."""
+
 
 def artifact(function: str, variant: str) -> str:
     """Return what the artifacts of a function are called: its name, and `-VARIANT` where it has variants."""

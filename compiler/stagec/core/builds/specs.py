@@ -52,7 +52,10 @@ class FunctionSpec:
     padding: dimension -> "fill" and "mask": what a loader pads. It changes no byte of the artifact.
     bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside
         the bundle. It changes no byte of the artifact.
-    golden: empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store, and
+    serve: "inputs" and "outputs", where there are any: path of an array -> its name in a server. It changes no byte of
+        the artifact.
+    golden: empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store,
+        "optimized" if programs of devices are run on CPUs, and
         "outputs": path of a result -> its own "rtol" and "atol". No byte of the artifact differs.
     devices: the devices of the targets that are not CPUs, each once, as `jax_device` of a target has them. What JAX
         lowers for one may be another module than that of the exported artifact.
@@ -88,6 +91,7 @@ class FunctionSpec:
     matmul_precision: str | None = None
     padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    serve: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     golden: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[Mapping[str, Any]] = ()
     plugins: Sequence[str] = ()
@@ -122,7 +126,7 @@ class FunctionSpec:
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """A CPU to compile for: a `[targets.NAME]` table with platform "cpu".
+    """An x86-64 CPU to compile for: a `[targets.NAME]` table with platform "cpu".
 
     isa: the instruction set that the code may use, by XLA's name.
     parallelism: into how many partitions XLA may split an operation.
@@ -143,6 +147,30 @@ class CpuTarget:
         """JAX lowers the same for every CPU."""
 
 
+@dataclass(frozen=True)
+class Aarch64Target:
+    """An aarch64 CPU to compile for: a `[targets.NAME]` table with platform "cpu" and architecture "aarch64".
+
+    core: the core whose instructions the code may use, by LLVM's name. The others are as of `CpuTarget`.
+    """
+
+    name: str
+    core: str
+    parallelism: int
+    compiler_options: Mapping[str, CompilerOption]
+    architecture: Literal["aarch64"] = "aarch64"
+    platform: Literal["cpu"] = "cpu"
+
+    def summary(self) -> list[str]:
+        """Return what a person wants to read of it."""
+        return [f"cpu {self.architecture} {self.core}", f"parallelism {self.parallelism}"]
+
+    def jax_device(self) -> None:
+        """JAX lowers the same for every CPU."""
+
+
+AnyCpuTarget: TypeAlias = CpuTarget | Aarch64Target
+"""A CPU to compile for, of any architecture."""
 _MEGACORE = frozenset({"TPU v4", "TPU v5"})
 """Kinds of TPUs of which both TensorCores of a chip are one device."""
 
@@ -209,9 +237,10 @@ class CudaTarget:
         }
 
 
-TargetSpec: TypeAlias = CpuTarget | TpuTarget | CudaTarget
+TargetSpec: TypeAlias = AnyCpuTarget | TpuTarget | CudaTarget
 """Hardware to compile for."""
 _TARGETS: Mapping[str, type[TargetSpec]] = {"cpu": CpuTarget, "tpu": TpuTarget, "cuda": CudaTarget}
+"""By platform; one for CPUs that has an architecture is an `Aarch64Target`."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +310,8 @@ def executable_spec(text: str) -> ExecutableSpec:
 def target_spec(data: Any) -> TargetSpec:
     """Read a target by its platform. Raises ValueError when it is something else."""
     kind = _TARGETS.get(str(data.get("platform"))) if isinstance(data, dict) else None
+    if kind is CpuTarget and "architecture" in data:
+        kind = Aarch64Target
     if kind is None:
         raise ValueError("not a target")
     return _build(kind, data)

@@ -46,6 +46,7 @@ class Call:
     donated: for each of `in_avals` whether a call consumes its buffer; empty: of none it is known.
     bound: number of the leaf -> the weight that takes its place where the caller leaves it out. Whole arguments are.
     filled: keyword arguments that the loader makes where the caller leaves them out.
+    serve: "inputs" and "outputs": path of an array -> the name that the manifest gives it for servers.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Call:
     donated: Sequence[bool] = ()
     bound: Mapping[int, str] = field(default_factory=dict)
     filled: Sequence[str] = ()
+    serve: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @functools.cached_property
     def arguments(self) -> tuple[Argument, ...]:
@@ -140,6 +142,21 @@ class Call:
         if len(rows) > most:
             lines.append(f"  ... and {len(rows) - most} rows more, which stagec inspect shows")
         return "".join(f"\n  {line}" for line in lines)
+
+    @property
+    def input_paths(self) -> dict[int, str]:
+        """The path of each array that a caller passes, by the number of its leaf: not of those that the bundle has."""
+        places = [argument_path(path) for path in self.in_tree.paths()]
+        paths = list(map(self.path, places))
+        if len({*paths}) < len(paths):  # a parameter that only has a position may have a keyword's name
+            paths = places
+        left_out = {leaf for argument in self.arguments if argument.name in self.filled for leaf in argument.leaves}
+        return {leaf: path for leaf, path in enumerate(paths) if leaf not in left_out | self.bound.keys()}
+
+    @property
+    def output_paths(self) -> list[str]:
+        """The path of each array of the result: `result['probs']`."""
+        return [f"result{path}" for path in self.out_tree.paths()]
 
     def path(self, place: str) -> str:
         """Write a place in the arguments with the name of the parameter: `args[0]['w']` is `params['w']`."""

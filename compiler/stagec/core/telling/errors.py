@@ -86,8 +86,13 @@ def blaming(
         raise StagecError(Problem(file, "", what + str(error).removeprefix(f"{file}: "), write)) from error
 
 
-_EXTRA = ("cryptography", "flatbuffers", "jax", "prometheus_client", "pydantic", "uvicorn")
-"""The packages that stagec can do without, for a part of what it does."""
+_EXTRA = {
+    **{name: name for name in ("cryptography", "flatbuffers", "jax", "pydantic", "uvicorn")},
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "prometheus_client": "prometheus-client",
+}
+"""The packages that stagec can do without, for a part of what it does: what is imported, and what to install."""
 
 
 def missing_package(error: ImportError, user: str) -> str | None:
@@ -95,8 +100,8 @@ def missing_package(error: ImportError, user: str) -> str | None:
 
     user: who needs it, such as "stagec plan".
     """
-    package = (error.name or "").partition(".")[0]
-    if package not in _EXTRA:
+    package = _EXTRA.get((error.name or "").partition(".")[0])
+    if package is None:
         return None
     return f"{user} needs the package {package}, which is not installed: {install(package)}"
 

@@ -19,8 +19,8 @@ class LoadError(Refusal):
     """A bundle, or an executable in it, cannot be loaded, or this process cannot join others.
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
-    "device-count", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy", "expired", "shape",
-    "executable", "compile", "signature", "key", "cryptography", "weights", "distributed".
+    "device-count", "architecture", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy",
+    "expired", "shape", "executable", "compile", "signature", "key", "cryptography", "weights", "distributed".
     docs/troubleshooting.md says what to do about each.
     """
 
