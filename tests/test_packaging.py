@@ -83,7 +83,7 @@ def test_the_wheel_needs_no_jax_and_no_pydantic(wheel: Path) -> None:
         extra: {re.split(r"[<>=;]", line)[0].strip() for line in required if f'extra == "{extra}"' in line}
         for extra in ("compiler", "serve", "signing")
     }
-    serve = {"prometheus-client", "uvicorn"}
+    serve = {"grpcio", "prometheus-client", "protobuf", "uvicorn"}
     assert extras == {"compiler": {"jax", "pydantic"}, "serve": serve, "signing": {"cryptography"}}
 
 
@@ -119,7 +119,12 @@ def test_the_commands_that_install(page: str, count: int, tmp_path: Path) -> Non
     if page == "install.md":
         assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
     else:
-        _run(tmp_path / ".venv" / "bin" / "python", "-c", "import stagec.serving.server", PYTHONPATH="")
+        _run(
+            tmp_path / ".venv" / "bin" / "python",
+            "-c",
+            "import stagec.serving.rpc, stagec.serving.server",
+            PYTHONPATH="",
+        )
 
 
 def test_git_ignores_what_an_installation_leaves(tmp_path: Path) -> None:
@@ -212,6 +217,7 @@ NEEDS = {
     "schema": "pydantic",
     "explain BUNDLE zoo.toml": "pydantic",
     "serve BUNDLE --port 0": "uvicorn",
+    "triton BUNDLE folder": "uvicorn",
     "export --spec FOLDER/zoo.loop.spec --output x --description y": "jax",
     "verify BUNDLE --key key.pem --signature s.json": "cryptography",
 }
@@ -246,5 +252,6 @@ def test_other_commands_name_the_package_that_they_need(python: Path, zoo: Path,
 def test_each_command_is_above_or_is_for_builds() -> None:
     builds = {"autotune", "baseline", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile"}
     builds |= {"compare-jit", "describe-weights", "explain-jax-cache", "image", "jax-cache", "pull", "push", "rebuild"}
+    builds |= {"add-jaxlib", "kubernetes"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
     assert listed | builds | {"provenance", "reproduce", "sign"} == {*COMMANDS}

@@ -30,6 +30,8 @@ def _aot_image_impl(ctx):
     for name, file in _beside(bundle).items():
         arguments.add("--weights-file", "%s=%s" % (name, file.path))
     arguments.add_all(caches, before_each = "--jax-cache")
+    if ctx.attr.container:
+        arguments.add("--container")
     compiler_action(
         ctx,
         mnemonic = "StagecImage",
@@ -52,15 +54,18 @@ aot_image = rule(
     implementation = _aot_image_impl,
     doc = "Writes the bundle as an OCI image layout, the folder `<name>`: a layer for the bundle and one for each file of " +
           "weights beside it, and for JAX's compilation cache if there is one; statement and SBOM refer to the image. docs/registries.md has the details. `aot_manifest` " +
-          "declares it.",
-    attrs = _ATTRS,
+          "declares two: `<manifest>.image` is an artifact of ModelPack, and `<manifest>.container` a container image.",
+    attrs = dict(
+        _ATTRS,
+        container = attr.bool(doc = "Whether it is a container image, which every container runtime mounts, with the files below `/models`."),
+    ),
     toolchains = [str(TOOLCHAIN_TYPE)],
 )
 
 # The image is made of the files where they are: nothing is copied before the registry has asked for it.
 _BODY = """files=({files})
 cd "${{{{BUILD_WORKING_DIRECTORY:-.}}}}"
-exec {{stagec}} push "$workspace"/{bundle} "${{{{files[@]}}}}" "$@"
+exec {{stagec}} {command} "$workspace"/{bundle} "${{{{files[@]}}}}" "$@"
 """
 
 def _aot_push_impl(ctx):
@@ -73,7 +78,7 @@ def _aot_push_impl(ctx):
         "--weights-file %s\"$workspace\"/%s" % (shell_quote(name + "="), shell_quote(file.short_path))
         for name, file in _beside(bundle).items()
     ] + ["--jax-cache \"$workspace\"/" + shell_quote(file.short_path) for file in _caches(ctx)]
-    body = _BODY.format(files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
+    body = _BODY.format(command = ctx.attr._command, files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
     script = write_stagec_launcher(ctx, stagec, body, [])
     return [DefaultInfo(
         executable = script,
@@ -87,9 +92,18 @@ def _aot_push_impl(ctx):
 aot_push = rule(
     implementation = _aot_push_impl,
     doc = "`bazel run <manifest>.push -- registry/repository:tag` copies the image to a registry, with skopeo, which is " +
-          "on your machine and has your credentials. `--signature FILE` adds a signature. No action sees a credential. " +
+          "on your machine and has your credentials. `--container` makes it a container image, and `--signature FILE` adds a signature. No action sees a credential. " +
           "`aot_manifest` declares it.",
     executable = True,
-    attrs = _ATTRS,
+    attrs = dict(_ATTRS, _command = attr.string(default = "push")),
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)
+
+aot_kubernetes = rule(
+    implementation = _aot_push_impl,
+    doc = "`bazel run <manifest>.kubernetes -- registry/repository:tag --server IMAGE` prints the manifest of a Pod that serves " +
+          "the bundle from its container image; `--kserve` that of a service of KServe. `aot_manifest` declares it.",
+    executable = True,
+    attrs = dict(_ATTRS, _command = attr.string(default = "kubernetes")),
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

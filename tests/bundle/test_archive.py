@@ -225,7 +225,7 @@ def test_a_checksum_that_changed_alone() -> None:
         (b"[" * 300 + b"]" * 300, "format", "index.json: nested deeper than 200 levels"),
         (b"[" * 202 + b"]" * 202, "format", "index.json: nested deeper than 200 levels"),
         (b'{"format":"\\ud800"}', "format", "index.json: 'utf-8' codec can't encode character"),
-        (b'{"format":1}', "format", "its format is 1, this version of stagec reads 3 to 5"),
+        (b'{"format":1}', "format", "its format is 1, this version of stagec reads 3 to 6"),
         (b'{"format": 3,"members":{}}\n', "format", "index.json: it is not spelled as stagec writes it"),
         (b'{"format":3,"members":{"a":{"sha256":"","bytes":0}}}\n', "digest", "the index does not list the members"),
     ],

@@ -333,7 +333,7 @@ def _other_digest(index: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (lambda i: i.update(format=4), "format: weights_files are of 5, and of no other"),
+        (lambda i: i.update(format=4), "format: weights_files are of 5, not of 4"),
         (lambda i: i["weights"]["two.safetensors:two"].update(start=10**6), "behind the end of two.safetensors"),
         (lambda i: i["weights"]["two.safetensors:two"].update(file="x"), "there is no file 'x'"),
         (lambda i: i["weights_files"].update({"../x": i["weights_files"]["two.safetensors"]}), "a path of a"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stagec
-from stagec.bundle import layout
+from stagec.bundle import containers, layers as tar, layout
 from tests.building import checked, stagec as command
 from tests.registries import Hostile, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
@@ -80,7 +80,9 @@ def edits(change: Callable[[dict[str, Any]], None], what: str) -> Any:
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\x1b[2J"}), "names no file below the "),
         edits(lambda m: m["layers"][1]["annotations"].clear(), "a layer names no file below the folder: "),
         edits(lambda m: m["layers"][1].update(digest="sha256:../../x"), "expected a digest, sha256:..."),
-        edits(lambda m: m.update(mediaType=layout.INDEX_TYPE), "mediaType: "),
+        edits(lambda m: m.update(mediaType="application/x"), "mediaType: "),
+        edits(lambda m: m.update(mediaType=layout.INDEX_TYPE), "the key 'manifests' is missing"),
+        edits(lambda m: m.update(mediaType=layout.INDEX_TYPE, manifests=[]), "it is an index of no images"),
         edits(lambda m: m.update(artifactType="\x1b[2J" * 1000), "its artifactType is '\\x1b[2J"),
         edits(lambda m: m.update(config=None), "config: expected an object"),
         edits(lambda m: m["layers"][1].update(size=-1), "size: expected a whole number"),
@@ -91,6 +93,52 @@ def test_manifests(hostile: Hostile, tmp_path: Path, change: Callable[[dict[str,
     change(manifest)
     hostile.add(manifest, "1")
     assert what in refused(hostile, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def container(registry: Hostile, *files: tuple[str, bytes]) -> dict[str, Any]:
+    """Return the manifest of a container image, with files in layers by their paths."""
+    layers = [registry.layer(path, content, layout.TAR) for path, content in files]
+    manifest = registry.image(*layers, config={**registry.blob(b"{}"), "mediaType": containers.CONTAINER})
+    del manifest["artifactType"]
+    return manifest
+
+
+def tar_of(path: str, content: bytes) -> tuple[str, bytes]:
+    return path, tar.head(path, len(content)) + content + tar.tail(len(content))
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ([], "its first layer is not that of a file *.aot"),
+        ([tar_of("w.safetensors", b"w")], "its first layer is not that of a file *.aot"),
+        ([tar_of("zoo.aot", b"zoo"), tar_of("../x", b"x")], "a layer names no file below the folder: ../x"),
+        ([tar_of("zoo.aot", b"zoo"), ("w", b"w")], "w: its layer is not a tar of this one file, /models/w, as"),
+        ([tar_of("zoo.aot", b"zoo"), ("w", tar_of("x", b"x")[1])], "w: its layer is not a tar of this one file"),
+        ([("zoo.aot", tar_of("zoo.aot", b"zoo")[1] + bytes(512))], "zoo.aot: its layer is not a tar of this one file"),
+    ],
+)
+def test_container_images(hostile: Hostile, tmp_path: Path, files: list[tuple[str, bytes]], what: str) -> None:
+    """`test_layers.py` has all that a layer may be; here nothing is written when one of them is not right."""
+    hostile.add(container(hostile, *files), "1")
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / ".stagec-pull").mkdir()
+    assert what in refused(hostile, folder)
+
+
+def test_an_index_that_leads_elsewhere(hostile: Hostile, tmp_path: Path) -> None:
+    index = {"schemaVersion": 2, "mediaType": layout.INDEX_TYPE, "manifests": [{"digest": "sha256:../../x"}]}
+    hostile.add(index, "1")
+    assert "expected a digest, sha256:..." in refused(hostile, tmp_path / "x")
+    # An index of an index.
+    own = hostile.add({**index, "manifests": [{"digest": f"sha256:{'0' * 64}"}]})
+    hostile.add({**index, "manifests": [{"digest": own}]}, "1")
+    assert "not the manifest of an image: the key 'config' is missing" in refused(hostile, tmp_path / "x")
+    # What lies there is something else.
+    hostile.manifests[own] = b"{}"
+    assert "the registry has something else there" in refused(hostile, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

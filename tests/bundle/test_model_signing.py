@@ -12,22 +12,11 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import stagec
 from stagec.bundle.dsse import Envelope
 from tests.building import ROOT, checked, stagec as command
-from tests.signed import write_bundle_of, write_keys, write_provenance
-
-CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R1()}
-
-
-def write_curve(folder: Path, name: str, curve: ec.EllipticCurve) -> tuple[Path, Path]:
-    key = ec.generate_private_key(curve)
-    private, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    return private, public
+from tests.signed import CURVES, write_bundle_of, write_curve, write_keys, write_provenance
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle import layout
 from tests.building import build, checked, stagec as command
+from tests.bundles import edited_index
 from tests.registries import Registry, breaking, needs_registry
 from tests.signed import write_keys, write_provenance
 
@@ -312,6 +314,175 @@ def test_the_compilation_cache_of_jax_is_a_layer(
     assert (tmp_path / "pulled" / "zoo.aot").read_bytes() == bundles[0].read_bytes()
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def both(bundle: Path, folder: Path) -> Path:
+    """Write the bundle with a target for another architecture, beside the same weights."""
+    shutil.copytree(bundle.parent / "parts", folder / "parts")
+
+    def edit(index: dict[str, Any]) -> None:
+        target = index["targets"]["cpu-avx2"]
+        index["targets"]["neoverse"] = {**target, "architecture": "aarch64"}
+
+    return edited_index(bundle, folder / "zoo.aot", edit)
+
+
+def skopeo(*words: str | Path) -> bytes:
+    done = subprocess.run(["skopeo", "--insecure-policy", *words], check=True, capture_output=True)
+    return done.stdout
+
+
+def test_a_container_image_has_each_file_in_a_layer(
+    bundles: tuple[Path, Path], registry: Registry, tmp_path: Path
+) -> None:
+    bundle, folders = bundles[0], (tmp_path / "a", tmp_path / "b")
+    for folder in folders:
+        checked("image", bundle, "--container", "--output", folder)
+    assert files_of(folders[0]) == files_of(folders[1])
+    image = f"{registry.host}/zoo:1"
+    digest = push(bundle, image, "--container")
+    raw = skopeo("inspect", "--raw", f"oci:{folders[0]}:image")
+    assert registry.get("zoo/manifests/1") == raw
+    assert digest == f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    manifest = json.loads(raw)
+    assert "artifactType" not in manifest
+    assert {layer["mediaType"] for layer in manifest["layers"]} == {"application/vnd.oci.image.layer.v1.tar"}
+    config = json.loads(registry.get(f"zoo/blobs/{manifest['config']['digest']}"))
+    assert (config["architecture"], config["os"]) == ("amd64", "linux")
+    assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in manifest["layers"]]
+    assert len(config["history"]) == 2
+
+    # The registry has layers as they are: another push moves none, and a copy has the same digest.
+    uploads = registry.uploads()
+    push(bundle, f"{registry.host}/zoo:2", "--container")
+    assert registry.uploads() == uploads
+    words = ("copy", "--preserve-digests", "--src-tls-verify=false", f"docker://{image}", f"oci:{tmp_path / 'copy'}:x")
+    skopeo(*words)
+    assert skopeo("inspect", "--raw", f"oci:{tmp_path / 'copy'}:x") == raw
+
+    folder = tmp_path / "pulled"
+    told = json.loads(checked("pull", image, folder, "--plain-http", "--json"))["files"]
+    names = ["zoo.aot", "parts/w.safetensors"]
+    assert told == {name: hashlib.sha256((bundle.parent / name).read_bytes()).hexdigest() for name in names}
+    assert files_of(folder) == {name: (bundle.parent / name).read_bytes() for name in names}
+    with stagec.load(folder / "zoo.aot") as loaded:
+        np.testing.assert_array_equal(loaded["double"](), 2 * W)
+
+    # What the folder has is not moved again.
+    for layer in manifest["layers"]:
+        registry.blob(layer["digest"][7:]).unlink()
+    before = {path: path.stat().st_ino for path in folder.rglob("*")}
+    checked("pull", image, folder, "--plain-http")
+    assert {path: path.stat().st_ino for path in folder.rglob("*")} == before
+
+
+@pytest.mark.skipif(not shutil.which("umoci"), reason="umoci is not installed: apt-get install umoci")
+def test_umoci_unpacks_a_container_image(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    checked("image", bundles[0], "--container", "--output", tmp_path / "image")
+    words = ("unpack", "--rootless", "--image", f"{tmp_path / 'image'}:image", tmp_path / "unpacked")
+    subprocess.run(["umoci", *words], check=True, capture_output=True)
+    with stagec.load(tmp_path / "unpacked" / "rootfs" / "models" / "zoo.aot") as loaded:
+        np.testing.assert_array_equal(loaded["double"](), 2 * W)
+
+
+CONTAINERD = """version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "{folder}/socket"
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("containerd"),
+    reason="containerd, which only root runs, is not there: apt-get install containerd",
+)
+def test_containerd_mounts_a_container_image(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, mounted = tmp_path / "containerd", tmp_path / "mounted"
+    for path in (folder, mounted):
+        path.mkdir()
+    (folder / "config.toml").write_text(CONTAINERD.format(folder=folder))
+    (tmp_path / "both").mkdir()
+    checked("image", both(bundles[0], tmp_path / "both"), "--container", "--output", tmp_path / "image")
+    with tarfile.open(tmp_path / "image.tar", "w") as archive:
+        archive.add(tmp_path / "image", ".")
+    ctr = ("ctr", "--address", str(folder / "socket"), "--connect-timeout", "60s", "image")
+    with (folder / "log").open("wb") as log:
+        daemon = subprocess.Popen(["containerd", "--config", folder / "config.toml"], stdout=log, stderr=log)
+        try:
+            name, platform = "example.com/zoo:image", ("--platform", "linux/arm64")
+            words = ("import", "--all-platforms", "--base-name", "example.com/zoo", str(tmp_path / "image.tar"))
+            subprocess.run([*ctr, *words], check=True, capture_output=True)
+            subprocess.run([*ctr, "mount", *platform, name, mounted], check=True, capture_output=True)
+            try:
+                with stagec.load(mounted / "models" / "zoo.aot") as loaded:
+                    np.testing.assert_array_equal(loaded["double"](), 2 * W)
+                with pytest.raises(OSError, match="Read-only"):
+                    (mounted / "models" / "x").touch()
+            finally:
+                subprocess.run(["umount", mounted], check=True)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+
+
+def test_one_tag_for_two_architectures(bundles: tuple[Path, Path], registry: Registry, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    bundle = both(bundles[0], work)
+    statement, _ = write_provenance(bundle)
+    private, public = write_keys(tmp_path, "key")
+    checked("sign", bundle, "--statement", statement, "--key", private)
+    image = f"{registry.host}/zoo:1"
+    digest = push(bundle, image, "--container", "--statement", statement, "--signature", work / "zoo.aot.dsse.json")
+    index = json.loads(registry.get("zoo/manifests/1", layout.INDEX_TYPE))
+    platforms = [(image["platform"]["os"], image["platform"]["architecture"]) for image in index["manifests"]]
+    assert platforms == [("linux", "arm64"), ("linux", "amd64")]
+    images = [json.loads(registry.get(f"zoo/manifests/{image['digest']}")) for image in index["manifests"]]
+    # One layer for the bundle and one for the weights, whose digest is that of the image for x86-64 alone.
+    assert images[0]["layers"] == images[1]["layers"]
+    push(bundles[0], f"{registry.host}/zoo:2", "--container")
+    alone = json.loads(registry.get("zoo/manifests/2"))
+    assert alone["layers"][1] == images[0]["layers"][1]
+    for (_, architecture), found in zip(platforms, images, strict=True):
+        config = json.loads(registry.get(f"zoo/blobs/{found['config']['digest']}"))
+        assert config["architecture"] == architecture
+        # Other clients choose by architecture.
+        words = ("--override-arch", architecture, "copy", "--preserve-digests", "--src-tls-verify=false")
+        skopeo(*words, f"docker://{image}", f"oci:{tmp_path / architecture}:x")
+        assert json.loads(skopeo("inspect", "--raw", f"oci:{tmp_path / architecture}:x")) == found
+
+    # A copy of the index, and of all its images, in another repository.
+    words = ("copy", "--all", "--preserve-digests", "--src-tls-verify=false", "--dest-tls-verify=false")
+    skopeo(*words, f"docker://{image}", f"docker://{registry.host}/mirror:1")
+    assert registry.get("mirror/manifests/1", layout.INDEX_TYPE) == registry.get("zoo/manifests/1", layout.INDEX_TYPE)
+
+    # What is said about it refers to the index, and a pull by the tag finds it.
+    folder = tmp_path / "pulled"
+    checked("pull", image, folder, "--plain-http")
+    assert sorted(files_of(folder)) == ["parts/w.safetensors", "zoo.aot", "zoo.aot.dsse.json", "zoo.intoto.json"]
+    checked("verify", folder / "zoo.aot", "--key", public)
+    checked("pull", f"{registry.host}/zoo@{digest}", tmp_path / "by digest", "--plain-http")
+    assert files_of(tmp_path / "by digest") == files_of(folder)
+    with stagec.load(folder / "zoo.aot", keys=[public]) as loaded:
+        np.testing.assert_array_equal(loaded["double"](), 2 * W)
+
+
+def test_a_container_image_that_was_compressed(bundles: tuple[Path, Path], registry: Registry, tmp_path: Path) -> None:
+    checked("image", bundles[0], "--container", "--output", tmp_path / "image")
+    skopeo("copy", "--dest-tls-verify=false", f"oci:{tmp_path / 'image'}:image", f"docker://{registry.host}/zoo:1")
+    done = command("pull", f"{registry.host}/zoo:1", tmp_path / "x", "--plain-http")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert "a layer is of type application/vnd.oci.image.layer.v1.tar+gzip, not of" in first
+    write = "copy images with skopeo copy --preserve-digests, which compresses none; no server's image is pulled"
+    assert second == f"  {write}"
+    assert not (tmp_path / "x").exists()
+
+
 def test_weights_that_an_image_does_not_get(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     other = tmp_path / "w"
     other.write_bytes(b"x")
@@ -320,6 +491,8 @@ def test_weights_that_an_image_does_not_get(bundles: tuple[Path, Path], tmp_path
     assert done.returncode == 2
     assert done.stderr.startswith(f"{other}: it has 1 bytes; {bundles[0]} wants 4,000,")
     other.write_bytes(bytes((bundles[0].parent / "parts" / "w.safetensors").stat().st_size))
-    done = command("image", bundles[0], "--output", tmp_path / "out", "--weights-file", given)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"{other}: its sha256 is ")
+    for more in ((), ("--container",)):
+        done = command("image", bundles[0], "--output", tmp_path / "out", "--weights-file", given, *more)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"{other}: its sha256 is ")
+        assert not list((tmp_path / "out").rglob("*safetensors*"))

@@ -1,23 +1,28 @@
-"""A bundle as an image of a registry: an OCI image layout in the terms of ModelPack, the same bytes everywhere.
+"""A bundle as an image of a registry: an OCI image layout, the same bytes everywhere.
 
 Formats: https://github.com/opencontainers/image-spec (image-layout.md, manifest.md) and
 https://github.com/modelpack/model-spec (docs/spec.md, docs/config.md). The bundle is one layer and each file of weights
-beside it another, as they are and under their own digests, so that registries and nodes keep weights once. JAX's
-compilation cache is a layer too, if there is one. What is said about the bundle (provenance, SBOM, signatures) are
-manifests whose `subject` is the image.
+beside it another, so that registries and nodes keep weights once. JAX's compilation cache is a layer too, if there is
+one. In the terms of ModelPack a layer is the file as it is; `bundle/containers.py` makes container images. What is said
+about the bundle (provenance, SBOM, signatures) are manifests whose `subject` is the image.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from stagec.bundle import referrers as naming
+from stagec.bundle import layers as tar, referrers as naming
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import SUFFIX, bundle_name
 from stagec.bundle.referrers import SBOM_SUFFIX, STATEMENT_SUFFIX
+from stagec.bundle.sources import in_pieces
+from stagec.core.data.reading import RegularFile
+from stagec.core.telling.errors import blaming
+from stagec.core.trees import json_shapes
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -25,7 +30,7 @@ MODEL = "application/vnd.cncf.model.manifest.v1+json"
 """What kind of artifact the image is."""
 _CONFIG = "application/vnd.cncf.model.config.v1+json"
 CODE, _WEIGHTS = "application/vnd.cncf.model.code.v1.raw", "application/vnd.cncf.model.weight.v1.raw"
-_TAR = "application/vnd.oci.image.layer.v1.tar"
+TAR = "application/vnd.oci.image.layer.v1.tar"
 _EMPTY = "application/vnd.oci.empty.v1+json"
 TITLE, _FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 """Annotations of a layer with the path of its file: that of ORAS and CRI-O, and that of ModelPack."""
@@ -42,15 +47,92 @@ REFERRERS: Mapping[str, str] = {
 }
 """What is said about a bundle, by how the name of its file ends -> the type of the artifact and of its layer."""
 
+SHA256 = json_shapes.matching("sha256:[0-9a-f]{64}", "a digest, sha256:...")
+DESCRIPTOR = json_shapes.record(
+    {"mediaType": json_shapes.text, "digest": SHA256, "size": json_shapes.count},
+    {"annotations": json_shapes.table(json_shapes.text)},
+    rest=json_shapes.anything,
+)
+INDEX = json_shapes.record({"manifests": json_shapes.array(DESCRIPTOR)}, rest=json_shapes.anything)
+MANIFEST = json_shapes.record(
+    {
+        "mediaType": json_shapes.constant(MANIFEST_TYPE),
+        "config": DESCRIPTOR,
+        "layers": json_shapes.array(DESCRIPTOR),
+    },
+    {"artifactType": json_shapes.text, "subject": DESCRIPTOR},
+    rest=json_shapes.anything,
+)
+"""Shapes of a digest, of a descriptor, and of indexes and manifests that others wrote."""
+
 Descriptor: TypeAlias = dict[str, Any]
 
 
 class FileOf(NamedTuple):
-    """A blob that is a file. path: where it is; sha256: hex digest, which is known; size: bytes."""
+    """A blob that is a file, maybe with bytes around it.
+
+    path: where the file is. sha256: hex digest of the blob, which is known. size: bytes of it. head, tail: what the
+    blob has before and after the file.
+    """
 
     path: str
     sha256: str
     size: int
+    head: bytes = b""
+    tail: bytes = b""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the blob. Raises StagecError where it cannot be read, and at the end where its digest is another."""
+        state = hashlib.sha256()
+        with blaming(self.path):
+            file = RegularFile(self.path)
+            for piece in itertools.chain([self.head], in_pieces(file, 0, file.size), [self.tail]):
+                state.update(piece)
+                yield piece
+            if state.hexdigest() != self.sha256:
+                raise ValueError(f"its sha256 is {state.hexdigest()}; expected {self.sha256}")
+
+    def in_tar(self, path: str) -> FileOf:
+        """Return the layer in which this file is at `path`. Raises StagecError as `pieces` does: it reads the file."""
+        layer = self._replace(head=tar.head(path, self.size), tail=tar.tail(self.size))
+        state = hashlib.sha256(layer.head)
+        for piece in self.pieces():
+            state.update(piece)
+        state.update(layer.tail)
+        return layer._replace(sha256=state.hexdigest(), size=len(layer.head) + self.size + len(layer.tail))
+
+
+class FolderOf(NamedTuple):
+    """A blob that is the layer with the packages in a folder. path: of the folder; sha256, size: as of `FileOf`."""
+
+    path: str
+    sha256: str
+    size: int
+
+    @staticmethod
+    def of(path: str) -> FolderOf:
+        """Read the folder. Raises StagecError where that is not possible."""
+        state, size = hashlib.sha256(), 0
+        with blaming(path):
+            for piece in tar.of_packages(path):
+                state.update(piece)
+                size += len(piece)
+        return FolderOf(path, state.hexdigest(), size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the blob. Raises StagecError where it cannot be read, and at the end where its digest is another."""
+        state = hashlib.sha256()
+        with blaming(self.path):
+            for piece in tar.of_packages(self.path):
+                state.update(piece)
+                yield piece
+            if state.hexdigest() != self.sha256:
+                raise ValueError("it changed while it was read")
+
+
+Content: TypeAlias = bytes | FileOf | FolderOf
+Blobs: TypeAlias = dict[str, Content]
+"""Contents by digest (hex)."""
 
 
 class Layout(NamedTuple):
@@ -62,13 +144,13 @@ class Layout(NamedTuple):
 
     image: Descriptor
     referrers: Mapping[str, Descriptor]
-    blobs: Mapping[str, bytes | FileOf]
+    blobs: Mapping[str, Content]
 
-    def files(self) -> dict[str, bytes | FileOf]:
+    def files(self) -> dict[str, Content]:
         """Return the files of the layout's folder by path, in sorted order."""
         tagged = [{**self.image, "annotations": {REF_NAME: IMAGE}}]
         tagged += [{**referrer, "annotations": {REF_NAME: title}} for title, referrer in self.referrers.items()]
-        files: dict[str, bytes | FileOf] = {f"blobs/sha256/{name}": blob for name, blob in self.blobs.items()}
+        files: dict[str, Content] = {f"blobs/sha256/{name}": blob for name, blob in self.blobs.items()}
         files |= {"index.json": index_of(tagged), "oci-layout": VERSION}
         return dict(sorted(files.items()))
 
@@ -80,36 +162,50 @@ def of_bundle(
     about: Mapping[str, Sequence[bytes]],
     caches: Mapping[str, FileOf] | None = None,
 ) -> Layout:
-    """Return the layout of a bundle.
+    """Return the layout of a bundle as an artifact of ModelPack.
 
     weights: path of each file of weights beside it, by its name in the index. about: what is said about the bundle: the
     contents of files, by how their names end (`REFERRERS`). caches: folders of JAX's compilation cache, as
     .tar files, by name. Raises ValueError where weights are missing.
     """
-    index = archive.index
-    listed = index.get("weights_files", {})
-    missing = sorted(listed.keys() - weights.keys())
-    if missing:
-        raise ValueError(f"the weights {', '.join(missing)} are not given")
-    blobs: dict[str, bytes | FileOf] = {}
-    name = bundle_name(archive)
-    layers = [_file(blobs, CODE, name, bundle)]
-    for path, file in sorted(listed.items()):
-        layers.append(_file(blobs, _WEIGHTS, path, FileOf(weights[path], file["sha256"], file["bytes"])))
-    layers += [_file(blobs, _TAR, path, file) for path, file in sorted((caches or {}).items())]
+    blobs: Blobs = {}
+    files = files_of(bundle, archive, weights)
+    kinds = [CODE, *[_WEIGHTS] * (len(files) - 1)]
+    layers = [add_file(blobs, kind, path, file) for kind, (path, file) in zip(kinds, files.items(), strict=True)]
+    layers += [add_file(blobs, TAR, path, file) for path, file in sorted((caches or {}).items())]
     config = {
-        "descriptor": {"name": index["name"], "version": index["version"]},
+        "descriptor": {"name": archive.index["name"], "version": archive.index["version"]},
         "modelfs": {"type": "layers", "diffIds": [layer["digest"] for layer in layers]},
         "config": {"format": "stagec"},
     }
-    annotations = {TITLE: index["name"], "org.opencontainers.image.version": index["version"]}
-    image = _manifest(blobs, MODEL, add(blobs, _CONFIG, _json(config)), layers, annotations=annotations)
+    added = add(blobs, _CONFIG, to_json(config))
+    image = add_manifest(blobs, MODEL, added, layers, annotations=annotations_of(archive))
+    return with_referrers(blobs, image, archive, about)
+
+
+def files_of(bundle: FileOf, archive: Archive, weights: Mapping[str, str]) -> dict[str, FileOf]:
+    """Return the bundle and the files beside it, by their paths, the bundle first. Raises ValueError as `of_bundle`."""
+    listed = archive.index.get("weights_files", {})
+    missing = sorted(listed.keys() - weights.keys())
+    if missing:
+        raise ValueError(f"the weights {', '.join(missing)} are not given")
+    beside = {path: FileOf(weights[path], file["sha256"], file["bytes"]) for path, file in sorted(listed.items())}
+    return {bundle_name(archive): bundle, **beside}
+
+
+def annotations_of(archive: Archive) -> dict[str, str]:
+    """Return the annotations of a bundle's image."""
+    return {TITLE: archive.index["name"], "org.opencontainers.image.version": archive.index["version"]}
+
+
+def with_referrers(blobs: Blobs, image: Descriptor, archive: Archive, about: Mapping[str, Sequence[bytes]]) -> Layout:
+    """Return the layout of an image with what is said about its bundle, as `of_bundle` describes it."""
     subject = {key: image[key] for key in ("mediaType", "digest", "size")}
     referrers = {}
     for suffix, kind in REFERRERS.items():
-        for title, content in zip(naming.names(name, suffix), about.get(suffix, ()), strict=False):
+        for title, content in zip(naming.names(bundle_name(archive), suffix), about.get(suffix, ()), strict=False):
             layer = {**add(blobs, kind, content), "annotations": {TITLE: title}}
-            referrers[title] = _manifest(blobs, kind, add(blobs, _EMPTY, b"{}"), [layer], subject=subject)
+            referrers[title] = add_manifest(blobs, kind, add(blobs, _EMPTY, b"{}"), [layer], subject=subject)
     return Layout(image, referrers, blobs)
 
 
@@ -129,31 +225,35 @@ def referrer_tag(image: str, referrer: str) -> str:
     return f"{referrers_tag(image)}.{referrer.removeprefix('sha256:')[:32]}"
 
 
-def index_of(manifests: Sequence[Descriptor]) -> bytes:
+def index_of(manifests: Sequence[Descriptor], **more: Any) -> bytes:
     """Return an image index."""
-    return _json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(manifests)})
+    return to_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(manifests), **more})
 
 
-def _manifest(
-    blobs: dict[str, bytes | FileOf], kind: str, config: Descriptor, layers: Sequence[Descriptor], **more: Any
+def add_manifest(
+    blobs: Blobs, kind: str | None, config: Descriptor, layers: Sequence[Descriptor], **more: Any
 ) -> Descriptor:
-    head = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": kind}
-    content = _json({**head, "config": config, "layers": layers, **more})
-    return {**add(blobs, MANIFEST_TYPE, content), "artifactType": kind}
+    """Add a manifest; return its descriptor. kind: the type of the artifact; None for a container image."""
+    artifact = {} if kind is None else {"artifactType": kind}
+    head = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, **artifact}
+    content = to_json({**head, "config": config, "layers": layers, **more})
+    return {**add(blobs, MANIFEST_TYPE, content), **artifact}
 
 
-def _file(blobs: dict[str, bytes | FileOf], kind: str, name: str, file: FileOf) -> Descriptor:
+def add_file(blobs: Blobs, kind: str, name: str, file: FileOf) -> Descriptor:
+    """Add a layer with a file, and return its descriptor. name: the path of the file in the image."""
     blobs[file.sha256] = file
     described = {"mediaType": kind, "digest": f"sha256:{file.sha256}", "size": file.size}
     return {**described, "annotations": {_FILEPATH: name, TITLE: name}}
 
 
-def add(blobs: dict[str, bytes | FileOf], kind: str, content: bytes) -> Descriptor:
+def add(blobs: Blobs, kind: str, content: bytes) -> Descriptor:
     """Add a blob, and return its descriptor."""
     digest = hashlib.sha256(content).hexdigest()
     blobs[digest] = content
     return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
 
 
-def _json(value: object) -> bytes:
+def to_json(value: object) -> bytes:
+    """Return a value as JSON, in one line."""
     return json.dumps(value, separators=(",", ":")).encode()

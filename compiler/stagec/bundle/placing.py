@@ -9,23 +9,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from stagec.bundle import referrers
+from stagec.bundle import layers, referrers
 from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import REFERRERS
 from stagec.bundle.sources import in_pieces, sha256_of
 from stagec.core.data import writing
 from stagec.core.data.reading import RegularFile
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.telling.refusal import LoadError
 
 WORK = ".stagec-pull"
 _LOCK = "lock"
+
+
+class Blob(NamedTuple):
+    """What has a file of an image. digest: SHA-256 (hex); in_tar: whether it is the layer of a container image."""
+
+    digest: str
+    in_tar: bool = False
 
 
 class Folder:
@@ -44,11 +53,13 @@ class Folder:
         """The image layout that blobs arrive in."""
         return self.path / WORK
 
-    def keep(self, files: Mapping[str, str]) -> None:
-        """Remove what is left of other pulls, but the blobs of `files` (path -> digest) that are what their name says.
+    def keep(self, files: Mapping[str, Blob]) -> None:
+        """Remove what is left of other pulls, but the blobs of `files` (by path) that are what their name says.
 
-        A file that is in the folder already is linked into the layout: nobody moves it again.
+        A file that is in the folder already is linked into the layout, or its layer is written there: nobody moves it
+        again.
         """
+        digests = {blob.digest for blob in files.values()}
         for name in os.listdir(self._work):  # noqa: PTH208
             if name != _LOCK and not (name == "blobs" and stat.S_ISDIR(_mode(name, self._work) or 0)):
                 _remove(name, self._work)
@@ -57,13 +68,34 @@ class Folder:
                 _remove("sha256", below)
         with self._blobs() as blobs:
             for name in os.listdir(blobs):  # noqa: PTH208
-                if name not in files.values() or not _is(name, blobs, name) or _links(name, blobs) != 1:
+                if name not in digests or not _is(name, blobs, name) or _links(name, blobs) != 1:
                     _remove(name, blobs)
-            for path, digest in files.items():
+            for path, blob in files.items():
                 with contextlib.suppress(OSError), writing.made(self._top, path, make=False) as parent:
-                    if _is(_leaf(path), parent, digest):
+                    if blob.in_tar:
+                        self._keep_layer(path, blob.digest, parent, blobs)
+                    elif _is(_leaf(path), parent, blob.digest):
                         self.there.add(path)
-                        os.link(_leaf(path), digest, src_dir_fd=parent, dst_dir_fd=blobs, follow_symlinks=False)
+                        os.link(_leaf(path), blob.digest, src_dir_fd=parent, dst_dir_fd=blobs, follow_symlinks=False)
+
+    def _keep_layer(self, path: str, digest: str, parent: int, blobs: int) -> None:
+        file = RegularFile(_leaf(path), parent)
+        head, tail = layers.head(path, file.size), layers.tail(file.size)
+        if sha256_of(file, before=head, after=tail) == digest:
+            self.there.add(path)
+            if _mode(digest, blobs) is None:
+                writing.file(blobs, digest, itertools.chain([head], in_pieces(file, 0, file.size), [tail]))
+
+    def contents(self, files: Mapping[str, Blob]) -> dict[str, str]:
+        """Return the SHA-256 (hex) of each file by its path, once its blob is there. Raises StagecError."""
+        digests = {path: blob.digest for path, blob in files.items()}
+        with self._blobs() as blobs:
+            for path in [path for path, blob in files.items() if blob.in_tar]:
+                with blaming(f"{self.path}/{path}"):
+                    layer = RegularFile(digests[path], blobs)
+                    start, size = layers.find(path, layer)
+                    digests[path] = sha256_of(layer, start, size=size)
+        return digests
 
     def keep_too(self, path: str, digest: str) -> None:
         """Leave one more file as it is, if it has its digest already."""
@@ -92,30 +124,30 @@ class Folder:
                     return name
         return next((name for name in free if self._about(name, suffix, about) in (None, False)), None)
 
-    def place(self, files: Mapping[str, str], bundle: str) -> list[str]:
-        """Give blobs their names, all of them or none; return paths that were removed: what was said of another bundle.
+    def place(self, files: Mapping[str, Blob], bundle: str, digest: str) -> list[str]:
+        """Give files their names, all of them or none; return paths that were removed: what was said of another bundle.
 
-        files: digest by path. bundle: path of the bundle. Raises StagecError.
+        files: blob by path. bundle: path of the bundle. digest: SHA-256 (hex) of that file. Raises StagecError.
         """
         # The bundle comes last: a process that reads it then has the files beside it.
         new = {path: files[path] for path in sorted(files, key=bundle.__eq__) if path not in self.there}
-        uses, at = [*new.values()], bundle
+        uses, at = [blob.digest for blob in new.values()], bundle
         stale = [
             name
             for suffix in REFERRERS
             for name in referrers.names(bundle, suffix)
-            if name not in files and self._about(name, suffix, files[bundle]) is False
+            if name not in files and self._about(name, suffix, digest) is False
         ]
         try:
             with self._blobs() as blobs, writing.made(self._work, "moves/any") as moves, contextlib.ExitStack() as undo:
-                for at, digest in new.items():
-                    if not _is(digest, blobs, digest):
-                        raise OSError(errno.EBADMSG, f"what arrived has not the sha256 {digest}")
+                for at, blob in new.items():
+                    if not _is(blob.digest, blobs, blob.digest):
+                        raise OSError(errno.EBADMSG, f"what arrived has not the sha256 {blob.digest}")
                     with writing.made(self._top, at) as parent:
                         if stat.S_ISDIR(_mode(_leaf(at), parent) or 0):
                             raise OSError(errno.EISDIR, "it is a folder")
-                for number, (at, digest) in enumerate(new.items()):
-                    self._stage(at, digest, uses.count(digest) == 1, blobs, moves, f"new{number}")
+                for number, (at, blob) in enumerate(new.items()):
+                    self._stage(at, blob, uses.count(blob.digest) == 1, blobs, moves, f"new{number}")
                 for number, at in enumerate([*new, *stale]):
                     self._swap(at, f"new{number}" if at in new else None, moves, f"old{number}", undo)
                 undo.pop_all()  # all are in their places
@@ -124,13 +156,14 @@ class Folder:
             raise StagecError(Problem(f"{self.path}/{at}", "", what)) from error
         return stale
 
-    def _stage(self, path: str, digest: str, once: bool, blobs: int, moves: int, name: str) -> None:
-        """Put a blob among the moves, with the permissions of its file. once: whether no other file has it."""
-        if once and _links(digest, blobs) == 1:
-            os.rename(digest, name, src_dir_fd=blobs, dst_dir_fd=moves)
+    def _stage(self, path: str, blob: Blob, once: bool, blobs: int, moves: int, name: str) -> None:
+        """Put a file among the moves, with its permissions. once: whether no other file has the blob."""
+        if once and not blob.in_tar and _links(blob.digest, blobs) == 1:
+            os.rename(blob.digest, name, src_dir_fd=blobs, dst_dir_fd=moves)
         else:
-            blob = RegularFile(digest, blobs)
-            writing.file(moves, name, in_pieces(blob, 0, blob.size))
+            opened = RegularFile(blob.digest, blobs)
+            start, size = layers.find(path, opened) if blob.in_tar else (0, opened.size)
+            writing.file(moves, name, in_pieces(opened, start, size))
         with writing.made(self._top, path) as parent:
             mode = _mode(_leaf(path), parent) or 0
         opened = RegularFile(name, moves)  # closed when nobody has it any more

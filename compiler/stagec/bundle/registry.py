@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -19,11 +20,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stagec.bundle import layout, placing, referrers
+from stagec.bundle import containers, layout, placing, referrers
 from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import Descriptor, FileOf, Layout
-from stagec.bundle.placing import Folder
-from stagec.core.data import strict_json
+from stagec.bundle.placing import Blob, Folder
+from stagec.core.data import strict_json, writing
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -51,20 +52,14 @@ _ABSENT = "manifest unknown", "name unknown", "not found", "404"
 """What registries say of what they do not have."""
 _FATAL = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _LONGEST_REASON = 1000
-_SHA256 = json_shapes.matching("sha256:[0-9a-f]{64}", "a digest, sha256:...")
-_DESCRIPTOR = json_shapes.record(
-    {"mediaType": json_shapes.text, "digest": _SHA256, "size": json_shapes.count},
-    {"annotations": json_shapes.table(json_shapes.text)},
-    rest=json_shapes.anything,
-)
-_INDEX = json_shapes.record({"manifests": json_shapes.array(_DESCRIPTOR)}, rest=json_shapes.anything)
-_MANIFEST = json_shapes.record(
+_PLATFORM = json_shapes.record({"architecture": json_shapes.text, "os": json_shapes.text}, rest=json_shapes.anything)
+_IMAGES = json_shapes.record(
     {
-        "mediaType": json_shapes.constant(layout.MANIFEST_TYPE),
-        "config": _DESCRIPTOR,
-        "layers": json_shapes.array(_DESCRIPTOR),
+        "mediaType": json_shapes.constant(layout.INDEX_TYPE),
+        "manifests": json_shapes.array(
+            json_shapes.record({"digest": layout.SHA256}, {"platform": _PLATFORM}, rest=json_shapes.anything)
+        ),
     },
-    {"artifactType": json_shapes.text, "subject": _DESCRIPTOR},
     rest=json_shapes.anything,
 )
 _TAGS = json_shapes.record({"Tags": json_shapes.array(json_shapes.text)}, rest=json_shapes.anything)
@@ -103,9 +98,9 @@ class Pulled(NamedTuple):
 
 
 class _Image(NamedTuple):
-    """What a manifest says. files: digest (hex) by path; bundle: path of the bundle; size: bytes of all blobs."""
+    """What a manifest says. files: blob by path; bundle: path of the bundle; size: bytes of all blobs."""
 
-    files: dict[str, str]
+    files: dict[str, Blob]
     bundle: str
     size: int
 
@@ -131,7 +126,8 @@ class Registry:
         """
         with tempfile.TemporaryDirectory(prefix="stagec-push-") as folder:
             write_links(Path(folder), image)
-            self._copy(f"oci:{folder}:{layout.IMAGE}", f"docker://{target}", "--preserve-digests")
+            every = ["--multi-arch=all"] if image.image["mediaType"] == layout.INDEX_TYPE else []
+            self._copy(f"oci:{folder}:{layout.IMAGE}", f"docker://{target}", "--preserve-digests", *every)
             subject = image.image["digest"]
             for title, manifest in image.referrers.items():
                 there = target._replace(tag=layout.referrer_tag(subject, manifest["digest"]), digest="")
@@ -150,7 +146,7 @@ class Registry:
         for digest in self._known(source):
             there = source._replace(digest=digest)
             try:
-                layers = _parse(self._raw(there), _MANIFEST, str(there))["layers"]
+                layers = _parse(self._raw(there), layout.MANIFEST, str(there))["layers"]
             except StagecError:
                 continue
             if any(layer["digest"].removeprefix("sha256:").startswith(wanted) for layer in layers):
@@ -180,25 +176,31 @@ class Registry:
         """
         raw = self._raw(source)
         source = source._replace(tag="", digest=_digest(raw))  # a tag may move
-        image = _image(raw, source)
+        own = source
+        if _is_index(raw):
+            own = source._replace(digest=_own_image(raw, source))
+            raw = self._raw(own)
+        image = _image(raw, own)
         with placing.locked(folder) as place:
             place.keep(image.files)
-            self._copy(
-                f"docker://{source}", f"oci:{place.layout}:{layout.IMAGE}", "--preserve-digests", size=image.size
-            )
-            about, left_out = self._pull_referrers(source, image, place)
-            files = image.files | about
-            removed = place.place(files, image.bundle)
-        return Pulled(files, left_out, removed)
+            self._copy(f"docker://{own}", f"oci:{place.layout}:{layout.IMAGE}", "--preserve-digests", size=image.size)
+            files = place.contents(image.files)
+            bundle = files[image.bundle]
+            about, left_out = self._pull_referrers(source, image, bundle, place)
+            said = {path: Blob(digest) for path, digest in about.items()}
+            removed = place.place(image.files | said, image.bundle, bundle)
+        return Pulled(files | about, left_out, removed)
 
-    def _pull_referrers(self, source: Reference, image: _Image, place: Folder) -> tuple[dict[str, str], dict[str, str]]:
+    def _pull_referrers(
+        self, source: Reference, image: _Image, bundle: str, place: Folder
+    ) -> tuple[dict[str, str], dict[str, str]]:
         """Copy what is said about an image; return digests by paths, and why something is left out by its digest.
 
         Anybody who may push can say something: it names no file itself, and is taken if it is about the bundle.
+        bundle: digest (hex) of that.
         """
         taken: dict[str, str] = {}
         left_out: dict[str, str] = {}
-        bundle = image.files[image.bundle]
         suffixes = {kind: suffix for suffix, kind in layout.REFERRERS.items()}
         for number, listed in enumerate(self._known(source)):
             digest = listed.removeprefix("sha256:")
@@ -207,7 +209,7 @@ class Registry:
                 break
             there = source._replace(digest=listed)
             try:
-                manifest = _parse(self._raw(there), _MANIFEST, str(there))
+                manifest = _parse(self._raw(there), layout.MANIFEST, str(there))
                 suffix = suffixes.get(manifest.get("artifactType", ""))
                 if suffix is None or manifest.get("subject", {}).get("digest") != source.digest:
                     continue  # somebody else's: a signature of cosign's, for example
@@ -253,7 +255,7 @@ class Registry:
             there = image._replace(tag=tag, digest="")
             try:
                 raw = self._raw(there)
-                manifest = _parse(raw, _MANIFEST, str(there))
+                manifest = _parse(raw, layout.MANIFEST, str(there))
             except StagecError as error:
                 if not _is_absent(error):
                     raise
@@ -306,7 +308,7 @@ class Registry:
             if _is_absent(error):
                 return {}
             raise
-        return {descriptor["digest"]: descriptor for descriptor in _parse(raw, _INDEX, str(tag))["manifests"]}
+        return {descriptor["digest"]: descriptor for descriptor in _parse(raw, layout.INDEX, str(tag))["manifests"]}
 
     def _raw(self, source: Reference) -> bytes:
         words = ["inspect", "--raw", f"--tls-verify={self._verify}", f"docker://{source}"]
@@ -374,18 +376,24 @@ def _moved(pid: int) -> tuple[int, int]:
 
 
 def write_links(folder: Path, image: Layout) -> None:
-    """Write a layout in which files are links to where they are: for a program that reads it soon."""
+    """Write a layout in which files are links to where they are: for a program that reads it soon.
+
+    The layers of a container image, which no file is, are written.
+    """
     (folder / "blobs" / "sha256").mkdir(parents=True)
     for path, content in image.files().items():
-        if isinstance(content, FileOf):
+        if isinstance(content, bytes):
+            (folder / path).write_bytes(content)
+        elif isinstance(content, FileOf) and not content.head:
             (folder / path).symlink_to(Path(content.path).resolve())
         else:
-            (folder / path).write_bytes(content)
+            with writing.folder(folder) as top, writing.made(top, path) as parent:
+                writing.file(parent, Path(path).name, content.pieces())
 
 
 def _write_list(folder: Path, listed: bytes) -> None:
     """Write a layout with a list, as `list`."""
-    blobs: dict[str, bytes | FileOf] = {}
+    blobs: layout.Blobs = {}
     entry = layout.add(blobs, layout.INDEX_TYPE, listed)
     (folder / "blobs" / "sha256").mkdir(parents=True)
     (folder / "blobs" / "sha256" / entry["digest"].removeprefix("sha256:")).write_bytes(listed)
@@ -394,33 +402,62 @@ def _write_list(folder: Path, listed: bytes) -> None:
     (folder / "oci-layout").write_bytes(layout.VERSION)
 
 
+def _is_index(raw: bytes) -> bool:
+    """Whether a manifest is an index of several images."""
+    with contextlib.suppress(ValueError):
+        parsed = strict_json.parse(raw, _LARGEST)
+        return isinstance(parsed, dict) and parsed.get("mediaType") == layout.INDEX_TYPE
+    return False
+
+
+def _own_image(raw: bytes, source: Reference) -> str:
+    """Return the digest of the image for this machine in an index, or of the first: all have the same files."""
+    manifests = _parse(raw, _IMAGES, str(source))["manifests"]
+    if not manifests:
+        raise _no_bundle(source, "it is an index of no images")
+    here = containers.ARCHITECTURES.get(os.uname().machine)
+    own = [image for image in manifests if image.get("platform", {}).get("architecture") == here]
+    return str((own or manifests)[0]["digest"])
+
+
 def _image(raw: bytes, source: Reference) -> _Image:
     """Return what the manifest of an image says. Raises StagecError where it is not that of a bundle."""
-    manifest = _parse(raw, _MANIFEST, str(source))
+    manifest = _parse(raw, layout.MANIFEST, str(source))
     layers = manifest["layers"]
-    if manifest.get("artifactType") != layout.MODEL:
+    container = "artifactType" not in manifest and manifest["config"]["mediaType"] == containers.CONTAINER
+    if not container and manifest.get("artifactType") != layout.MODEL:
         raise _no_bundle(source, f"its artifactType is {strict_json.shown(repr(manifest.get('artifactType')))}")
     if _foreign(manifest):
         raise _no_bundle(source, "it has `urls`, and what is there would come from elsewhere")
-    files: dict[str, str] = {}
+    files: dict[str, Blob] = {}
     for layer in layers:
+        if container and layer["mediaType"] != layout.TAR:
+            kind = strict_json.shown(layer["mediaType"])
+            write = (
+                "copy images with skopeo copy --preserve-digests, which compresses none; no server's image is pulled"
+            )
+            raise _no_bundle(source, f"a layer is of type {kind}, not of {layout.TAR}", write)
         path = _path_of(layer, source)
         if path in files:
             raise _no_bundle(source, f"two layers are named {strict_json.shown(path)}")
-        files[path] = layer["digest"].removeprefix("sha256:")
+        # What is an archive itself, a compilation cache, is the layer.
+        files[path] = Blob(layer["digest"].removeprefix("sha256:"), container and not path.endswith(".tar"))
     for path in files:
         above = path
         while above := above.rpartition("/")[0]:
             if above in files:
                 raise _no_bundle(source, f"{strict_json.shown(above)} is a file, and a folder with files")
-    if not layers or layers[0]["mediaType"] != layout.CODE:
+    if container:
+        if not layers or not next(iter(files)).endswith(".aot"):
+            raise _no_bundle(source, "its first layer is not that of a file *.aot")
+    elif not layers or layers[0]["mediaType"] != layout.CODE:
         raise _no_bundle(source, f"its first layer is not of type {layout.CODE}")
     size = sum(blob["size"] for blob in [*layers, manifest["config"]])
     return _Image(files, next(iter(files)), size)
 
 
-def _no_bundle(source: Reference, why: str) -> StagecError:
-    write = f"pull what `push` wrote, of type {layout.MODEL}"
+def _no_bundle(source: Reference, why: str, write: str = "") -> StagecError:
+    write = write or f"pull what `push` wrote: a container image, or one of type {layout.MODEL}"
     return StagecError(Problem("", "", f"{source} is not a bundle: {why}", write))
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, Sums, on_disk, read, split, write_below
+from stagec.cli.files import Answer, on_disk, read, split, write_below
 from stagec.cli.options import add_lists
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
+    from stagec.bundle.containers import Server
     from stagec.bundle.layout import FileOf, Layout
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_content(parser)
+    add_container(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write the layout")
 
 
@@ -30,9 +31,37 @@ def add_content(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sbom", help="its SBOM")
 
 
-def layout_of(options: argparse.Namespace) -> Layout:
-    """Return the image that the options describe. Raises StagecError."""
-    from stagec.bundle import layout, referrers
+def add_container(parser: argparse.ArgumentParser) -> None:
+    """Declare which of the two images it is."""
+    what = "a container image, which every container runtime mounts and FROM takes (default: an image of ModelPack)"
+    parser.add_argument("--container", action="store_true", help=what)
+    what = (
+        "with --packages: the image layout that has Python, on which a container image is made that serves the bundle"
+    )
+    parser.add_argument("--base", metavar="FOLDER", help=what)
+    what = "where stagec and its extra `serve` are installed: pip install --target FOLDER"
+    parser.add_argument("--packages", metavar="FOLDER", help=what)
+
+
+def chosen(options: argparse.Namespace) -> Layout:
+    """Return the image that the options of a command with `add_container` describe. Raises StagecError."""
+    from stagec.bundle.containers import Base, Server
+    from stagec.bundle.layout import FolderOf
+
+    if options.base is None and options.packages is None:
+        return layout_of(options, options.container)
+    if not (options.base and options.packages and options.container):
+        what = "an image that serves the bundle takes all of --container, --base and --packages"
+        raise StagecError(Problem("", "", what))
+    return layout_of(options, True, Server(Base.read(options.base), FolderOf.of(options.packages)))
+
+
+def layout_of(options: argparse.Namespace, container: bool, server: Server | None = None) -> Layout:
+    """Return the image that the options of `add_content` describe. Raises StagecError.
+
+    container: whether it is a container image, not one of ModelPack. server: what serves the bundle in it, if any.
+    """
+    from stagec.bundle import containers, layout, referrers
     from stagec.bundle.archive import Archive
     from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX
     from stagec.bundle.dsse import LARGEST
@@ -67,7 +96,9 @@ def layout_of(options: argparse.Namespace) -> Layout:
                 raise StagecError(Problem("", "", str(error), "nothing was published or written")) from error
             about.setdefault(suffix, []).append(content)
     caches = {Path(path).name: _file_of(path) for path in ([options.jax_cache] if options.jax_cache else [])}
-    return layout.of_bundle(bundle, archive, weights, about, caches)
+    if not container:
+        return layout.of_bundle(bundle, archive, weights, about, caches)
+    return containers.of_bundle(bundle, archive, weights, about, caches, server)
 
 
 def _file_of(path: str) -> FileOf:
@@ -78,22 +109,8 @@ def _file_of(path: str) -> FileOf:
     return FileOf(path, content.sha256, len(content))
 
 
-def _checked(file: FileOf) -> Iterator[bytes | memoryview]:
-    """Yield a file piece by piece. Raises StagecError at the end where it is another one."""
-    from stagec.bundle.sources import in_pieces
-    from stagec.core.data.reading import RegularFile
-
-    opened, sums = RegularFile(file.path), Sums()
-    yield from sums.of(in_pieces(opened, 0, opened.size))
-    sha256 = sums.to_plain()["sha256"]
-    if sha256 != file.sha256:
-        raise StagecError(Problem(file.path, "", f"its sha256 is {sha256}; expected {file.sha256}"))
-
-
 def run(options: argparse.Namespace) -> Answer:
-    from stagec.bundle.layout import FileOf
-
-    image = layout_of(options)
+    image = chosen(options)
     for path, content in image.files().items():
-        write_below(options.output, path, _checked(content) if isinstance(content, FileOf) else [content])
+        write_below(options.output, path, [content] if isinstance(content, bytes) else content.pieces())
     return Answer({"output": options.output, "digest": image.image["digest"]})

@@ -6,13 +6,14 @@ import argparse
 import re
 
 from stagec.cli.files import Answer
-from stagec.cli.image import add_content, layout_of
+from stagec.cli.image import add_container, add_content, chosen
 from stagec.cli.pull import add_registry
 from stagec.core.telling.errors import Problem, StagecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_content(parser)
+    add_container(parser)
     parser.add_argument("image", help="where to: registry/repository:tag")
     parser.add_argument(
         "--remove",
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> Answer:
     if options.remove is not None and not re.fullmatch("[0-9a-f]{12,64}", options.remove):
         what = f"{options.remove!r} is not a SHA-256"
         raise StagecError(Problem("", "--remove", what, "write 12 to 64 digits of it, as `stagec pull` prints them"))
-    image = layout_of(options)
+    image = chosen(options)
     registry = Registry(options.plain_http, options.timeout)
     registry.push(image, target)
     kept = registry.remove(target, options.remove) if options.remove else []

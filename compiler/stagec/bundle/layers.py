@@ -1,0 +1,103 @@
+"""Layers of a container image: tars without compression, the same bytes everywhere.
+
+Format: https://github.com/opencontainers/image-spec/blob/v1.1.1/layer.md, tar as GNU writes it, so that the records
+before a file have one length whatever its size.
+
+A bundle and each file beside it have a layer each, which has that one file below `/models`. It has one encoding, as a
+bundle has: path and size of the file determine all that is around it, so a reader writes that again and compares.
+Links, devices, other paths, second entries and sizes that are wrong are then one refusal, and nothing parses them.
+
+The packages of a server are one layer, of all files of a folder.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from stagec.bundle.sources import in_pieces
+from stagec.core.data.reading import RegularFile
+
+FOLDER = "models"
+"""The folder in the image that has the files."""
+PACKAGES = "opt/stagec"
+"""The folder in the image that has the packages of a server."""
+_END = 2 * tarfile.BLOCKSIZE
+"""Bytes of zeros at the end of a tar."""
+_OF_INSTALLERS = "RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"
+"""Files of a package's metadata that say who installed it, when and where from."""
+
+
+def head(path: str, size: int) -> bytes:
+    """Return what comes before the file in a layer: the folders on its way, and its own record.
+
+    path: below `/models`, in ASCII. size: of the file, in bytes.
+    """
+    whole = f"{FOLDER}/{path}"
+    return b"".join([*_folders(whole), _entry(whole, tarfile.REGTYPE, 0o444, size)])
+
+
+def tail(size: int) -> bytes:
+    """Return what comes after a file of so many bytes."""
+    return bytes(-size % tarfile.BLOCKSIZE + _END)
+
+
+def find(path: str, layer: RegularFile) -> tuple[int, int]:
+    """Return where the file at `path` is in its layer: start and size, in bytes.
+
+    Raises OSError, and ValueError for a layer that is not exactly what `head` and `tail` make around a file.
+    """
+    start = len(head(path, 0))
+    size = -1
+    if layer.size >= start + _END:
+        try:
+            record = layer.read(start - tarfile.BLOCKSIZE, tarfile.BLOCKSIZE)
+            size = tarfile.TarInfo.frombuf(record, "ascii", "strict").size
+        except (tarfile.TarError, ValueError):
+            size = -1
+    if not 0 <= size == layer.size - start - len(tail(max(size, 0))) or (
+        layer.read(0, start) != head(path, size) or layer.read(start + size, layer.size - start - size) != tail(size)
+    ):
+        raise ValueError(f"its layer is not a tar of this one file, /{FOLDER}/{path}, as `stagec push` writes it")
+    return start, size
+
+
+def of_packages(folder: str) -> Iterator[bytes]:
+    """Yield the layer with the packages that are installed in a folder.
+
+    Byte code, programs (whose first line has the path of a Python) and what installers write about themselves are left
+    out, so that it is the same wherever the same wheels were installed. Raises OSError, and ValueError for a link or
+    another file that is not regular.
+    """
+    yield from _folders(f"{PACKAGES}/any")
+    for path in sorted(Path(folder).rglob("*")):
+        name = path.relative_to(folder)
+        if "__pycache__" in name.parts or name.parts[0] == "bin":
+            continue
+        if name.parent.name.endswith(".dist-info") and name.name in _OF_INSTALLERS:
+            continue
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            yield _entry(f"{PACKAGES}/{name}", tarfile.DIRTYPE, 0o755)
+            continue
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{path} is not a regular file")
+        file = RegularFile(path)
+        yield _entry(f"{PACKAGES}/{name}", tarfile.REGTYPE, 0o555 if mode & stat.S_IXUSR else 0o444, file.size)
+        yield from in_pieces(file, 0, file.size)
+        yield bytes(-file.size % tarfile.BLOCKSIZE)
+    yield bytes(_END)
+
+
+def _folders(path: str) -> list[bytes]:
+    """Return the records of the folders on the way to a path."""
+    parts = path.split("/")
+    return [_entry("/".join(parts[:depth]), tarfile.DIRTYPE, 0o755) for depth in range(1, len(parts))]
+
+
+def _entry(name: str, kind: bytes, mode: int, size: int = 0) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.size = kind, mode, size
+    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")

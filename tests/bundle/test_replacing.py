@@ -1,0 +1,401 @@
+"""Other weights in a bundle that is loaded: `Bundle.with_weights`.
+
+Modules: `loader/bundle.py`, `pjrt/weights.py`.
+"""
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import stagec
+from stagec.pjrt.executable import Executable
+from tests.building import COMPILER, build, checked
+from tests.bundles import only
+from tests.signed import CURVES, write_curve, write_keys
+
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+
+[functions.apply]
+entry = "model:apply"
+args = [{ w = "f32[5,3]", b = "f32[5]" }, "f32[n,3]"]
+bind = { params = { file = "w.safetensors", external = EXTERNAL } }
+targets = ["cpu-avx2"]
+buckets = { n = [1, 4] }
+
+[functions.plus]
+entry = "arrays:plus"
+frontend = "arrays"
+args = ["f32[5]", { b = "f32[5]" }, "f32[]"]
+bind = { params = { file = "w.safetensors", external = EXTERNAL }, scale = { file = "s.safetensors" } }
+targets = ["cpu-avx2"]
+
+[functions.baked]
+entry = "model:baked"
+args = ["f32[]"]
+targets = ["cpu-avx2"]
+"""
+MODEL = """
+import numpy as np
+
+table = np.arange(2**18, dtype=np.float32)
+
+
+def apply(params, x):
+    return x @ params["w"].T + params["b"]
+
+
+def baked(x):
+    return table.sum() + table * x
+"""
+ARRAYS = """
+def plus(x, params, scale):
+    return x + params["b"] * scale
+"""
+W, B = np.arange(15, dtype=np.float32).reshape(5, 3), np.full(5, 7, np.float32)
+X, Y = np.ones((4, 3), np.float32), np.arange(5, dtype=np.float32)
+
+
+@pytest.fixture(scope="module", params=["false", "true"], ids=["inside", "beside"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replacing")
+    (folder / "m.toml").write_text(MANIFEST.replace("EXTERNAL", request.param))
+    (folder / "model.py").write_text(MODEL)
+    (folder / "arrays.py").write_text(ARRAYS)
+    save_file({"w": W, "b": B}, folder / "w.safetensors")
+    save_file({"scale": np.array(2, np.float32)}, folder / "s.safetensors")
+    return build("m.toml", folder, folder)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """The same arrays with another `w`."""
+    save_file({"w": -W, "b": B}, tmp_path / "v2.safetensors")
+    return tmp_path / "v2.safetensors"
+
+
+def has(bundle: stagec.Bundle, w: np.ndarray[Any, Any], b: np.ndarray[Any, Any] = B, scale: float = 2) -> bool:
+    right = np.array_equal(bundle["apply"](X), X @ w.T + b) and np.array_equal(bundle["apply"](X[:1]), X[:1] @ w.T + b)
+    return right and np.array_equal(bundle["plus"](Y), Y + b * np.float32(scale))
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_executables_and_equal_arrays_are_shared(
+    built: Path, second: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[None] = []
+    load = Executable.load
+    monkeypatch.setattr(Executable, "load", lambda *given: loads.append(None) or load(*given))
+    with stagec.load(built, map_weights=mapped) as bundle:
+        bundle.preload()
+        assert len(loads) == 4
+        view = bundle.with_weights(second, "w.safetensors")
+        view.preload()
+        assert has(view, -W)
+        assert has(bundle, W)
+        first, other = (one["apply"].weights for one in (bundle, view))
+        b, w = "args[0]['b']", "args[0]['w']"
+        assert (first[b] is other[b], first[w] is other[w]) == (True, False)
+        # Of another file that is the same, nothing is loaded.
+        same = bundle.with_weights(built.parent / "w.safetensors", "w.safetensors")
+        assert same["apply"].weights == first
+        # A view has views.
+        save_file({"scale": np.array(3, np.float32)}, second.parent / "s.safetensors")
+        third = view.with_weights(second.parent / "s.safetensors", "s.safetensors")
+        assert has(third, -W, scale=3)
+    assert len(loads) == 4
+    # The others work on.
+    assert has(view, -W)
+    view.close()
+    view.close()
+    assert has(third, -W, scale=3)
+    assert has(same, W)
+    with pytest.raises(stagec.CallError, match="closed"):
+        view.with_weights(second, "w.safetensors")
+
+
+def test_a_view_loads_what_the_first_did_not(built: Path, second: Path) -> None:
+    with stagec.load(built).with_weights(second, "w.safetensors") as view:
+        assert has(view, -W)
+        x = stagec.device_put(X)
+        np.testing.assert_array_equal(view["apply"](x), X @ -W.T + B)
+        assert "v2" not in view["apply"].usage.as_text()
+
+
+def test_calls_with_arrays_of_jax(built: Path, second: Path) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    with stagec.load(built) as bundle, bundle.with_weights(second, "w.safetensors") as view:
+        for one, w in ((bundle, W), (view, -W)) * 2:
+            for _ in range(3):  # the last are those that jaxlib remembers
+                np.testing.assert_array_equal(one["apply"](jnp.asarray(X)), X @ w.T + B)
+
+
+def test_memory_is_freed_with_the_last_bundle_that_has_it(built: Path, second: Path) -> None:
+    bundle = stagec.load(built)
+    view = bundle.with_weights(second, "w.safetensors")
+    assert has(bundle, W)
+    assert has(view, -W)
+    b, w, same, other = (
+        weakref.ref(array._buffer)
+        for one in (bundle, view)
+        for weight in one["apply"].weights.values()
+        for array in weight._arrays
+    )
+    assert b() is same()
+    del view  # nobody closes it
+    gc.collect()
+    assert (b() is None, w() is None, other() is None) == (False, False, True)
+    view = bundle.with_weights(second, "w.safetensors")
+    assert has(view, -W)
+    bundle.close()
+    gc.collect()
+    assert (b() is None, w() is None) == (False, True)
+    assert has(view, -W)
+    view.close()
+    gc.collect()
+    assert b() is None
+
+
+def test_weights_change_under_load(built: Path, second: Path) -> None:
+    bundle, ended = stagec.load(built), Event()
+    served = [bundle]
+
+    def call() -> int:
+        calls = 0
+        while not ended.is_set():
+            one = served[0]
+            result = one["apply"](X).tobytes()
+            assert result in (first, other)
+            calls += 1
+        return calls
+
+    first, other = ((X @ w.T + B).tobytes() for w in (W, -W))
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(call) for _ in range(4)]
+        try:
+            for swap in range(100):
+                path = second if swap % 2 else built.parent / "w.safetensors"
+                served[0] = served[0].with_weights(path, "w.safetensors")
+        finally:
+            ended.set()
+        assert all(done.result() for done in calls)
+
+
+def refused(bundle: stagec.Bundle, *given: Any, **options: Any) -> tuple[str, str]:
+    with pytest.raises(stagec.LoadError) as refusal:
+        bundle.with_weights(*given, **options)
+    return refusal.value.code, str(refusal.value)
+
+
+def test_everything_that_is_wrong_is_told(built: Path, tmp_path: Path) -> None:
+    bundle, path = stagec.load(built), tmp_path / "v2.safetensors"
+    digest = "0" * 64
+    save_file({"w": W.T.copy(), "c": B, "table": np.zeros(2**18, np.float32)}, path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert refused(bundle, path, "w.safetensors", sha256=digest) == (
+        "weights",
+        f"{path}: cannot take the place of w.safetensors in {built}:\n"
+        f"  its sha256 is {sha256}; expected {digest}\n"
+        "  it lacks b (f32[5]); save it under this name\n"
+        "  w is f32[3,5]; expected f32[5,3]\n"
+        "  table is a constant in baked, which cannot change; make it an argument, and bind it\n"
+        "  it has c, and nothing is bound to that; leave it out of the file",
+    )
+    save_file({"scale": np.array(2, np.float16), "other": B}, path)
+    assert refused(bundle, path, "s.safetensors") == (
+        "weights",
+        f"{path}: cannot take the place of s.safetensors in {built}:\n"
+        "  scale is f16[]; expected f32[]\n"
+        "  it has other, and nothing is bound to that; leave it out of the file",
+    )
+    files = f"{path}: {built} has the files s.safetensors, w.safetensors"
+    assert refused(bundle, path) == ("weights", f"{files}; say which")
+    assert refused(bundle, path, "x.safetensors")[1].startswith(f"{files}; it has no x.safetensors: did you mean")
+    assert has(bundle, W)
+
+
+def test_weights_that_are_constants_are_refused_by_name(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v2.safetensors"
+    with stagec.load(only(built, tmp_path / "m.aot", "baked")) as bundle:
+        code, what = refused(bundle, path)
+    assert (code, what) == (
+        "weights",
+        f"{path}: no argument in {tmp_path / 'm.aot'} is bound to weights; table of baked is a constant: make them "
+        "arguments of the function, and name the file in `bind`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda path: None, "cannot be read: No such file or directory"),
+        (Path.mkdir, "cannot be read: it is a folder"),
+        (os.mkfifo, "cannot be read: it is not a regular file"),
+        (lambda path: path.write_bytes(b"x"), "not a safetensors file: the header runs over the end of the file"),
+        (
+            lambda path: path.write_bytes(b"\xff" * 8),
+            "not a safetensors file: the header runs over the end of the file",
+        ),
+    ],
+)
+def test_files_that_are_no_weights(built: Path, tmp_path: Path, make: Callable[[Path], object], what: str) -> None:
+    path = tmp_path / "v2"
+    make(path)
+    assert refused(stagec.load(built), path, "w.safetensors") == ("weights", f"{path}: {what}")
+
+
+def test_a_digest_is_compared(built: Path, second: Path) -> None:
+    sha256 = hashlib.sha256(second.read_bytes()).hexdigest()
+    with stagec.load(built) as bundle:
+        assert has(bundle.with_weights(second, "w.safetensors", sha256=sha256), -W)
+
+
+def test_what_is_read_and_not_mapped_is_what_was_checked(built: Path, second: Path) -> None:
+    with stagec.load(built, map_weights=False) as bundle:
+        view = bundle.with_weights(second, "w.safetensors")
+        data = second.read_bytes()
+        second.write_bytes(data[:-4] + bytes(4))  # into the same file
+        with pytest.raises(stagec.LoadError, match="it changed since, or its sha256 is another"):
+            view["apply"](X)
+        assert has(bundle, W)
+
+
+def test_a_signature_is_checked_before_anything_is_parsed(built: Path, second: Path, tmp_path: Path) -> None:
+    private, public = write_curve(tmp_path, "key", CURVES["P-256"])
+    _, stranger = write_keys(tmp_path, "stranger")
+    bundle = stagec.load(built)
+    assert refused(bundle, second, "w.safetensors", keys=[public])[0] == "signature"
+    checked("sign", second, "--model-signing", "--key", private)
+    assert has(bundle.with_weights(second, "w.safetensors", keys=[public]), -W)
+    moved = second.rename(tmp_path / "v3.safetensors")
+    signature = f"{second}.sig"
+    code, what = refused(bundle, moved, "w.safetensors", keys=[public], signature=signature)
+    assert (code, "was signed as v2.safetensors; give it that name" in what) == ("signature", True)
+    moved.rename(second)
+    assert refused(bundle, second, "w.safetensors", keys=[stranger])[0] == "signature"
+    assert refused(bundle, second, "w.safetensors", keys=[])[0] == "key"
+    assert refused(bundle, second, "w.safetensors", signature=signature)[0] == "key"
+    second.write_bytes(b"x")  # not a safetensors file, which nobody finds out
+    code, what = refused(bundle, second, "w.safetensors", keys=[public])
+    assert (code, "no file of it has the sha256" in what) == ("signature", True)
+
+
+def test_the_package_of_model_signing_verifies_signed_weights(second: Path, tmp_path: Path) -> None:
+    verifying = pytest.importorskip("model_signing.verifying")
+    private, public = write_curve(tmp_path, "key", CURVES["P-256"])
+    folder = tmp_path / "release"
+    folder.mkdir()
+    weights = second.rename(folder / second.name)
+    checked("sign", weights, "--model-signing", "--key", private)
+    verifier = verifying.Config().use_elliptic_key_verifier(public_key=public)
+    verifier.verify(folder, Path(f"{weights}.sig"))
+    weights.write_bytes(b"x")
+    with pytest.raises(ValueError, match="Signature mismatch"):
+        verifier.verify(folder, Path(f"{weights}.sig"))
+
+
+PROCESS = """
+import sys
+import numpy as np, stagec
+
+def sizes():
+    # MiB of memory that no file has, and of the file's pages, where n processes that share one have 1/n each.
+    anonymous = mapped = 0
+    for line in open("/proc/self/smaps"):
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            of_file = rest[-1:] == [path]
+        elif first == "Anonymous:":
+            anonymous += int(rest[0])
+        elif first == "Pss:" and of_file:
+            mapped += int(rest[0])
+    return anonymous / 1024, mapped / 1024
+
+bundle, weights, x = sys.argv[1], sys.argv[2], np.zeros(1, np.float32)
+path = sys.argv[3]
+bundle = stagec.load(bundle, policy="executable_only", check_weights="use")
+bundle["small"](x)
+before, _ = sizes()
+if weights:
+    bundle = bundle.with_weights(weights, "large.safetensors")
+assert bundle["large"](x).tolist() == [1]
+print("called", flush=True)
+sys.stdin.readline()
+after, mapped = sizes()
+print(after - before, mapped, flush=True)
+sys.stdin.readline()
+"""
+LARGE = """
+[manifest]
+name = "m"
+version = "1"
+[functions.small]
+entry = "model:add"
+args = ["f32[2]", "f32[1]"]
+bind = { w = { file = "small.safetensors" } }
+targets = ["cpu-avx2"]
+[functions.large]
+entry = "model:add"
+args = ["f32[16777216]", "f32[1]"]
+bind = { w = { file = "large.safetensors", external = EXTERNAL } }
+targets = ["cpu-avx2"]
+"""
+
+
+@pytest.mark.parametrize("kind", ["inside", "beside", "replaced"])
+def test_processes_have_one_copy_of_the_weights(tmp_path: Path, kind: str) -> None:
+    count, mebibytes = 4, 64
+    (tmp_path / "m.toml").write_text(LARGE.replace("EXTERNAL", str(kind == "beside").lower()))
+    (tmp_path / "model.py").write_text("def add(w, x):\n    return x + w.max()\n")
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "small.safetensors")
+    large = np.ones(2**24, np.float32)
+    path = tmp_path / "large.safetensors"
+    save_file({"w": large}, path)
+    header = path.read_bytes()[:200].split(b"}}")[0] + b"}}"  # arrays at multiples of 64 bytes
+    padded = header[8:].ljust(-len(header) % 64 + len(header) - 8)
+    path.write_bytes(len(padded).to_bytes(8, "little") + padded + large.tobytes())
+    bundle = build("m.toml", tmp_path, tmp_path)
+    weights: Path | str = ""
+    if kind == "replaced":
+        weights = tmp_path / "v2.safetensors"
+        weights.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    mapped = {"inside": bundle, "beside": path, "replaced": weights}[kind]
+    words = [sys.executable, "-c", PROCESS, str(bundle), str(weights), str(mapped)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(COMPILER), *sys.path])}
+    processes = [
+        subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
+
+    def answers() -> list[str]:
+        return [process.stdout.readline() for process in processes if process.stdout]
+
+    def go_on() -> None:
+        for process in processes:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    assert answers() == ["called\n"] * count
+    go_on()
+    told = np.array([line.split() for line in answers()], float)
+    go_on()
+    assert [process.wait() for process in processes] == [0] * count
+    anonymous, shared = told.sum(axis=0)
+    print(f"{count} processes: {shared:.1f} MiB for {mebibytes} MiB of weights, and {anonymous:.1f} MiB of their own")
+    assert abs(shared - mebibytes) < 1
+    assert anonymous < mebibytes / 2
