@@ -32,6 +32,7 @@ BENCHMARKS = (
     "environment",
     "inputs",
     "remote",
+    "serving",
     "weights",
 )
 """The modules, each with `measure(options) -> list[Row]`, in the order of the table."""

@@ -157,10 +157,10 @@ def _another_function(root: Path) -> dict[str, Any]:
 def test_what_differs_is_a_miss(
     small: Path, tmp_path: Path, change: Callable[[Path], Mapping[str, str]], arguments: tuple[str, ...]
 ) -> None:
+    """What is the same is a hit: see `test_a_folder_may_be_moved`."""
     (tmp_path / "small.py").write_text(DOUBLE)
-    folder = small / "out" / "jax_cache"
-    assert printed(call(folder=folder, cwd=tmp_path)) == [1, 1, [0, 2, 4, 6]]
-    assert printed(call(*arguments, folder=folder, cwd=tmp_path, **change(tmp_path))) == [0, 1, [0, 2, 4, 6]]
+    changed = call(*arguments, folder=small / "out" / "jax_cache", cwd=tmp_path, **change(tmp_path))
+    assert printed(changed) == [0, 1, [0, 2, 4, 6]]
 
 
 def test_another_jaxlib_is_a_miss(small: Path) -> None:
@@ -188,9 +188,11 @@ def test_a_layer_has_the_files_of_the_folder(small: Path, tmp_path: Path) -> Non
     assert again.with_suffix(".tar").read_bytes() == layer.read_bytes()
 
 
-def test_the_path_of_the_folder_is_in_no_key_without_caches_of_xla(small: Path, tmp_path: Path) -> None:
+def test_a_folder_may_be_moved(small: Path, tmp_path: Path) -> None:
+    """Without XLA's own caches, its path is in no key; neither is that of the module."""
     moved = shutil.copytree(small / "out" / "jax_cache", tmp_path / "elsewhere")
-    assert printed(call(folder=moved, cwd=small)) == [1, 1, [0, 2, 4, 6]]
+    (tmp_path / "small.py").write_text(DOUBLE)
+    assert printed(call(folder=moved, cwd=tmp_path)) == [1, 1, [0, 2, 4, 6]]
 
 
 def test_a_machine_that_lacks_instructions_never_opens_the_file(small: Path) -> None:
@@ -220,18 +222,18 @@ def test_a_frame_is_one_of_zlib_and_of_zstandard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "warning"),
+    ("before", "after"),
     [
-        ("log = cache_key.__dict__.pop('_log_cache_key_hash')", "cache_key._log_cache_key_hash = log", True),
-        ("get = cache_key.get; cache_key.get = lambda *given: get(*given) + '0'", "", False),
+        ("log = cache_key.__dict__.pop('_log_cache_key_hash')", "cache_key._log_cache_key_hash = log"),
+        ("get = cache_key.get; cache_key.get = lambda *given: get(*given) + '0'", ""),
     ],
     ids=["name", "parts"],
 )
-def test_a_jax_that_stagec_does_not_know_works_on(small: Path, before: str, after: str, warning: bool) -> None:
+def test_a_jax_that_stagec_does_not_know_works_on(small: Path, before: str, after: str) -> None:
     lines = ["import jax", "from jax._src import cache_key", before, "import stagec.jax_cache", after]
     done = process("\n".join(lines) + CALL, folder=small / "out" / "jax_cache", cwd=small)
     assert printed(done) == [0, 1, [0, 2, 4, 6]]
-    assert ("UserWarning: stagec.jax_cache changes nothing: JAX " in done.stderr) == warning
+    assert "UserWarning: stagec.jax_cache changes nothing: JAX " in done.stderr
 
 
 EAGER = """

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.serving import batching
 from stagec.serving.batching import Batcher
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
@@ -22,7 +23,11 @@ def rows(count: int, seed: int = 0) -> list[Any]:
 
 
 def run(
-    model: Model, work: Callable[[Batcher], Awaitable[object]], delay: float = 0.05, most: int = 100, threads: int = 1
+    model: Model,
+    work: Callable[[Batcher], Awaitable[object]],
+    delay: float | None = 0.05,
+    most: int = 100,
+    threads: int = 1,
 ) -> list[tuple[str, str]]:
     """Run what uses a queue; return the bucket of each call."""
     metrics = Metrics()
@@ -50,6 +55,26 @@ def test_requests_that_fill_a_bucket_run_at_once(models: dict[str, Model], bundl
             assert logits.tobytes() == bundle["predict"](padded)["logits"][:2].tobytes()
 
     assert run(models["predict"], work, delay=60) == [("batch = 32", "2.0")]
+
+
+def test_a_request_that_comes_alone_waits_for_nobody(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "DELAY", 60)
+
+    async def alone(batcher: Batcher) -> None:
+        for _ in range(2):
+            await asyncio.wait_for(batcher.call(rows(3)), 5)
+
+    assert run(models["predict"], alone, delay=None) == [("batch = 8", "2.0")]
+    monkeypatch.setattr(batching, "DELAY", 0.05)
+
+    async def together(batcher: Batcher) -> None:
+        first = asyncio.create_task(batcher.call(rows(8)))
+        while batcher._waiting or not batcher._running:
+            await asyncio.sleep(0)
+        # While it runs, these wait for each other.
+        await asyncio.gather(first, batcher.call(rows(3)), batcher.call(rows(4)))
+
+    assert dict(run(models["predict"], together, delay=None, threads=2)) == {"batch = 8": "2.0"}
 
 
 def test_a_request_waits_for_others_and_no_longer(models: dict[str, Model]) -> None:

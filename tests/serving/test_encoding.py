@@ -25,11 +25,11 @@ def interface(models: dict[str, Model]) -> Interface:
 
 def read(request: Any, interface: Interface, data: bytes = b"") -> encoding.Request:
     header = json.dumps(request).encode()
-    return encoding.read(header + data, str(len(header)), interface)
+    return encoding.read(header + data, str(len(header)), interface, "predict")
 
 
 def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
-    by_json = encoding.read(json.dumps({**AS_JSON, "id": "7"}).encode(), None, interface)
+    by_json = encoding.read(json.dumps({**AS_JSON, "id": "7"}).encode(), None, interface, "predict")
     by_bytes = read({**AS_BYTES, "id": "7", "parameters": {"binary_data_output": True}}, interface, X.tobytes())
     for request, binary in ((by_json, False), (by_bytes, True)):
         assert request.request_id == "7"
@@ -39,11 +39,13 @@ def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
         np.testing.assert_array_equal(array, X)
     # tritonclient says where the JSON ends even if nothing follows it
     assert len(read(AS_JSON, interface).arrays) == 1
+    assert len(read({**AS_JSON, "model_name": "predict"}, interface).arrays) == 1
 
 
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
+        ({**AS_JSON, "model_name": "other"}, "model_name is 'other'; the path names predict"),
         ([], "the request is not one of the protocol: expected an object"),
         ({}, "the request is not one of the protocol: the key 'inputs' is missing"),
         ({**AS_JSON, "id": 1}, "the request is not one of the protocol: id: expected a string"),
@@ -94,7 +96,7 @@ def test_what_is_wrong_is_named(request_: Any, text: str, interface: Interface) 
 )
 def test_a_body_that_is_no_request(body: bytes, length: str | None, code: str, text: str, interface: Interface) -> None:
     with pytest.raises(RequestError) as error:
-        encoding.read(body, length, interface)
+        encoding.read(body, length, interface, "predict")
     assert error.value.code == code
     assert text in str(error.value)
 

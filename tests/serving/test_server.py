@@ -1,6 +1,7 @@
 """A server process, with clients as people have them: what it answers, refuses and survives, and how it ends.
 
-Modules: `cli/serve.py`, `serving/metrics.py`, `serving/refusal.py`, `serving/rest.py`, `serving/server.py`.
+Modules: `cli/serve.py`, `serving/metrics.py`, `serving/refusal.py`, `serving/rest.py`, `serving/server.py`,
+`serving/service.py`.
 """
 
 import contextlib
@@ -48,10 +49,12 @@ class Server:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
-        self.told = self.errors = ""
+        self.told = self.errors = self.grpc = ""
         for line in self.process.stdout:
             self.told += line
-            if match := re.search(r"http://(.*?):(\d+)", line):
+            if match := re.search(r"grpc://(\S+)", line):
+                self.grpc = match[1]
+            if match := re.search(r"https?://(.*?):(\d+)", line):
                 self.host, self.port = match[1], int(match[2])
                 return
         raise AssertionError(self.end())

@@ -15,7 +15,7 @@ import pytest
 
 from stagec.cli import serve
 from stagec.serving.metrics import Metrics
-from tests.building import ROOT, build
+from tests.building import ROOT, build, stagec as run_stagec
 from tests.serving.test_server import PROGRAM, Server
 
 PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
@@ -25,8 +25,10 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_every_block(tmp_path: Path) -> None:
     kinds = [kind for kind, _ in BLOCKS]
-    assert kinds == ["sh", "python", "toml", "sh", "text", "sh", "json", "python", "text"]
-    install, model, manifest, start, started, curl, answered, client, printed = (block for _, block in BLOCKS)
+    assert kinds == ["sh", "python", "toml", "sh", "text", "sh", "json", *("python", "text") * 2, "sh", "sh", "text"]
+    install, model, manifest, start, started, curl, answered, *clients, _, for_triton, written = (
+        block for _, block in BLOCKS
+    )
     assert "'./compiler[serve]'" in install  # tests/test_packaging.py runs it
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text(model)
@@ -36,16 +38,20 @@ def test_every_block(tmp_path: Path) -> None:
     bundle = build("models/models.toml", out, tmp_path)
     program, command, file, *options = start.split()
     assert (program, command, file, options) == ("stagec", "serve", bundle.name, ["--port", "8000"])
-    server = Server(bundle)
+    server = Server(bundle, "--grpc-port", "0")
     try:
         port = str(server.port)
-        assert server.told == started.replace("8000", port)
+        rpc = f"listening on grpc://{server.grpc}\n"
+        assert server.told.replace(rpc, "") == started.replace("8000", port)
         done = subprocess.run(curl.replace("8000", port), shell=True, check=True, capture_output=True, text=True)
         assert json.loads(done.stdout) == json.loads(answered)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        words = [sys.executable, "-c", client.replace("8000", port)]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True)
-        assert (done.stdout, done.stderr) == (printed, "")
+        for client, printed in zip(clients[::2], clients[1::2], strict=True):
+            code = client.replace("8000", port).replace("127.0.0.1:8001", server.grpc)
+            done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+            assert (done.stdout, done.stderr) == (printed, "")
+        done = run_stagec(*for_triton.split()[1:], cwd=out)
+        assert (done.stdout, done.stderr) == (written, "")
         paths = re.findall(r"^\| `(?:GET|POST) (/\S+)`", PAGE, re.MULTILINE)
         assert len(paths) > 5
         for path in paths:

@@ -69,6 +69,28 @@ def test_names_are_the_paths_that_jax_has(argument: Any, by_keyword: Any) -> Non
     assert (again, keywords["more"]) == numbered
 
 
+@given(TREES, TREES, st.data())
+def test_names_of_the_manifest_take_the_place_of_paths(argument: Any, result: Any, data: st.DataObject) -> None:
+    """One to one: arrays by name are the same leaves as arrays by path, in the arguments and in the result."""
+    tree, out = Tree.from_json(as_json(((argument,), {}))), Tree.from_json(as_json(result))
+    avals, out_avals = ([Aval("f32", (n,)) for n in range(t.num_leaves)] for t in (tree, out))
+    plain = interface_of(Call("f", tree, avals, out, out_avals, ["x"]))
+    chosen = [data.draw(st.sets(st.sampled_from([t.name for t in part]))) if part else set() for part in plain]
+    names = [{path: f"{kind}/{n}" for n, path in enumerate(sorted(of))} for kind, of in zip("io", chosen, strict=True)]
+    call = Call("f", tree, avals, out, out_avals, ["x"], serve=dict(zip(("inputs", "outputs"), names, strict=True)))
+    for part, other, table in zip(interface_of(call), plain, names, strict=True):
+        assert [t._replace(name="") for t in part] == [t._replace(name="") for t in other]
+        assert [t.name for t in part] == [table.get(t.name, t.name) for t in other]
+        assert len({t.name for t in part}) == len(part)
+
+
+def test_names_of_the_manifest(models: dict[str, Model], bundle: stagec.Bundle) -> None:
+    interface = models["structured"].interface
+    assert [t.name for t in interface.inputs] == ["image", "ids", "batch['rest'][1]", "scale/0"]
+    assert [t.name for t in interface.outputs] == ["scaled", "result[1]['ids']"]
+    assert bundle["structured"].usage.path("args[0]['image']") == "batch['image']"  # for callers it is as ever
+
+
 def test_a_position_and_a_keyword_of_one_name_are_two_tensors() -> None:
     tree = Tree.from_json(as_json((("*",), {"x": "*"})))
     tensors = interface_of(Call("f", tree, [Aval("f32", ())] * 2, *RESULT, ["x"])).inputs

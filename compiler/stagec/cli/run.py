@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer, read_arrays, write_whole
+from stagec.cli.files import Answer, read, read_arrays, write_whole
 from stagec.cli.options import add_weights
 from stagec.core.telling.errors import Problem, StagecError
 
@@ -29,6 +29,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--golden",
         action="store_true",
         help="compare what runs on this machine with the inputs and outputs in the bundle",
+    )
+    parser.add_argument(
+        "--optimized",
+        nargs="*",
+        metavar="FUNCTION",
+        help="of --golden: run on CPUs what compilers decided for devices, of these functions or of all",
+    )
+    parser.add_argument(
+        "--hlo",
+        action="append",
+        default=[],
+        metavar="EXECUTABLE=FILE",
+        help="of --optimized: the program of an executable that does not have it, such as mlp.v5e-2x2, as stagec "
+        "compile --hlo-proto writes it; may be repeated",
     )
     parser.add_argument("--platform", help="of --golden: compare executables for this platform alone, such as cuda")
     parser.add_argument(
@@ -77,34 +91,51 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _compare(options: argparse.Namespace) -> Answer:
     """Compare with golden outputs; the status is 1 where one differs."""
-    from stagec.bundle.archive import Archive
     from stagec.core.telling.progress import Progress
     from stagec.loader import golden
 
     checks: list[golden.Check] = []
     skipped: list[golden.Skipped] = []
+    refused: list[golden.Refused] = []
     with Progress("run --golden") as progress:
-        for outcome in golden.check(Archive(options.bundle), options.function, options.platform, options.weights):
-            if isinstance(outcome, golden.Skipped):
+        for outcome in _outcomes(options):
+            if isinstance(outcome, golden.Check):
+                checks.append(outcome)
+                progress.step(f"{outcome.function} for {outcome.target}")
+            elif isinstance(outcome, golden.Skipped):
                 skipped.append(outcome)
-                continue
-            checks.append(outcome)
-            progress.step(f"{outcome.function} for {outcome.target}")
-    if not checks and not (skipped and options.allow_skipped):
+            else:
+                refused.append(outcome)
+    if not checks and not refused and not (skipped and options.allow_skipped):
         of = f" of {options.function}" if options.function else ""
         what = f"no golden inputs{of} for what runs on this machine"
         write = "\n".join(target.as_text() for target in skipped) or "write golden = {} for it in the manifest"
         raise StagecError(Problem(options.bundle, "", what, write))
     if "XML_OUTPUT_FILE" in os.environ:
-        write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped))
-    rows, left = ([dataclasses.asdict(row) for row in outcomes] for outcomes in (checks, skipped))
-    text = "".join(f"{line}\n" for line in [*(row.as_text() for row in checks), *(row.as_text() for row in skipped)])
-    ok = all(check.ok for check in checks)
-    return Answer({"kind": "golden", "checks": rows, "skipped": left}, text, 0 if ok else 1)
+        write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped, refused))
+    outcomes: list[golden.Check | golden.Skipped | golden.Refused] = [*checks, *skipped, *refused]
+    text = "".join(f"{outcome.as_text()}\n" for outcome in outcomes)
+    rows, left, without = ([dataclasses.asdict(row) for row in part] for part in (checks, skipped, refused))
+    told = {"kind": "golden", "checks": rows, "skipped": left, **({"refused": without} if refused else {})}
+    return Answer(told, text, 0 if not refused and all(check.ok for check in checks) else 1)
 
 
-def _as_junit(checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped]) -> bytes:
-    """Return the file that Bazel and CI show: a test case for each result, and for each target that was skipped."""
+def _outcomes(options: argparse.Namespace) -> Iterator[golden.Check | golden.Skipped | golden.Refused]:
+    from stagec.bundle.archive import Archive
+    from stagec.loader import golden
+
+    archive = Archive(options.bundle)
+    if options.optimized is None:
+        return golden.check(archive, options.function, options.platform, options.weights)
+    programs = {name: read(file) for name, _, file in (word.partition("=") for word in options.hlo)}
+    asked = [*filter(None, [options.function]), *options.optimized]
+    return golden.check_optimized(archive, asked, options.platform, options.weights, programs)
+
+
+def _as_junit(
+    checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped], refused: Sequence[golden.Refused]
+) -> bytes:
+    """Return the file that Bazel and CI show: a test case for each result, and for what was skipped or refused."""
     from xml.etree import ElementTree
 
     suite = ElementTree.Element("testsuite", name="golden")
@@ -113,6 +144,10 @@ def _as_junit(checks: Sequence[golden.Check], skipped: Sequence[golden.Skipped])
         case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
         if not check.ok:
             ElementTree.SubElement(case, "failure", message=check.as_text())
+    for program in refused:
+        name = f"{program.function} for {program.target}"
+        case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
+        ElementTree.SubElement(case, "failure", message=program.as_text())
     for target in skipped:
         case = ElementTree.SubElement(suite, "testcase", name=f"target {target.target}", classname="golden")
         ElementTree.SubElement(case, "skipped", message=target.why)

@@ -1,4 +1,4 @@
-"""Serve a bundle over HTTP with the Open Inference Protocol v2, until SIGTERM."""
+"""Serve a bundle over HTTP and gRPC with the Open Inference Protocol v2, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer
 from stagec.cli.options import add_weights, at_least, more_than_0
+from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.serving.model import Model
@@ -17,6 +18,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="the bundle (.aot)")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: this machine alone, 127.0.0.1)")
     parser.add_argument("--port", type=at_least(0), default=8000, help="0: any that is free (default: 8000)")
+    parser.add_argument(
+        "--grpc-port",
+        type=at_least(0),
+        metavar="PORT",
+        help="listen for gRPC on this port too; 0: any that is free (default: no gRPC)",
+    )
+    parser.add_argument(
+        "--socket", metavar="PATH", default="", help="listen at this Unix socket, instead of --host and --port"
+    )
+    parser.add_argument(
+        "--grpc-socket", metavar="PATH", default="", help="listen for gRPC at this Unix socket, instead of --grpc-port"
+    )
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", default="", help="TLS: the certificate and those that signed it, in PEM"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", default="", help="the certificate's key, in PEM")
     parser.add_argument(
         "--key",
         action="append",
@@ -37,7 +54,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help='the padded dimension along which requests are gathered; "" for none (default: batch)',
     )
     parser.add_argument(
-        "--delay", type=float, default=2, metavar="MS", help="how long a request waits for others (default: 2 ms)"
+        "--delay",
+        type=float,
+        metavar="MS",
+        help="how long a request waits for others (default: 2 ms, and not at all where none runs)",
     )
     parser.add_argument(
         "--queue", type=at_least(1), default=1000, help="requests of a model that may wait (default: 1000)"
@@ -66,43 +86,65 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds after SIGTERM in which new requests are still answered (default: 5)",
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="load the bundle again when its file is another one, without a pause"
+    )
+    parser.add_argument("--json-logs", action="store_true", help="log a JSON object a line on stderr")
+    parser.add_argument("--control", action="store_true", help="let clients load and unload models, and change weights")
 
 
 def run(options: argparse.Namespace) -> None:
     import asyncio
-    import logging
     import sys
+    from pathlib import Path
 
     from stagec.loader.serving import load
     from stagec.serving import server
-    from stagec.serving.rest import Limits
+    from stagec.serving.service import Limits
+    from stagec.serving.swapping import Swapping
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    listener = server.listen(options.host, options.port)
-    bundle = load(options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights)
-    models, left_out = server.models_of(bundle, options.gather, options.policy)
-    host, port = listener.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server.log_to(sys.stderr, options.json_logs)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise StagecError(Problem("", "", "--tls-cert and --tls-key go together", "give both, or neither"))
+    listener = server.listen(options.host, options.port, options.socket)
 
-    def ready() -> None:
+    def opened() -> server.Loaded:
+        bundle = load(options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights)
+        swapping = Swapping(bundle, options.weights or Path(options.bundle).parent, options.key)
+        return server.Loaded(*server.models_of(bundle, options.gather, options.policy), swapping, bundle.close)
+
+    host, port = (options.host, 0) if options.socket else listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if options.tls_cert else "http"
+    address = f"{scheme}+unix://{options.socket}" if options.socket else f"{scheme}://{shown}:{port}"
+
+    def ready(loaded: server.Loaded, grpc: str) -> None:
+        models, left_out = loaded.models, loaded.left_out
         value = {
             name: {"version": model.version, "gathered": model.rows, "largest": model.largest, "alone": model.alone}
             for name, model in models.items()
         }
-        text = "".join(f"{line}\n" for line in (*_lines(models, left_out), f"listening on {address}"))
-        Answer({"kind": "serve", "address": address, "models": value, "left_out": left_out}, text).tell(options.json)
+        rpc = [f"listening on grpc://{grpc}"] if grpc else []
+        text = "".join(f"{line}\n" for line in (*_lines(models, left_out), *rpc, f"listening on {address}"))
+        told = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
+        Answer(told, text).tell(options.json)
         sys.stdout.flush()
 
     limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout)
     how_it_runs = server.Options(
-        options.delay / 1000,
+        None if options.delay is None else options.delay / 1000,
         options.queue,
         options.threads,
         connections=options.connections,
         drain=options.drain,
+        tls=(options.tls_cert, options.tls_key) if options.tls_cert else (),
+        control=options.control,
+        watch=options.bundle if options.watch else "",
         limits=limits,
     )
-    asyncio.run(server.serve(models, left_out, listener, how_it_runs, ready))
+    rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"
+    rpc = f"unix:{options.grpc_socket}" if options.grpc_socket else rpc
+    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc))
 
 
 def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ compile, and what goes into its key. `choosing` is for a program that runs (`sta
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -110,14 +111,18 @@ def compression() -> str:
 def choosing(choose: Callable[[Key], str | None]) -> None:
     """Let JAX look its entries up by the names that `choose` gives for their keys; None: by JAX's own name.
 
-    Raises UnknownKeyError where this release of JAX has nothing of what that takes.
+    A server runs on, and compiles, with a release of JAX whose keys stagec does not know; a warning says so.
     """
+
+    def changes_nothing(why: object) -> None:
+        warnings.warn(f"stagec.jax_cache changes nothing: {why}", stacklevel=3)
 
     def instead(before: Callable[..., str]) -> Callable[..., str]:
         def get(*args: Any, **kwargs: Any) -> str:
             try:
                 key = recorded(lambda: before(*args, **kwargs))
-            except UnknownKeyError:
+            except UnknownKeyError as error:
+                changes_nothing(error)
                 return before(*args, **kwargs)
             return choose(key) or key.name()
 
@@ -127,6 +132,4 @@ def choosing(choose: Callable[[Key], str | None]) -> None:
         with patched.KEY_PARTS.by(lambda before: before):
             patched.CACHE_KEY.forever(instead)
     except (ImportError, AttributeError) as error:
-        raise UnknownKeyError(
-            f"JAX {jax.__version__} makes keys in a way that stagec does not know: {error}"
-        ) from error
+        changes_nothing(f"JAX {jax.__version__} makes keys in a way that stagec does not know: {error}")

@@ -16,6 +16,8 @@ from stagec.serving.metrics import Metrics
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import RequestError
 
+DELAY = 0.002
+"""Seconds that a request waits for others, where nobody says it."""
 _PARTS = 4
 """Parts of one request that are in the queue at a time, so that others have their turn between them."""
 
@@ -74,19 +76,27 @@ class Batcher:
     def __init__(
         self,
         model: Model,
-        delay: float,
+        delay: float | None,
         most: int,
         free: asyncio.Semaphore,
         threads: Executor,
         metrics: Metrics,
     ) -> None:
-        """most: requests that may wait. free: counts the free ones of `threads`, of all models."""
+        """delay: seconds; None: `DELAY`, and 0 for a request that comes alone. most: requests that may wait.
+
+        free: counts the free ones of `threads`, of all models.
+        """
         self.model = model
-        self._delay, self._most = delay, most
+        self._delay, self._most = DELAY if delay is None else delay, most
+        self._patient = delay is not None
         self._free, self._threads, self._metrics = free, threads, metrics
         self._groups: dict[Hashable, _Group] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = 0
+        self._waiting = self._running = 0
+
+    def config(self) -> dict[str, Any]:
+        """Return Triton's ModelConfig."""
+        return self.model.config(self._delay)
 
     async def call(self, arrays: Arrays) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
@@ -144,7 +154,9 @@ class Batcher:
     async def _serve(self, kind: Hashable, group: _Group) -> None:
         """Run the requests of a group until there are none."""
         while group.waiting:
-            left = group.waiting[0].since + self._delay - asyncio.get_running_loop().time()
+            # One that comes while none runs goes at once: those that come meanwhile wait for it, and for each other.
+            delay = self._delay if self._patient or self._running or len(group.waiting) > 1 else 0
+            left = group.waiting[0].since + delay - asyncio.get_running_loop().time()
             if group.rows < self.model.largest and left > 0:
                 group.full.clear()
                 with contextlib.suppress(TimeoutError):
@@ -161,6 +173,7 @@ class Batcher:
 
     async def _run(self, items: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
+        self._running += 1
         try:
             began = loop.time()
             requests = [item.arrays for item in items]
@@ -173,6 +186,7 @@ class Batcher:
                     item.result.set_exception(_failed(self.model.name, error))
             return
         finally:
+            self._running -= 1
             self._free.release()
         for item, arrays in zip(items, results, strict=True):
             if not item.result.done():

@@ -6,9 +6,10 @@ says where the JSON ends, `binary_data_size` how many bytes each tensor has.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,17 @@ from stagec.serving.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
 """Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its text."""
+_MOST_CHANGE = 2**16
+"""Bytes of a request that loads or unloads a model."""
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = json_shapes.table(json_shapes.anything)
+_CHANGE = json_shapes.record({}, {"parameters": _PARAMETERS})
 _REQUEST = json_shapes.record(
     {"inputs": json_shapes.array(json_shapes.table(json_shapes.anything))},
     optional={
         "id": json_shapes.text,
+        "model_name": json_shapes.text,  # KServe's client repeats it
         "parameters": _PARAMETERS,
         "outputs": json_shapes.array(
             json_shapes.record({"name": json_shapes.text}, optional={"parameters": _PARAMETERS})
@@ -52,9 +57,10 @@ class Request(NamedTuple):
     outputs: list[tuple[int, bool]]
 
 
-def read(body: bytes, header_length: str | None, interface: Interface) -> Request:
+def read(body: bytes, header_length: str | None, interface: Interface, model: str) -> Request:
     """Return what a body asks for, with every name, datatype, shape and length checked.
 
+    model: the name of the model in the path, with which one in the body must be equal.
     header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone.
     Raises RequestError ("request", "too-large", "unsupported").
     """
@@ -68,9 +74,33 @@ def read(body: bytes, header_length: str | None, interface: Interface) -> Reques
             _INPUT(tensor)
     except ValueError as error:
         raise RequestError("request", f"the request is not one of the protocol: {error}") from None
-    arrays = _arrays(request["inputs"], memoryview(body)[end:], interface.inputs)
-    parameters = _parameters("the request", request, "binary_data_output")
-    return Request(request.get("id"), arrays, _outputs(request, parameters, interface.outputs))
+    if request.get("model_name", model) != model:
+        what = f"model_name is {strict_json.shown(repr(request['model_name']))}; the path names {model}"
+        raise RequestError("request", what)
+    inputs = _Inputs(memoryview(body)[end:])
+    arrays = arrays_of(map(inputs.given, request["inputs"]), interface.inputs)
+    if len(inputs.rest):
+        raise RequestError("request", f"{len(inputs.rest):,} bytes follow the last tensor")
+    parameters = known_parameters("the request", request.get("parameters", {}), "binary_data_output")
+    default = flag(parameters, "binary_data_output", False)
+    wanted = ((table["name"], _is_binary(table, default)) for table in request.get("outputs", ()))
+    return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs))
+
+
+def _is_binary(table: Mapping[str, Any], default: bool) -> bool:
+    parameters = known_parameters(table["name"], table.get("parameters", {}), "binary_data")
+    return flag(parameters, "binary_data", default)
+
+
+def read_change(body: bytes) -> Mapping[str, Any]:
+    """Return the parameters of a request that loads or unloads a model. Raises RequestError ("request")."""
+    try:
+        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
+        _CHANGE(request)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    parameters: Mapping[str, Any] = request.get("parameters", {})
+    return parameters
 
 
 def _length(written: str, most: int) -> int:
@@ -80,65 +110,83 @@ def _length(written: str, most: int) -> int:
     return int(written)
 
 
-def _parameters(whose: str, table: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
+def known_parameters(whose: str, parameters: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
     """Return the parameters of a part of a request. Raises RequestError ("unsupported") for one that is not known."""
-    parameters: Mapping[str, Any] = table.get("parameters", {})
     unknown = sorted(parameters.keys() - {*known})
     if unknown:
+        whose = strict_json.shown(whose)
         raise RequestError("unsupported", f"{whose}: no parameter {strict_json.shown(unknown[0])!r} is supported")
     return parameters
 
 
-def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+def flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a parameter that is true or false. Raises RequestError ("request")."""
     value = parameters.get(name, default)
     if type(value) is not bool:
         raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected true or false")
     return value
 
 
-def _arrays(given: Sequence[Mapping[str, Any]], rest: memoryview, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+class Given(NamedTuple):
+    """An input as a client gives it. values: reads its elements, once name, datatype and shape are right."""
+
+    name: str
+    datatype: object
+    shape: object
+    values: Callable[[Tensor, tuple[int, ...]], NDArray[Any]]
+
+
+def arrays_of(given: Iterable[Given], tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return the inputs of a request, each once, in the order of `tensors`. Raises RequestError ("request")."""
     known = {tensor.name: tensor for tensor in tensors}
     arrays: dict[str, NDArray[Any]] = {}
-    for table in given:
-        name = table["name"]
+    for name, datatype, shape, values in given:
         if name not in known or name in arrays:
             why = "is there twice" if name in arrays else "is not an input"
             raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the inputs are {_names(tensors)}")
-        tensor, parameters = known[name], _parameters(name, table, "binary_data_size")
-        shape = tensor.checked_shape(table["shape"], table["datatype"])
-        if ("data" in table) == ("binary_data_size" in parameters):
-            raise RequestError("request", f"{name}: expected either data or the parameter binary_data_size")
-        if "data" in table:
-            arrays[name] = tensor.from_numbers(table["data"], shape)
-            continue
-        size = parameters["binary_data_size"]
-        if type(size) is not int or not 0 <= size <= len(rest):
-            shown = strict_json.shown(repr(size))
-            raise RequestError("request", f"{name}: binary_data_size is {shown}; {len(rest):,} bytes are left")
-        arrays[name], rest = tensor.from_bytes(rest[:size], shape), rest[size:]
-    if len(rest):
-        raise RequestError("request", f"{len(rest):,} bytes follow the last tensor")
+        arrays[name] = values(known[name], known[name].checked_shape(shape, datatype))
     missing = [tensor.name for tensor in tensors if tensor.name not in arrays]
     if missing:
         raise RequestError("request", f"{missing[0]} is missing; the inputs are {_names(tensors)}")
     return [arrays[tensor.name] for tensor in tensors]
 
 
-def _outputs(
-    request: Mapping[str, Any], parameters: Mapping[str, Any], tensors: Sequence[Tensor]
-) -> list[tuple[int, bool]]:
-    default = _flag(parameters, "binary_data_output", False)
-    if not request.get("outputs"):
-        return [(number, default) for number in range(len(tensors))]
+def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """Return the outputs of a request as `Request` has them; all, where the client names none.
+
+    wanted: names, and whether as bytes; default: that of all. Raises RequestError ("request").
+    """
     numbers = {tensor.name: number for number, tensor in enumerate(tensors)}
     chosen: dict[int, bool] = {}
-    for table in request["outputs"]:
-        name = table["name"]
+    for name, binary in wanted:
         if name not in numbers or numbers[name] in chosen:
             why = "is not an output" if name not in numbers else "is there twice"
             raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the outputs are {_names(tensors)}")
-        chosen[numbers[name]] = _flag(_parameters(name, table, "binary_data"), "binary_data", default)
-    return list(chosen.items())
+        chosen[numbers[name]] = binary
+    return list(chosen.items()) or [(number, default) for number in range(len(tensors))]
+
+
+class _Inputs:
+    """The inputs of a JSON request. rest: the bytes behind it that no tensor has taken."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self.rest = rest
+
+    def given(self, table: Mapping[str, Any]) -> Given:
+        return Given(table["name"], table["datatype"], table["shape"], functools.partial(self._values, table))
+
+    def _values(self, table: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
+        parameters = known_parameters(tensor.name, table.get("parameters", {}), "binary_data_size")
+        if ("data" in table) == ("binary_data_size" in parameters):
+            raise RequestError("request", f"{tensor.name}: expected either data or the parameter binary_data_size")
+        if "data" in table:
+            return tensor.from_numbers(table["data"], shape)
+        size = parameters["binary_data_size"]
+        if type(size) is not int or not 0 <= size <= len(self.rest):
+            what = f"binary_data_size is {strict_json.shown(repr(size))}; {len(self.rest):,} bytes are left"
+            raise RequestError("request", f"{tensor.name}: {what}")
+        data, self.rest = self.rest[:size], self.rest[size:]
+        return tensor.from_bytes(data, shape)
 
 
 def _names(tensors: Sequence[Tensor]) -> str:

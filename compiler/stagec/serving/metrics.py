@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -33,6 +34,9 @@ class Metrics:
         self._calls = Counter("stagec_calls", "Calls of executables", ("model", "bucket"), registry=registry)
         self._rows = _histogram("stagec_call_rows", "Rows of a call, without padding", _ROWS, registry)
         self._call_seconds = _histogram("stagec_call_seconds", "Seconds that a call took", _SECONDS, registry)
+        for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
+            # It takes a lock each time, and there are few.
+            metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
 
     def ran(self, model: str, bucket: Mapping[str, int], rows: int, seconds: float) -> None:
         """Count a call of an executable. rows: of requests, without padding."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -15,17 +16,21 @@ from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
 from stagec.core.trees.tree import argument_path
 from stagec.loader import trials
+from stagec.loader.bundle import Bundle
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
 from stagec.loader.selection import CHOSEN, Policy
 from stagec.pjrt.calling_convention import OMITTED
+from stagec.pjrt.weights import Weight
 from stagec.serving.refusal import RequestError
-from stagec.serving.tensors import interface_of
+from stagec.serving.tensors import Tensor, interface_of
 
 Arrays = Sequence[NDArray[Any]]
 """One for each input, or for each output, in the order of the interface."""
+PLATFORM = "stagec_aot"
+"""What clients get as the platform of each model."""
 _TRIALS = 6
-"""Random inputs of each bucket that are compared, two at a time: of integers, which are 0 or 1, two may be equal."""
+"""Random inputs of the smallest bucket that are compared, two at a time: of integers, 0 or 1, two may be equal."""
 
 
 class Model:
@@ -63,20 +68,58 @@ class Model:
         self._padding = Padding(function.padding, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
         self._leaves: list[Any] = [function.weights.get(path, OMITTED) for path in paths]
         self._fits = functools.lru_cache(512)(self._fit_of)
-        for bucket in self.buckets:
-            self._call(self._random(bucket, 0))
         self.alone = self._why_not_gathered(rows) if rows else "no dimension is named to gather along"
         self.rows = "" if self.alone else rows
+        for bucket in self.buckets:
+            if self.alone or bucket[rows] == 1:  # the others were called to compare them
+                self._call(self._random(bucket, 0))
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
+
+    def of(self, bundle: Bundle) -> Model:
+        """Return the same function of a bundle with other weights, after a call with each bucket.
+
+        Whether rows are independent is known: the executables are the same. Raises LoadError, CallError.
+        """
+        variants = (function for family in bundle.values() for function in (family, *family.variants.values()))
+        function = next(function for function in variants if function.name == self.name)
+        model = copy.copy(self)
+        model._function = function
+        weights = iter(function.weights.values())
+        model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
+        for bucket in self.buckets:
+            model._call(self._random(bucket, 0))
+        return model
 
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol says of a model."""
         return {
             "name": self.name,
             "versions": [self.version],
-            "platform": "stagec_aot",
+            "platform": PLATFORM,
             "inputs": [tensor.metadata() for tensor in self.interface.inputs],
             "outputs": [tensor.metadata() for tensor in self.interface.outputs],
+        }
+
+    def config(self, delay: float) -> dict[str, Any]:
+        """Return Triton's ModelConfig: sizes are without the rows that are gathered. delay: in seconds."""
+
+        def tensors(of: Sequence[Tensor]) -> list[dict[str, Any]]:
+            shapes = [tensor.metadata()["shape"][bool(self.rows) :] for tensor in of]
+            kinds = [f"TYPE_{tensor.datatype}" for tensor in of]
+            return [
+                {"name": tensor.name, "data_type": kind, "dims": dims}
+                for tensor, kind, dims in zip(of, kinds, shapes, strict=True)
+            ]
+
+        sizes = sorted({bucket[self.rows] for bucket in self.buckets}) if self.rows else []
+        gathered = {"preferred_batch_size": sizes, "max_queue_delay_microseconds": round(delay * 10**6)}
+        return {
+            "name": self.name,
+            "platform": PLATFORM,
+            "max_batch_size": self.largest if self.rows else 0,
+            "input": tensors(self.interface.inputs),
+            "output": tensors(self.interface.outputs),
+            **({"dynamic_batching": gathered} if self.rows else {}),
         }
 
     def fit(self, arrays: Arrays) -> Fit:
@@ -148,7 +191,8 @@ class Model:
 
         A declaration of padding does not say that rows are independent: of a cumulative sum it is right, and rows of
         another request would change the result. So each bucket is asked, with random rows: other rows around a row, or
-        another place of it, must not change one bit of its result.
+        another place of it, must not change one bit of its result. The smallest is asked more often: it takes the least
+        time, and what a function does to rows is the same in all; how an executable rounds shows at once.
         """
         if rows not in self._padding.declared:
             return f"the manifest declares no padding of {rows}"
@@ -158,9 +202,11 @@ class Model:
                 return f"{tensor.name} is {tensor.aval}, and its rows are not those of {rows}"
         if not self.interface.inputs or not self.interface.outputs:
             return "it has no inputs, or no outputs"
+        sizes = sorted(bucket[rows] for bucket in self.buckets if bucket[rows] > 1)
         for bucket in self.buckets:
             others = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0} and b[rows] < bucket[rows]]
-            for seed in range(0, _TRIALS * (bucket[rows] > 1), 2):
+            trials_of = 0 if bucket[rows] == 1 else _TRIALS if bucket[rows] == sizes[0] else 2
+            for seed in range(0, trials_of, 2):
                 first, second = self._random(bucket, seed), self._random(bucket, seed + 1)
                 for array, values in zip(second, first, strict=True):
                     array[-1] = values[0]

@@ -20,6 +20,19 @@ STATUS = {
 }
 """The HTTP status of each code."""
 
+GRPC_STATUS = {
+    "request": "INVALID_ARGUMENT",
+    "not-found": "NOT_FOUND",
+    "slow": "DEADLINE_EXCEEDED",
+    "too-large": "RESOURCE_EXHAUSTED",
+    "busy": "RESOURCE_EXHAUSTED",
+    "failed": "INTERNAL",
+    "unsupported": "UNIMPLEMENTED",
+    "unavailable": "UNAVAILABLE",
+    "timeout": "DEADLINE_EXCEEDED",
+}
+"""The gRPC status of each code that a request over gRPC can have."""
+
 
 class RequestError(Refusal):
     """A request that the server does not answer.
@@ -27,5 +40,5 @@ class RequestError(Refusal):
     Codes: "request" (what the client sent is wrong), "not-found", "method", "not-json" (JSON has no NaN and no
     infinity), "slow" (the body took too long), "too-large", "encoding", "busy" (the queue, or the memory for bodies, is
     full), "failed" (the function raised), "unsupported", "unavailable" (a model that cannot be served, or a server that
-    ends), "timeout". `STATUS` has the HTTP status of each.
+    ends), "timeout". `STATUS` has the HTTP status of each, `GRPC_STATUS` that of gRPC.
     """

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,24 +26,52 @@ from stagec.loader.selection import Policy
 from stagec.serving.batching import Batcher
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
-from stagec.serving.rest import Application, Limits
+from stagec.serving.refusal import RequestError
+from stagec.serving.rest import Application
+from stagec.serving.service import Limits, Repository, Service
+from stagec.serving.swapping import Swapping
+
+if TYPE_CHECKING:
+    from stagec.serving.rpc import RpcServer
+
+_WATCH = 1
+"""Seconds between two looks at a file that is watched."""
 
 
 @dataclass(frozen=True)
 class Options:
     """How a server runs.
 
-    delay: seconds that a request waits for others. queue: requests of a model that may wait.
+    delay: seconds that a request waits for others; None: as `Batcher` says. queue: requests of a model that may wait.
     threads: calls at a time; 0: as many as there are cores.
-    connections: at a time. drain: seconds after SIGTERM in which the server still takes new requests.
+    connections: at a time; of gRPC, calls at a time.
+    drain: seconds after SIGTERM in which the server still takes new requests.
+    tls: files of the certificate, with those that signed it, and of its key, in PEM; empty: there is no TLS.
+    control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
     """
 
-    delay: float = 0.002
+    delay: float | None = None
     queue: int = 1000
     threads: int = 0
     connections: int = 1000
     drain: float = 5
+    tls: tuple[str, str] | tuple[()] = ()
+    control: bool = False
+    watch: str = ""
     limits: Limits = field(default_factory=Limits)
+
+
+class Loaded(NamedTuple):
+    """A bundle's models.
+
+    models: by name. left_out: why each of the other functions is not offered. swapping: gives models other weights.
+    close: unloads the bundle.
+    """
+
+    models: Mapping[str, Model]
+    left_out: Mapping[str, str]
+    swapping: Swapping
+    close: Callable[[], None]
 
 
 def models_of(
@@ -58,8 +91,33 @@ def models_of(
     return models, left_out
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket of this address; nobody can connect before `serve`. Raises StagecError."""
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        table = {"time": record.created, "level": record.levelname, "logger": record.name}
+        table["message"] = record.getMessage()
+        if record.exc_info:
+            table["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(table)
+
+
+def log_to(stream: TextIO, as_json: bool) -> None:
+    """Write what Python's loggers get there.
+
+    as_json: an object a line, with time (in seconds since 1970), level, logger, message, and traceback of an exception.
+    """
+    handler = logging.StreamHandler(stream)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_Json() if as_json else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def listen(host: str, port: int, path: str = "") -> socket.socket:
+    """Return a socket of this address; nobody can connect before `serve`. Raises StagecError.
+
+    path: of a Unix socket, instead of host and port. One that a server has left behind is removed.
+    """
+    if path:
+        return _listen_at(path)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -71,51 +129,134 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _listen_at(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, contextlib.suppress(FileNotFoundError):
+            if other.connect_ex(path) == errno.ECONNREFUSED and Path(path).is_socket():
+                Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        what = f"{path}: cannot be listened on: {error.strerror or error}"
+        raise StagecError(Problem("", "", what, "give another --socket")) from None
+    return listener
+
+
 async def serve(
-    models: Mapping[str, Model],
-    left_out: Mapping[str, str],
+    load: Callable[[], Loaded],
     listener: socket.socket,
     options: Options,
-    ready: Callable[[], None],
+    ready: Callable[[Loaded, str], None],
+    grpc_address: str = "",
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
-    ready: called when clients can connect.
+    load: loads the bundle as it is then; raises StagecError or Refusal. Later ones run in a thread.
+    ready: called when clients can connect, with the models and the address for gRPC; "": there is none.
+    grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError where nobody can listen there.
     """
-    metrics = Metrics()
+    metrics, identity = Metrics(), _identity(options.watch)
+    loaded = load()
     count = options.threads or len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(count, "stagec-call") as threads:
         free = asyncio.Semaphore(count)
-        batchers = {
-            name: Batcher(model, options.delay, options.queue, free, threads, metrics) for name, model in models.items()
-        }
-        application = Application(batchers, left_out, metrics, options.limits)
+
+        def repository_of(loaded: Loaded) -> Repository:
+            batchers = {
+                name: Batcher(model, options.delay, options.queue, free, threads, metrics)
+                for name, model in loaded.models.items()
+            }
+            return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
+
+        def reloaded() -> Repository:
+            again = load()
+            if not again.models:
+                raise RequestError("unavailable", f"nothing can be served: {'; '.join(again.left_out.values())}")
+            return repository_of(again)
+
+        service = Service(repository_of(loaded), metrics, options.limits, reloaded, options.control)
+        certificate, key = options.tls or (None, None)
         config = uvicorn.Config(
-            application,
+            Application(service),
             http=_protocol(options.limits.seconds),
             ws="none",
             lifespan="off",
             loop="asyncio",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             limit_concurrency=options.connections,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
         )
-        await _Server(config, application, options.drain, ready).serve([listener])
+        try:
+            config.load()  # reads certificate and key
+        except OSError as error:  # and of ssl
+            problem = Problem("", "", f"{' and '.join(options.tls)}: no certificate and its key in PEM: {error}")
+            raise StagecError(problem) from None
+        rpc = None
+        if grpc_address:
+            from stagec.serving.rpc import RpcServer  # it takes a while, and not everybody wants it
+
+            rpc = RpcServer(service, options.connections)
+            grpc_address = await rpc.start(grpc_address, options.tls)
+        watching = asyncio.create_task(_watch(options.watch, identity, service)) if options.watch else None
+        await _Server(config, service, options.drain, lambda: ready(loaded, grpc_address), rpc).serve([listener])
+        if watching:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+
+async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
+    """Load the bundle's file when it is another one, until this is cancelled. What cannot be loaded is logged.
+
+    known: the identity of the file that is loaded.
+    """
+    while True:
+        await asyncio.sleep(_WATCH)
+        now = _identity(path)
+        if now is None or now == known:
+            continue
+        known = now
+        try:
+            await service.reload()
+        except (StagecError, Refusal) as error:
+            service.metrics.log.error("the models stay as they are: %s", str(error).partition("\n")[0])
+        except Exception as error:
+            service.metrics.log.exception("the models stay as they are", exc_info=error)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """Return what is another number where a file was replaced; None where there is none."""
+    try:
+        file = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return file.st_dev, file.st_ino, file.st_mtime_ns, file.st_size
 
 
 class _Server(uvicorn.Server):
     """Uvicorn's server with another end: after SIGTERM it takes requests for a while, and says that it ends."""
 
     def __init__(
-        self, config: uvicorn.Config, application: Application, drain: float, ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        drain: float,
+        ready: Callable[[], None],
+        rpc: RpcServer | None,
     ) -> None:
         super().__init__(config)
-        self._application, self._drain, self._ready = application, drain, ready
+        self._service, self._drain, self._ready, self._rpc = service, drain, ready, rpc
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stops = [self._rpc.stop()] if self._rpc else []
+        await asyncio.gather(super().shutdown(sockets), *stops)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,7 +266,7 @@ class _Server(uvicorn.Server):
         yield
 
     def _end(self, seconds: float) -> None:
-        self._application.ending = True
+        self._service.ending = True
         asyncio.get_running_loop().call_later(seconds, setattr, self, "should_exit", True)
 
 

@@ -1,7 +1,8 @@
 """The tensors of a function, as the Open Inference Protocol describes them: names, datatypes and shapes.
 
 A function takes and returns pytrees; the protocol knows lists of named tensors. Each leaf is one tensor, whose name is
-the leaf's path: `x`, `batch['image']`, `result['probs']`. Bound weights and masks are not inputs.
+the leaf's path, `x`, `batch['image']`, `result['probs']`, or one that the manifest gives. Bound weights and masks are
+not inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from stagec.core.sizes.avals import Aval, physical
 from stagec.core.telling.calls import Call
-from stagec.core.trees.tree import argument_path
 from stagec.pjrt.arrays import dtype_of
 from stagec.serving.refusal import RequestError
 
@@ -100,6 +100,18 @@ class Tensor(NamedTuple):
             raise RequestError("request", f"{self.name}: data has a number that is too large for {self.datatype}")
         return _shaped(self, values, shape)
 
+    def from_values(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the array whose elements, in row-major order, are numbers of a wider dtype or of its own.
+
+        Raises RequestError ("request") for another number of elements, or an integer that the dtype cannot hold.
+        """
+        if len(values) != math.prod(shape):
+            raise RequestError("request", f"{self.name}: data has not the {math.prod(shape):,} values of {list(shape)}")
+        converted = values.astype(self.dtype)
+        if self.dtype.kind in "iu" and (converted != values).any():
+            raise RequestError("request", f"{self.name}: data has a number that {self.datatype} cannot hold")
+        return _shaped(self, converted, shape)
+
 
 class Interface(NamedTuple):
     """The inputs and outputs of a function, in the order of leaves."""
@@ -109,16 +121,18 @@ class Interface(NamedTuple):
 
 
 def interface_of(usage: Call) -> Interface:
-    """Return the tensors of a function. Raises RequestError ("unsupported") for a dtype that the protocol has not."""
-    places = [argument_path(path) for path in usage.in_tree.paths()]
-    names = list(map(usage.path, places))
-    if len({*names}) < len(names):  # a parameter that only has a position may have a keyword's name
-        names = places
-    left_out = {leaf for argument in usage.arguments if argument.name in usage.filled for leaf in argument.leaves}
-    left_out |= usage.bound.keys()
-    inputs = [row for row in enumerate(zip(names, usage.in_avals, strict=True)) if row[0] not in left_out]
-    outputs = enumerate(zip((f"result{path}" for path in usage.out_tree.paths()), usage.out_avals, strict=True))
-    return Interface(*(tuple(_tensor(leaf, *row) for leaf, row in rows) for rows in (inputs, outputs)))
+    """Return the tensors of a function, with the names that its manifest gives.
+
+    Raises RequestError ("unsupported") for a dtype that the protocol has not.
+    """
+    named = [usage.serve.get(key, {}) for key in ("inputs", "outputs")]
+    paths = usage.input_paths, dict(enumerate(usage.output_paths))
+    return Interface(
+        *(
+            tuple(_tensor(leaf, names.get(path, path), avals[leaf]) for leaf, path in rows.items())
+            for names, rows, avals in zip(named, paths, (usage.in_avals, usage.out_avals), strict=True)
+        )
+    )
 
 
 def _tensor(leaf: int, name: str, aval: Aval) -> Tensor:

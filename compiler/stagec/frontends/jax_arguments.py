@@ -1,0 +1,108 @@
+"""Abstract arguments of a function of a manifest, as JAX traces it, and what stands for them in one bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
+from stagec.core.sizes import size
+from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.frontends import advice, entries, evaluation, filtering, user_code
+
+
+def arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
+    if spec.avals is not None:
+        return _arguments_of_callable(spec)
+    scope = jax.export.SymbolicScope(tuple(spec.constraints))
+
+    def struct(aval: Aval, key: str) -> jax.ShapeDtypeStruct:
+        return user_code.run(lambda: _struct(aval, scope), f"{aval} raised", spec.manifest, f"{spec.key}.{key}")
+
+    return entries.arguments(spec, struct, roots)
+
+
+def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    result, write = entries.arguments_of_callable(spec, "jax.ShapeDtypeStruct")
+    result = filtering.closed(result)
+    if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves(result)):
+        raise spec.problem("avals", f"{spec.avals} returned a mutable reference", advice.REFERENCE)
+    if spec.in_shardings is None and (sharded := _sharded(result)):
+        what = f"{spec.avals} returned avals with shardings: {', '.join(sharded)}"
+        raise spec.problem("avals", what, "name a mesh in the manifest, and write in_shardings over it")
+    if unfit := next(_unfit(result, ""), None):
+        what = f"{spec.avals} returned a {unfit[1].__module__}.{unfit[1].__qualname__} (at {unfit[0]}), "
+        what += "which looks at its arrays when it is put together: JAX traces it and cannot export it"
+        raise spec.problem("avals", what, "return its arrays, and make the object of them in the function")
+    return entries.abstracted(spec, result, _abstract, write)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return what stands for a leaf of an example: of an array shape and dtype, of a number what `jax.jit` traces."""
+    aval = jax.typeof(leaf) if isinstance(leaf, entries.NUMBERS) else leaf
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
+def _unfit(tree: Any, path: str) -> Iterator[tuple[str, type]]:
+    """Yield path and class of each node in a tree that holds arrays alone, and no stand-ins for them.
+
+    Such a class, as distributions of TFP and distrax are, converts what it is given, or counts it.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if jax.tree_util.treedef_is_leaf(structure) or not all(map(entries.is_example, leaves)):
+        return
+    try:
+        abstract = [jax.stages.ArgInfo(jax.typeof(leaf), False) for leaf in leaves]  # what JAX puts there
+        if len(jax.tree.leaves(jax.tree.unflatten(structure, abstract))) == len(leaves):
+            return
+    except Exception:  # noqa: BLE001 - a class of the user's raises anything
+        pass
+    below = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda other: other is not tree)[0]
+    inside = [unfit for keys, child in below for unfit in _unfit(child, path + jax.tree_util.keystr(keys))]
+    yield from inside or [(path, type(tree))]
+
+
+def _sharded(avals: Any) -> list[str]:
+    """Return the paths of the avals that say how their arrays are split over devices."""
+    leaves = jax.tree_util.tree_leaves_with_path(avals)
+    return [
+        jax.tree_util.keystr(path)
+        for path, leaf in leaves
+        if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(leaf.sharding, jax.sharding.NamedSharding)
+    ]
+
+
+def _struct(aval: Aval, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:
+    shape = jax.export.symbolic_shape(",".join(map(str, aval.shape)), scope=scope)
+    return jax.ShapeDtypeStruct(shape, _dtype(aval.dtype), weak_type=aval.weak_type)
+
+
+def _dtype(name: str) -> Any:
+    if name in evaluation.KEY_IMPLEMENTATIONS:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=evaluation.KEY_IMPLEMENTATIONS[name])).dtype
+    return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
+
+
+def in_bucket(executable: ExecutableSpec, sharding: Any, leaf: Any) -> Any:
+    """Return what stands for an array, with the sizes of a bucket, and lies where `sharding` says."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), executable.bucket) for dim in leaf.shape]
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type, sharding=sharding)
+
+
+def zeros(leaf: Any) -> Any:
+    """Return an array in the place of what stands for one; it takes no memory until somebody reads it."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        zeros = np.zeros(leaf.shape, leaf.dtype)
+        return jax.device_put(zeros, leaf.sharding) if leaf.sharding else zeros
+    words = jax.eval_shape(jax.random.key_data, leaf)
+    implementation = evaluation.KEY_IMPLEMENTATIONS[str(leaf.dtype)]
+    return jax.random.wrap_key_data(jax.numpy.zeros(words.shape, words.dtype), impl=implementation)

@@ -1,0 +1,165 @@
+"""The Open Inference Protocol v2 over gRPC, and the parts of Triton's that its clients ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from stagec.core.telling.errors import Problem, StagecError
+from stagec.serving import messages
+from stagec.serving.encoding import Request
+from stagec.serving.model import Arrays
+from stagec.serving.refusal import GRPC_STATUS, RequestError
+from stagec.serving.service import Service, maybe_in_thread
+
+_QUIET = 0.2
+"""Seconds without a call after which a server stops that ends."""
+_MOST_REFUSED = 5
+"""Seconds in which it refuses calls at most."""
+_MOST_TEXT = 2000
+"""Characters of an error: it is a header, and clients refuse long ones."""
+
+
+class RpcServer:
+    """A server that offers the models of a service. Make it where its event loop runs."""
+
+    def __init__(self, service: Service, connections: int) -> None:
+        """connections: calls at a time."""
+        limits = service.limits
+        milliseconds = max(1, int(limits.seconds * 1000))
+        self._service = service
+        self._ending = False
+        self._calls, self._last = 0, 0.0
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limits.body),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", 2**14),
+                ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", milliseconds),
+                ("grpc.max_connection_idle_ms", milliseconds),
+                ("grpc.keepalive_time_ms", milliseconds),
+                ("grpc.keepalive_timeout_ms", milliseconds),
+            ],
+            maximum_concurrent_rpcs=connections,
+        )
+        # Each call is one message to one message. As a stream, it is ours to say how long the first may take.
+        handlers = {
+            method: grpc.stream_stream_rpc_method_handler(functools.partial(self._counted, method))
+            for method in messages.METHODS
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
+
+    async def start(self, address: str, tls: Sequence[str] = ()) -> str:
+        """Listen at `HOST:PORT`, or `unix:PATH`; return it with the port that it is. Raises StagecError.
+
+        tls: files of the certificate and its key; empty: there is no TLS.
+        """
+        try:
+            if tls:
+                certificate, key = (Path(file).read_bytes() for file in tls)
+                credentials = grpc.ssl_server_credentials([(key, certificate)])
+                port = self._server.add_secure_port(address, credentials)
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            problem = Problem("", "", f"{address}: cannot be listened on", "give another --host or --grpc-port")
+            raise StagecError(problem) from None
+        await self._server.start()
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    async def stop(self) -> None:
+        """Answer the calls that came, and refuse others as UNAVAILABLE, which says that they did not run.
+
+        grpc cancels calls that come when it stops, and their clients do not know what ran. So it stops when no call has
+        come for a moment, or after a while.
+        """
+        self._ending = True
+        loop = asyncio.get_running_loop()
+        began = self._last = loop.time()
+        while self._calls or loop.time() - self._last < _QUIET:
+            if not self._calls and loop.time() - began > _MOST_REFUSED:
+                break
+            await asyncio.sleep(_QUIET / 10)
+        await self._server.stop(0)
+
+    async def _counted(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
+        self._last = asyncio.get_running_loop().time()
+        if self._ending:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends; this call did not run")
+        self._calls += 1
+        try:
+            await self._answer(method, bodies, context)
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
+        """Answer one call."""
+        seconds = self._service.limits.seconds
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                try:
+                    async with asyncio.timeout(seconds):
+                        body = await anext(bodies, None)
+                except TimeoutError:
+                    raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
+                if body is None:
+                    raise RequestError("request", f"{method} needs a message")
+                self._service.hold(len(body), held)
+                response = await self._response(method, body)
+            except RequestError as error:
+                await context.abort(getattr(grpc.StatusCode, GRPC_STATUS[error.code]), str(error)[:_MOST_TEXT])
+            await context.write(response)
+
+    async def _response(self, method: str, body: bytes) -> bytes:
+        if method == "ModelInfer":
+            return await self._infer(body)
+        request = messages.parse(f"{method}Request", body)
+        if method.startswith("RepositoryModel"):
+            # KServe's message has the name in the first field, Triton's that of a repository.
+            name = request.model_name or request.repository_name
+            parameters = messages.plain(request.parameters)
+            await self._service.change(name, method.removeprefix("RepositoryModel").lower(), parameters)
+            return b""
+        response = messages.classes()[f"{method}Response"](**self._told(method, request))
+        data: bytes = response.SerializeToString()
+        return data
+
+    def _told(self, method: str, request: Any) -> dict[str, Any]:
+        """Return the fields of a response."""
+        service = self._service
+        match method:
+            case "ServerLive":
+                return {"live": True}
+            case "ServerReady":
+                return {"ready": not service.ending}
+            case "ServerMetadata":
+                return service.metadata(["model_repository"])
+            case "RepositoryIndex":
+                return {"models": [row for row in service.index() if not request.ready or row["state"] == "READY"]}
+        try:
+            batcher = service.batcher(request.name, request.version or None)
+        except RequestError:
+            if method == "ModelReady":
+                return {"ready": False}
+            raise
+        if method == "ModelReady":
+            return {"ready": True}
+        return {"config": batcher.config()} if method == "ModelConfig" else batcher.model.metadata()
+
+    async def _infer(self, body: bytes) -> bytes:
+        message = await maybe_in_thread(len(body), lambda: messages.parse("ModelInferRequest", body))
+        with self._service.counted(message.model_name, message.model_version or None) as batcher:
+            model = batcher.model
+
+            def write(request: Request, results: Arrays) -> bytes:
+                return messages.write(model.name, model.version, request, results, model.interface)
+
+            read = functools.partial(messages.read, message, model.interface)
+            return await self._service.answer(batcher, len(body), read, write)

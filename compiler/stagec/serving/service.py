@@ -1,0 +1,205 @@
+"""What a server answers, whatever protocol asks: models by name, their results, and the limits of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from stagec.core.builds.version import VERSION
+from stagec.core.telling.errors import StagecError
+from stagec.core.telling.refusal import Refusal
+from stagec.serving.batching import Batcher
+from stagec.serving.encoding import Request, known_parameters
+from stagec.serving.metrics import Metrics
+from stagec.serving.refusal import STATUS, RequestError
+from stagec.serving.swapping import Swapping
+
+Answer = TypeVar("Answer")
+_UNLOADED = "was unloaded by a client"
+_LARGE = 2**16
+"""Bytes that are read or written in a thread, so that other requests do not wait for it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all together, may take.
+
+    body: bytes of a request's body. bodies: bytes of all bodies that the server holds.
+    seconds: for the body of a request to arrive, and then for its answer to be made.
+    """
+
+    body: int = 2**26
+    bodies: int = 2**29
+    seconds: float = 60
+
+
+@dataclass(eq=False)
+class Repository:
+    """The models of a bundle, loaded.
+
+    batchers: of the models by name. left_out: why other functions of the bundle are not offered, by name.
+    swapping: gives models other weights. close: unloads the bundle.
+    unloaded: models that a client has unloaded. users: requests under way.
+    """
+
+    batchers: Mapping[str, Batcher]
+    left_out: Mapping[str, str]
+    swapping: Swapping
+    close: Callable[[], None]
+    unloaded: set[str] = field(default_factory=set)
+    users: int = 0
+
+
+class Service:
+    """The models of a server.
+
+    metrics, limits: of all requests. ending: whether the server ends: it is not ready any more.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        metrics: Metrics,
+        limits: Limits,
+        load: Callable[[], Repository],
+        control: bool = False,
+    ) -> None:
+        """load: loads the bundle as it is now; it takes long, and runs in a thread.
+
+        control: whether clients may load and unload models.
+        """
+        self.metrics, self.limits = metrics, limits
+        self.ending = False
+        self._repository, self._load, self._control = repository, load, control
+        self._loading = asyncio.Lock()
+        self._held = 0
+
+    def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
+        """Return what the protocol says of a server. extensions: of the protocol, that the caller has."""
+        return {"name": "stagec", "version": VERSION, "extensions": [*extensions, "model_configuration"]}
+
+    def batcher(self, name: str, version: str | None) -> Batcher:
+        """Return the queue of a model. version: None: any. Raises RequestError ("not-found", "unavailable")."""
+        repository = self._repository
+        if name in repository.left_out:
+            raise RequestError("unavailable", repository.left_out[name])
+        if name in repository.unloaded:
+            raise RequestError("unavailable", f"{name} {_UNLOADED}")
+        batcher = repository.batchers.get(name)
+        if batcher is None:
+            models = ", ".join(repository.batchers)
+            raise RequestError("not-found", f"there is no model {name[:200]}; the models are {models}")
+        if version not in (None, batcher.model.version):
+            raise RequestError("not-found", f"{name} has version {batcher.model.version} and no other")
+        return batcher
+
+    def index(self) -> Iterable[dict[str, str]]:
+        """Yield name, version, state and reason of each model."""
+        repository = self._repository
+        for name, batcher in repository.batchers.items():
+            state, reason = ("UNAVAILABLE", _UNLOADED) if name in repository.unloaded else ("READY", "")
+            yield {"name": name, "version": batcher.model.version, "state": state, "reason": reason}
+        for name, reason in repository.left_out.items():
+            yield {"name": name, "state": "UNAVAILABLE", "reason": reason}
+
+    async def change(self, name: str, change: str, parameters: Mapping[str, Any]) -> None:
+        """Load or unload a model. change: "load" or "unload".
+
+        To load one that is offered already is to load the bundle's file again. parameters: of "load": the weights that
+        it gets, as for `Swapping.load`; the bundle stays then. Raises RequestError ("unsupported", "not-found",
+        "unavailable", "request").
+        """
+        repository = self._repository
+        if not self._control:
+            what = f"{name[:200]}: this server does not {change} models for clients; start it with --control"
+            raise RequestError("unsupported", what)
+        if change == "load" and parameters:
+            await repository.swapping.load(self.batcher(name, None), parameters)
+            return
+        known_parameters(name, parameters, "unload_dependents")  # there are none
+        if change == "load" and name not in repository.unloaded:
+            try:
+                await self.reload()
+            except (StagecError, Refusal) as error:
+                raise RequestError("unavailable", str(error).partition("\n")[0]) from error
+            self.batcher(name, None)
+            return
+        repository.unloaded.discard(name)
+        self.batcher(name, None)
+        if change == "unload":
+            repository.unloaded.add(name)
+
+    async def reload(self) -> None:
+        """Load the bundle's file, and offer its models instead of those that are offered now.
+
+        Requests that have come end with the models that they have, which are unloaded then. Raises what `load` raises,
+        and nothing has changed.
+        """
+        async with self._loading:
+            self.replace(await asyncio.to_thread(self._load))
+
+    def replace(self, repository: Repository) -> None:
+        """Offer other models from the next request on."""
+        old, self._repository = self._repository, repository
+        versions = {name: batcher.model.version for name, batcher in repository.batchers.items()}
+        self.metrics.log.info("models are %s", versions)
+        _close_unused(old)
+
+    @contextlib.contextmanager
+    def counted(self, name: str, version: str | None) -> Iterator[Batcher]:
+        """Give the queue of a model for one request, which is counted by how it ends. Raises as `batcher`."""
+        batcher, repository = self.batcher(name, version), self._repository
+        status = 499  # a client that is gone, as nginx counts it
+        repository.users += 1
+        try:
+            yield batcher
+            status = 200
+        except RequestError as error:
+            status = STATUS[error.code]
+            raise
+        finally:
+            self.metrics.requests.labels(name, status).inc()
+            repository.users -= 1
+            if repository is not self._repository:
+                _close_unused(repository)
+
+    def hold(self, count: int, held: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
+        """Count bytes of a request, until `held` ends. Raises RequestError ("busy") where they are too many."""
+        if self._held + count > self.limits.bodies:
+            raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
+        self._hold(count)
+        held.callback(self._hold, -count)
+
+    def _hold(self, count: int) -> None:
+        self._held += count
+
+    async def answer(
+        self, batcher: Batcher, size: int, read: Callable[[], Request], write: Callable[[Request, Any], Answer]
+    ) -> Answer:
+        """Return what `write` makes of a request's results.
+
+        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and what these and
+        `Batcher.call` raise.
+        """
+        name, seconds = batcher.model.name, self.limits.seconds
+        with self.metrics.seconds.labels(name).time():
+            try:
+                async with asyncio.timeout(seconds):
+                    request = await maybe_in_thread(size, read)
+                    results = await batcher.call(request.arrays)
+                    return await maybe_in_thread(sum(a.nbytes for a in results), lambda: write(request, results))
+            except TimeoutError:
+                raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
+
+
+def _close_unused(repository: Repository) -> None:
+    if not repository.users:
+        repository.close()
+
+
+async def maybe_in_thread(size: int, work: Callable[[], Answer]) -> Answer:
+    """Do work on `size` bytes, in a thread where they are many."""
+    return await asyncio.to_thread(work) if size > _LARGE else work()

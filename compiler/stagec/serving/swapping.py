@@ -1,0 +1,67 @@
+"""Other weights for a model of a server, while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.core.data import strict_json
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees import json_shapes
+from stagec.loader.bundle import Bundle
+from stagec.serving.batching import Batcher
+from stagec.serving.model import Model
+from stagec.serving.refusal import RequestError
+
+if TYPE_CHECKING:
+    from stagec.bundle.keys import Key
+
+_NAME = re.compile(r"(?:[\w+-][\w.+-]*/)*[\w+-][\w.+-]*\.safetensors", re.ASCII)
+_PARAMETERS = json_shapes.record({"weights": json_shapes.text}, {"file": json_shapes.text})
+
+
+class Swapping:
+    """Loads files of weights from one folder, and from no other.
+
+    Nothing is closed that a call may use: what a model had before is freed when its last call is over.
+    """
+
+    def __init__(self, bundle: Bundle, folder: str | Path, keys: Sequence[Key] | None = None) -> None:
+        """bundle: that of the models. keys: who must have signed the files, as for `Bundle.with_weights`."""
+        self._bundle, self._folder, self._keys = bundle, Path(folder).resolve(), keys
+        self._bundles: dict[str, Bundle] = {}
+        self._turn = asyncio.Lock()
+
+    async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> None:
+        """Give a queue's model the weights that a request names, loaded and called once with each bucket.
+
+        parameters: "weights", the path of a file below the folder; "file", whose place it takes, as for
+        `Bundle.with_weights`. Requests run meanwhile, with the weights before. Raises RequestError ("request",
+        "unavailable"), and then nothing has changed.
+        """
+        async with self._turn:
+            batcher.model = await asyncio.to_thread(self._loaded, batcher, parameters)
+
+    def _loaded(self, batcher: Batcher, parameters: Mapping[str, object]) -> Model:
+        model = batcher.model
+        try:
+            _PARAMETERS(parameters)
+        except ValueError as error:
+            what = f'{error}; write "parameters": {{"weights": "NAME.safetensors"}}'
+            raise RequestError("request", f"{model.name}: {what}") from None
+        name, file = str(parameters["weights"]), parameters.get("file")
+        path = self._folder / name
+        if not _NAME.fullmatch(name) or not path.resolve().is_relative_to(self._folder):
+            what = f"{strict_json.shown(name)!r} is not the path of a .safetensors file below the server's folder"
+            raise RequestError("request", f"{model.name}: {what}")
+        before = self._bundles.get(model.name, self._bundle)
+        try:
+            bundle = before.with_weights(path, None if file is None else str(file), keys=self._keys)
+            changed = model.of(bundle)
+        except LoadError as error:
+            raise RequestError("unavailable", f"{model.name}: {error}") from None
+        self._bundles[model.name] = bundle
+        return changed

@@ -1,0 +1,141 @@
+"""Models that change while a server runs: another bundle in the file's place, and clients that load and unload."""
+
+import re
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from tests.bundles import edited_index
+from tests.serving.test_rpc import inputs
+from tests.serving.test_server import INFER, REQUEST, Server, X, serving
+
+
+def put(served: Path, place: Path, version: str) -> None:
+    """Put a bundle of another version into a file's place, as a release does: by a rename."""
+    edited_index(served, place.with_suffix(".new"), lambda index: index.update(version=version))
+    place.with_suffix(".new").replace(place)
+
+
+def version_of(server: Server) -> str:
+    return str(server.ask("GET", "/v2/models/predict")[1]["versions"][0])
+
+
+def until(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def descriptors(server: Server) -> int:
+    return len([*Path(f"/proc/{server.process.pid}/fd").iterdir()])
+
+
+def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
+    """Over both protocols, without an error; one that is damaged is not taken; the old ones are closed."""
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    outcomes: Counter[str] = Counter()
+    ending = threading.Event()
+    with serving(place, "--watch", "--grpc-port", "0") as server:
+
+        def over_http() -> None:
+            while not ending.is_set():
+                status, answer = server.ask("POST", INFER, REQUEST)
+                outcomes[f"{status} {answer.get('model_version', answer)}"] += 1
+
+        def over_grpc() -> None:
+            with triton.InferenceServerClient(server.grpc) as client:
+                while not ending.is_set():
+                    answer = client.infer("predict", inputs())
+                    outcomes[f"200 {answer.get_response().model_version}"] += 1
+
+        threads = [threading.Thread(target=target) for target in (over_http, over_grpc) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        files = descriptors(server)
+        for version in ("1.3.0", "1.4.0"):
+            put(served, place, version)
+            until(lambda version=version: version_of(server) == version)  # type: ignore[misc]
+        (tmp_path / "damaged").write_bytes(served.read_bytes()[:-1000])
+        (tmp_path / "damaged").replace(place)
+        time.sleep(2.5)
+        assert version_of(server) == "1.4.0"
+        ending.set()
+        for thread in threads:
+            thread.join()
+        assert {*outcomes} == {"200 1.2.0", "200 1.3.0", "200 1.4.0"}, outcomes
+        assert sum(outcomes.values()) > 100
+        until(lambda: descriptors(server) <= files + 1)
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
+        assert len(re.findall(r"models\.(?:aot|new) \(deleted\)", maps)) <= 1  # the one that is served
+        errors = server.end(signal.SIGINT)
+        assert f"the models stay as they are: {place}: " in errors
+        assert "Traceback" not in errors
+
+
+def test_clients_load_and_unload(served: Path, tmp_path: Path) -> None:
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    with (
+        serving(place, "--control", "--grpc-port", "0") as server,
+        triton.InferenceServerClient(server.grpc) as client,
+    ):
+        assert server.ask("POST", "/v2/repository/models/predict/unload") == (200, {})
+        unloaded = {"error": "predict was unloaded by a client"}
+        assert server.ask("POST", INFER, REQUEST) == (503, unloaded)
+        assert not client.is_model_ready("predict")
+        rows = {row["name"]: row for row in server.ask("POST", "/v2/repository/index")[1]}
+        assert (rows["predict"]["state"], rows["predict"]["reason"]) == ("UNAVAILABLE", "was unloaded by a client")
+        client.load_model("predict")
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+        put(served, place, "2.0.0")
+        assert version_of(server) == "1.2.0"  # nobody has asked for it
+        client.load_model("predict")
+        assert version_of(server) == "2.0.0"
+        client.unload_model("scaled")
+        put(served, place, "3.0.0")
+        assert server.ask("POST", "/v2/repository/models/predict/load") == (200, {})
+        assert client.is_model_ready("scaled")  # of the new bundle
+        status, answer = server.ask("POST", "/v2/repository/models/none/load")
+        assert (status, answer["error"][:24]) == (404, "there is no model none; ")
+        with pytest.raises(triton.InferenceServerException, match="there is no model none; "):
+            client.unload_model("none")
+        place.unlink()
+        status, answer = server.ask("POST", "/v2/repository/models/predict/load")
+        assert (status, answer) == (503, {"error": f"{place}: no such file"})
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+
+
+def test_after_kill_9_it_starts_again(served: Path) -> None:
+    """On the same ports: nothing that a server leaves behind is in the way."""
+    server = Server(served, "--grpc-port", "0")
+    address, port = server.grpc, server.port
+    answers: list[Any] = []
+
+    def client() -> None:
+        with triton.InferenceServerClient(address) as mine:
+            try:
+                for _ in range(10_000):
+                    mine.infer("predict", inputs(np.repeat(X, 5, axis=0)))
+            except triton.InferenceServerException as error:
+                answers.append(error.status())
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    time.sleep(0.3)
+    server.end(signal.SIGKILL)
+    thread.join()
+    assert (server.process.returncode, answers) == (-9, ["StatusCode.UNAVAILABLE"])
+    with serving(served, "--port", str(port), "--grpc-port", address.rpartition(":")[2]) as server:
+        assert (server.port, server.grpc) == (port, address)
+        assert server.ask("POST", INFER, REQUEST)[0] == 200

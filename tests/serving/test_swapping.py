@@ -1,0 +1,178 @@
+"""Models that get other weights while requests run: none is lost, and each has the bits of one of the two.
+
+Modules: `bundle/replacing.py`.
+"""
+
+import asyncio
+import gc
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from safetensors.numpy import load_file, save_file
+
+import stagec
+from stagec.serving import messages
+from stagec.serving.batching import Batcher
+from stagec.serving.metrics import Metrics
+from stagec.serving.model import Model
+from stagec.serving.refusal import RequestError
+from stagec.serving.swapping import Swapping
+from tests.serving.test_server import INFER, REQUEST, serving
+from tests.serving.test_serving_page import BLOCKS
+from tests.serving.test_soak import Clients
+from tests.signed import CURVES, write_curve
+
+X = np.ones((3, 16), np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files of weights: `same/a.safetensors`, which the bundle has, and `b.safetensors`."""
+    folder = tmp_path_factory.mktemp("weights")
+    arrays = load_file(served.parent.parent / "source" / "weights.safetensors")
+    (folder / "same").mkdir()
+    save_file(arrays, folder / "same" / "a.safetensors")
+    save_file({name: 2 * array for name, array in arrays.items()}, folder / "b.safetensors")
+    save_file({"w1": arrays["w2"]}, folder / "other.safetensors")
+    return folder
+
+
+def run(model: Model, work: Any) -> Any:
+    async def with_batcher() -> Any:
+        with ThreadPoolExecutor(2) as threads:
+            return await work(Batcher(model, None, 1000, asyncio.Semaphore(2), threads, Metrics()))
+
+    return asyncio.run(with_batcher())
+
+
+def test_weights_change_under_load(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
+    async def work(batcher: Batcher) -> None:
+        swapping = Swapping(bundle, folder)
+        answers: list[bytes] = []
+        ended = asyncio.Event()
+
+        async def client() -> None:
+            while not ended.is_set():
+                (_, logits) = await batcher.call([X])
+                answers.append(logits.tobytes())
+
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        before = 0
+        for turn in range(40):
+            await swapping.load(batcher, {"weights": ["b.safetensors", "same/a.safetensors"][turn % 2]})
+            if turn == 9:
+                gc.collect()
+                before = len([*Path("/proc/self/fd").iterdir()])
+        ended.set()
+        await asyncio.gather(*clients)
+        gc.collect()
+        assert len({*answers}) <= 2 * len(batcher.model.buckets)  # buckets may round in different ways
+        assert len({*answers}) >= 2
+        assert len([*Path("/proc/self/fd").iterdir()]) <= before + 4
+
+    run(models["predict"], work)
+
+
+def test_the_other_models_keep_theirs(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
+    async def work(batcher: Batcher) -> None:
+        model = batcher.model
+        await Swapping(bundle, folder).load(batcher, {"weights": "b.safetensors", "file": "weights.safetensors"})
+        assert (batcher.model.rows, batcher.model.largest) == (model.rows, model.largest)
+        before, after = model.run([[X]])[1][0], batcher.model.run([[X]])[1][0]
+        assert any(one.tobytes() != other.tobytes() for one, other in zip(before, after, strict=True))
+        with bundle.with_weights(folder / "b.safetensors") as wanted:
+            padded = np.zeros((8, 16), np.float32)
+            padded[:3] = X
+            assert after[1].tobytes() == wanted["predict"](padded)["logits"][:3].tobytes()
+
+    run(models["predict"], work)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "what"),
+    [
+        ({}, "request", 'write "parameters": {"weights": "NAME.safetensors"}'),
+        ({"weights": 1}, "request", "weights"),
+        ({"weights": "b.safetensors", "x": "y"}, "request", "x"),
+        ({"weights": "../b.safetensors"}, "request", "not the path of a .safetensors file below the server's folder"),
+        ({"weights": "/b.safetensors"}, "request", "below the server's folder"),
+        ({"weights": "out.safetensors"}, "request", "below the server's folder"),
+        ({"weights": "b.aot"}, "request", "below the server's folder"),
+        ({"weights": "c.safetensors"}, "unavailable", "No such file"),
+        ({"weights": "other.safetensors"}, "unavailable", "it lacks b1 (f32[24])"),
+        ({"weights": "b.safetensors", "file": "x.safetensors"}, "unavailable", "it has no x.safetensors"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    models: dict[str, Model], bundle: stagec.Bundle, folder: Path, parameters: Any, code: str, what: str
+) -> None:
+    link = folder / "out.safetensors"
+    if not link.is_symlink():
+        link.symlink_to("/etc/passwd")
+
+    async def work(batcher: Batcher) -> None:
+        model = batcher.model
+        with pytest.raises(RequestError) as refusal:
+            await Swapping(bundle, folder).load(batcher, parameters)
+        assert (refusal.value.code, what in str(refusal.value)) == (code, True), str(refusal.value)
+        assert batcher.model is model
+
+    run(models["predict"], work)
+
+
+def test_with_keys_only_signed_files_are_loaded(
+    models: dict[str, Model], bundle: stagec.Bundle, folder: Path, tmp_path: Path
+) -> None:
+    _, public = write_curve(tmp_path, "key", CURVES["P-256"])
+
+    async def work(batcher: Batcher) -> None:
+        with pytest.raises(RequestError, match=r"b.safetensors.sig"):
+            await Swapping(bundle, folder, [public]).load(batcher, {"weights": "b.safetensors"})
+
+    run(models["predict"], work)
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_clients_change_weights_over_both_protocols(served: Path, folder: Path, tmp_path: Path) -> None:
+    """While others ask: none of their requests is lost."""
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    for name in ("b.safetensors", "same/a.safetensors"):
+        shutil.copy(folder / name, tmp_path)
+    load = "/v2/repository/models/predict/load"
+    with serving(place, "--control", "--grpc-port", "0") as server:
+        clients = Clients(server)
+        before = server.ask("POST", INFER, REQUEST)
+        command = BLOCKS[-1][1].replace("8000", str(server.port)).replace("v2.", "b.")
+        done = subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
+        assert done.stdout == "{}", done
+        after = server.ask("POST", INFER, REQUEST)
+        assert before != after
+        with triton.InferenceServerClient(server.grpc) as client:
+            request = messages.classes()["RepositoryModelLoadRequest"](model_name="predict")
+            request.parameters["weights"].string_param = "a.safetensors"
+            call = client._channel.unary_unary(f"/{messages.SERVICE}/RepositoryModelLoad")
+            call(request.SerializeToString())
+            assert server.ask("POST", INFER, REQUEST) == before
+            client.unload_model("predict")
+            assert not client.is_model_ready("predict")
+            client.load_model("predict")
+        for turn in range(10):
+            name = ["b.safetensors", "a.safetensors"][turn % 2]
+            assert server.ask("POST", load, {"parameters": {"weights": name}})[0] == 200
+        status, answer = server.ask("POST", load, {"parameters": {"config": "{}"}})
+        assert (status, 'write "parameters": {"weights": "NAME.safetensors"}' in answer["error"]) == (400, True)
+        assert server.ask("POST", load, b"[]")[0] == 400
+        assert server.ask("POST", load, {"parameters": {"weights": "c.safetensors"}})[0] == 503
+        clients.end()
+        assert clients.answered.keys() <= {200, 503}  # while it was unloaded
+        assert clients.answered[200] > 20
+        assert len(clients.seen) >= 2
+    with serving(place) as server:
+        assert server.ask("POST", load, {"parameters": {"weights": "b.safetensors"}})[0] == 501
