@@ -67,11 +67,11 @@ def describe(path: str | Path) -> dict[str, Any]:
     """
     from stagec.bundle import safetensors  # a loader reads none
 
+    file = RegularFile(path)
     arrays = {
         name: {"aval": str(tensor.aval), "start": safetensors.start_of(tensor)}
-        for name, tensor in safetensors.read(path).items()
+        for name, tensor in safetensors.read(path, file).items()
     }
-    file = RegularFile(path)
     return {"sha256": sha256_of(file), "bytes": file.size, "arrays": arrays}
 
 
@@ -102,6 +102,19 @@ class Files:
         self._mapped: dict[str, memoryview] = {}
         self._copied: dict[str, Mapping[tuple[int, int], memoryview]] = {}
         self._lock = threading.Lock()
+
+    @staticmethod
+    def of_one(path: str, file: RegularFile, sha256: str, weights: Mapping[str, Mapping[str, Any]]) -> Files:
+        """Return one file that is open and has this digest, whose name is `path`.
+
+        weights: its arrays, as in an index. Where they are read, and not mapped, the digest is compared again.
+        """
+        files = Files(
+            path, {"weights_files": {path: {"sha256": sha256, "bytes": file.size}}, "weights": weights}, "", "use"
+        )
+        files._opened[path] = file
+        files._checked.add(path)
+        return files
 
     @property
     def names(self) -> list[str]:
@@ -146,13 +159,6 @@ class Files:
                 return self._array(name, start, size, mapped)
             except OSError as error:
                 raise self._refusal([self._other(name, f"it cannot be read: {error.strerror}")]) from error
-
-    def release(self) -> None:
-        """Let go of the files; what uses their arrays keeps them until it ends."""
-        with self._lock:
-            self._mapped.clear()
-            self._copied.clear()
-            self._opened.clear()
 
     def _array(self, name: str, start: int, size: int, mapped: bool) -> memoryview:
         fault = self._fault(name)

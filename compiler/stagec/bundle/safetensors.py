@@ -58,13 +58,14 @@ class Tensor:
         return content(self.data)
 
 
-def read(path: str | Path) -> dict[str, Tensor]:
+def read(path: str | Path, opened: RegularFile | None = None) -> dict[str, Tensor]:
     """Return the arrays of the file at `path` by name, in the order of its header.
 
+    opened: the file, where it is open already.
     Raises OSError, and ValueError when the header is not as the format says: arrays lie one after the other, from the
     header to the end of the file, without holes.
     """
-    file = RegularFile(path)
+    file = opened or RegularFile(path)
     length = int.from_bytes(file.read(0, min(_LENGTH, file.size)), "little")
     start = _LENGTH + length
     if start > file.size:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +27,7 @@ from stagec.pjrt.weights import Weights
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
+    from stagec.bundle.keys import Key
 
 
 class Bundle(Mapping[str, Function]):
@@ -82,22 +86,71 @@ class Bundle(Mapping[str, Function]):
                 len(devices) or None,
             ),
             NodeTypes(types),
-            Weights(archive, map_weights, files),
+            Weights.of(archive, map_weights, files),
             tuple(devices),
             compiler,
             locations,
         )
-        self._variants = {name: Variant(self._loaded, name) for name in index["functions"]}
-        families: dict[str, dict[str, Variant]] = {}
-        for name, entry in index["functions"].items():
-            family = families.setdefault(entry["function"] if entry["variant"] else name, {})
-            family[entry["variant"]] = self._variants[name]
-        self._functions = {name: Function(name, variants) for name, variants in families.items()}
+        self._make_functions(index, {})
         selections = self.selections()
         if selected_only and selections and not any(selection.chosen for selection in selections):
             raise nearest_refusal(selections, archive.path)
         used = {selection.chosen.offer.target for selection in selections if selection.chosen}
         self.target: str = next((name for name in reversed(targets) if name in used), "")
+
+    def _make_functions(self, index: Mapping[str, Any], like: Mapping[str, Variant]) -> None:
+        self._variants = {name: Variant(self._loaded, name, like.get(name)) for name in index["functions"]}
+        families: dict[str, dict[str, Variant]] = {}
+        for name, entry in index["functions"].items():
+            family = families.setdefault(entry["function"] if entry["variant"] else name, {})
+            family[entry["variant"]] = self._variants[name]
+        self._functions = {name: Function(name, variants) for name, variants in families.items()}
+
+    def with_weights(
+        self,
+        path: str | os.PathLike[str],
+        file: str | None = None,
+        *,
+        sha256: str | None = None,
+        keys: Sequence[Key] | None = None,
+        threshold: int = 1,
+        signature: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    ) -> Bundle:
+        """Return the same bundle with the arrays of another safetensors file. Both can be called; close both.
+
+        They share the executables that are loaded, and on each device the arrays with the same bytes. The file must
+        have the names, dtypes and shapes of the file whose place it takes. It is read once now, for its digest, and
+        mapped when a call first takes an array (or read into memory, if the bundle was loaded with
+        `map_weights=False`).
+
+        path: the new file. Nobody may write into it while it is mapped: replace it by renaming.
+        file: which file of weights it takes the place of, as the manifest names it. None: the only one.
+        sha256: the digest (hex) that the new file must have. None: any.
+        keys, threshold: who must have signed it, as for `load`. None: nobody.
+        signature: path of the signature, or several. None: `<path>.sig`, as `stagec sign --model-signing` writes it.
+
+        Raises LoadError: "weights" with all that is wrong with the file, "signature", "key", "cryptography". Raises
+        CallError ("closed").
+
+        >>> with stagec.load("model.aot") as bundle, bundle.with_weights("v2.safetensors") as second:
+        ...     y = second["predict"](x)
+        """
+        from stagec.bundle import replacing  # most processes keep the weights that they load
+
+        loaded = self._loaded
+        archive = loaded.archive
+        if archive is None:
+            raise CallError("closed", f"{self.name}: the bundle was closed")
+        if keys is None and (threshold != 1 or signature is not None):
+            raise LoadError("key", f"{os.fspath(path)}: no key is given; say which ones you trust: keys=[...]")
+        given = [signature] if isinstance(signature, str | os.PathLike) else signature or ()
+        replacement = replacing.replacement(
+            archive, os.fspath(path), file, sha256, keys, threshold, [os.fspath(envelope) for envelope in given]
+        )
+        view = copy.copy(self)
+        view._loaded = replace(loaded, weights=loaded.weights.replaced(replacement), lock=threading.Lock())
+        view._make_functions(archive.index, self._variants)
+        return view
 
     def select(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from stagec.loader.flat import Flat
 from stagec.loader.loaded import Loaded, Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, host
-from stagec.pjrt.calling_convention import OMITTED, Interface, Signature
+from stagec.pjrt.calling_convention import OMITTED, Convention, Interface, Signature
 from stagec.pjrt.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Bound, Weight
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from stagec.core.telling.calls import Call
     from stagec.loader.jax_calls import JaxCalls
     from stagec.loader.padding import Fit, Padding
+    from stagec.pjrt.executable import Executable
 
 
 class Variant:
@@ -44,18 +46,20 @@ class Variant:
     whole: what runs calls like the last one, which had JAX's arrays; None: that one had none.
     """
 
-    def __init__(self, loaded: Loaded, name: str) -> None:
-        """Raises LoadError ("format")."""
+    def __init__(self, loaded: Loaded, name: str, like: Variant | None = None) -> None:
+        """like: the same of the same bundle with other weights, whose executables this one uses. Raises LoadError."""
         assert loaded.archive is not None
         entry = loaded.archive.index["functions"][name]
         self.name = name
         self.static: Mapping[str, Any] = tupled(entry["static"])
         self.usage = functools.cache(functools.partial(_usage_of, loaded, name))
         self._loaded = loaded
-        self._descriptions: dict[tuple[str, tuple[tuple[str, int], ...]], Description] = {}
+        self._descriptions: dict[tuple[Any, ...], Description] = {}  # by target, bucket and jaxlib
         self._prepared: dict[Kinds, tuple[Signature, Callable[[Sequence[Any]], Sequence[Any] | None]]] = {}
         self._calls: dict[tuple[Shapes, bool], tuple[Signature, Fit | None]] = {}
         self._signatures = Once()  # by shapes and devices
+        self._executables: Once = like._executables if like else Once()  # in the same way, of all views
+        self._logged: set[tuple[str, str]] = set()
         self._jax_calls: JaxCalls | None = None
         self.whole: Callable[..., Any] | None = None
         in_avals, out_avals = (tuple(map(parse_aval, entry[key])) for key in ("in_avals", "out_avals"))
@@ -64,7 +68,7 @@ class Variant:
         self.interface = Signature(name, Interface(in_tree, in_avals, out_tree, out_avals), loaded.types, self.usage)
         self._bound: Bound | None = None
         if entry["bind"]:
-            self._bound = Bound(name, in_tree, entry["bind"], loaded.weights, self.usage)
+            self._bound = Bound(name, in_tree, entry["bind"], loaded.weights.by_name, self.usage)
         avals = ((bound, loaded.archive.index["weights"][bound["weight"]]["aval"]) for bound in entry["bind"])
         self._bound_arrays = tuple(
             BoundArray(self.interface.paths[bound["leaf"]], bound["weight"], aval, num_bytes(parse_aval(aval)))
@@ -276,10 +280,21 @@ class Variant:
             here = {device.id: device for device in clients.devices(platform)}
             devices = tuple(here[i] for i in assigned.device_ids) if here.keys() >= {*assigned.device_ids} else devices
         make = self._compiled if description is None else self._handed_over
-        return self._signatures.get((shapes, devices), lambda: make(offer, shapes, platform, devices))
+        which = shapes, devices
 
-    def _handed_over(self, offer: Offer, shapes: Shapes, platform: str, devices: Sequence[_jax.Device]) -> Signature:
-        """Return the signature of an executable that XLA has loaded. Raises LoadError, CallError."""
+        def signed() -> Signature:
+            convention, executable = self._executables.get(which, lambda: make(offer, shapes, platform, devices))
+            signature = Signature(self.name, convention, loaded.types, self.usage)
+            signature.executable = executable
+            return signature
+
+        return self._signatures.get(which, signed)
+
+    def _handed_over(
+        self, offer: Offer, shapes: Shapes, platform: str, devices: Sequence[_jax.Device]
+    ) -> tuple[Convention, Executable]:
+        """Return an executable that XLA has loaded. Raises LoadError, CallError."""
+        self._log(offer, shapes)
         description = self._describe(offer)
         signature = Signature(self.name, description, self._loaded.types, self.usage)
         code, calls = self._archive()[offer.member], tuple(description.custom_calls)
@@ -288,21 +303,38 @@ class Variant:
         except LoadError as error:
             self.locate(error, signature)
             raise
-        return signature
+        assert signature.executable is not None
+        return description, signature.executable
 
-    def _compiled(self, offer: Offer, shapes: Shapes, platform: str, devices: Sequence[_jax.Device]) -> Signature:
-        """Return the signature of the exported artifact, compiled. Raises LoadError, CallError ("shape")."""
+    def _compiled(
+        self, offer: Offer, shapes: Shapes, platform: str, devices: Sequence[_jax.Device]
+    ) -> tuple[Convention, Executable]:
+        """Return the exported artifact, compiled. Raises LoadError, CallError ("shape")."""
         loaded = self._loaded
         assert loaded.compile is not None
+        self._log(offer, shapes)
         if platform == "cpu" and not loaded.host.cpu_flags:
             self._warn_of_unknown_cpu(shapes)
         doubt = selection.unknown_release(offer, loaded.host)
         if doubt:
             warnings.warn(f"{loaded.path}: {offer.member} is compiled; {doubt}", RuntimeWarning, stacklevel=2)
-        convention, executable = loaded.compile(self._archive()[offer.member], platform, shapes, devices)
-        signature = Signature(self.name, convention, loaded.types, self.usage)
-        signature.executable = executable
-        return signature
+        return loaded.compile(self._archive()[offer.member], platform, shapes, devices)
+
+    def _log(self, offer: Offer, shapes: Shapes) -> None:
+        """Log once that this is compiled, or runs an executable although another would come first, and why."""
+        before = itertools.takewhile(lambda candidate: candidate.offer != offer, self.select(shapes).candidates)
+        passed = [c for c in before if c.code not in (selection.FITS, selection.CHOSEN, "shape", "target")]
+        reasons = "; ".join(dict.fromkeys(f"not {c.offer.target}: {c.reason}" for c in passed))
+        compiled, asked = offer.kind == "exported", self._loaded.asked.target
+        if not (compiled or reasons) or (offer.kind, reasons) in self._logged:
+            return
+        self._logged.add((offer.kind, reasons))
+        import logging  # most processes have what they run
+
+        what = "is compiled here" if compiled else f"runs what was compiled for {offer.target}"
+        level = logging.WARNING if compiled and reasons else logging.INFO
+        why = reasons or "the bundle has no executable of it" + (f" for {asked}" if asked else "")
+        logging.getLogger("stagec").log(level, "%s: %s %s (%s)", self._loaded.path, self.name, what, why)
 
     def exported(self) -> bytes:
         """Return the exported artifact, serialized. Raises LoadError ("digest"), CallError ("closed")."""
@@ -323,13 +355,13 @@ class Variant:
     def _describe(self, offer: Offer) -> Description:
         """Return the description of an executable, read when it is first asked for.
 
-        Executables of several targets or buckets may be one member; each has a description of its own.
+        Executables of several targets, buckets or jaxlibs may be one member; each has a description of its own.
         """
         archive = self._archive()
-        which = offer.target, tuple(sorted(offer.bucket.items()))
+        which = index.key_of({"target": offer.target, "bucket": offer.bucket, "versions": offer.versions})
         if which not in self._descriptions:
             entries = archive.index["functions"][self.name]["executables"]
-            entry = next(e for e in entries if (e["target"], tuple(sorted(e["bucket"].items()))) == which)
+            entry = next(entry for entry in entries if index.key_of(entry) == which)
             stored = archive.read(entry["description"], LARGEST)
             try:
                 description = index.describe(archive.index, self.name, entry, stored)
@@ -347,6 +379,7 @@ class Variant:
         self._prepared.clear()
         self._calls.clear()
         self._signatures.clear()
+        self._executables = Once()  # others may use those that it had
 
     def locate(self, error: Exception, signature: Signature) -> None:
         """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""

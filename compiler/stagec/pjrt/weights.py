@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,13 @@ import numpy as np
 
 from stagec.bundle.archive import Archive
 from stagec.core.sizes.avals import num_bytes, parse_aval
-from stagec.core.telling.refusal import CallError
+from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees.tree import Tree
 from stagec.pjrt.arrays import AbstractArray, DeviceArray, dtype_of, put
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
+    from stagec.bundle.replacing import Replacement
     from stagec.core.telling.calls import Call
 
 
@@ -30,13 +33,18 @@ class Weight:
     what is written into it. Where it is not mapped it is read into memory, and what was checked is what is used.
     """
 
-    def __init__(self, aval: str, read: Callable[[], bytes | memoryview]) -> None:
-        """read: returns the bytes of the array, checked; it is not called after `release`."""
+    def __init__(self, aval: str, read: Callable[[], bytes | memoryview], sha256: str = "") -> None:
+        """read: returns the bytes of the array, checked; it is not called after `release`.
+
+        sha256: their digest (hex), where it is known.
+        """
         parsed = parse_aval(aval)
         self.shape = tuple(map(int, parsed.shape))
         self.dtype = dtype_of(parsed)
         self._read: Callable[[], bytes | memoryview] | None = read
+        self._sha256 = sha256
         self._arrays: list[DeviceArray] = []
+        self._owners: weakref.WeakSet[Weights] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def on(self, aval: AbstractArray) -> DeviceArray:
@@ -48,24 +56,55 @@ class Weight:
             for array in self._arrays:
                 if array.aval.lies_as(aval):
                     return array
-            if self._read is None:
-                raise CallError("closed", "the bundle was closed")
-            values = np.frombuffer(self._read(), self.dtype).reshape(self.shape)
+            values = np.frombuffer(self._bytes(), self.dtype).reshape(self.shape)
             self._arrays.append(put(values, aval.sharding, layout=aval.layout))
             return self._arrays[-1]
 
-    def release(self) -> None:
-        """Let go of the file and of the arrays; calls that use them keep them until they end."""
+    def has(self, sha256: str) -> bool:
+        """Whether its bytes have this digest. Raises CallError ("closed") after `release`."""
         with self._lock:
-            self._read = None
-            self._arrays.clear()
+            try:
+                self._sha256 = self._sha256 or hashlib.sha256(self._bytes()).hexdigest()
+            except LoadError:  # its file is gone or damaged, which a call would say
+                return False
+            return self._sha256 == sha256
+
+    def keep(self, owner: Weights) -> None:
+        """Let one more bundle use it. Raises CallError ("closed") after `release`."""
+        with self._lock:
+            if self._read is None:
+                raise CallError("closed", "the bundle was closed")
+            self._owners.add(owner)
+
+    def release(self, owner: Weights) -> None:
+        """Let go of the file and of the arrays when no other bundle uses them; calls keep them until they end."""
+        with self._lock:
+            self._owners.discard(owner)
+            if not self._owners:
+                self._read = None
+                self._arrays.clear()
+
+    def _bytes(self) -> bytes | memoryview:
+        if self._read is None:
+            raise CallError("closed", "the bundle was closed")
+        return self._read()
 
 
-class Weights(dict[str, Weight]):
-    """The weights of a bundle by name, as functions bind them."""
+class Weights:
+    """The weights of a bundle, which may share some with other weights of the same bundle.
 
-    def __init__(self, archive: Archive, mapped: bool = True, files: Files | None = None) -> None:
-        """mapped: whether they are mapped, and not read into memory.
+    by_name: as functions bind them. mapped: whether they are mapped, and not read into memory.
+    """
+
+    def __init__(self, by_name: Mapping[str, Weight], mapped: bool) -> None:
+        """Raises CallError ("closed") where one of them was released."""
+        self.by_name, self.mapped = by_name, mapped
+        for weight in by_name.values():
+            weight.keep(self)
+
+    @staticmethod
+    def of(archive: Archive, mapped: bool = True, files: Files | None = None) -> Weights:
+        """Return those that a bundle has. mapped: as of this class.
 
         files: those beside the bundle; None: in its folder, each opened and checked when it is used.
         """
@@ -73,24 +112,33 @@ class Weights(dict[str, Weight]):
             from stagec.bundle.external import Files
 
             files = Files(archive.path, archive.index, None, "use")
-        self._files = files
-        entries = archive.index["weights"].items()
-        super().__init__({name: Weight(entry["aval"], self._reader(archive, mapped, entry)) for name, entry in entries})
+        by_name = {}
+        for name, entry in archive.index["weights"].items():
+            if files is not None and "file" in entry:
+                by_name[name] = _in_file(files, entry, mapped)
+            else:
+                read = functools.partial(archive.map if mapped else archive.copy, entry["member"])
+                by_name[name] = Weight(entry["aval"], read, archive.index["members"][entry["member"]]["sha256"])
+        return Weights(by_name, mapped)
+
+    def replaced(self, by: Replacement) -> Weights:
+        """Return them with the arrays of another file; those that it has with the same bytes stay what they are."""
+        changed = {
+            name: _in_file(by.files, entry, self.mapped, by.sha256[name])
+            for name, entry in by.weights.items()
+            if not self.by_name[name].has(by.sha256[name])
+        }
+        return Weights({**self.by_name, **changed}, self.mapped)
 
     def release(self) -> None:
-        """Let go of all of them."""
-        for weight in self.values():
-            weight.release()
-        if self._files is not None:
-            self._files.release()
+        """Let go of those that nobody shares."""
+        for weight in self.by_name.values():
+            weight.release(self)
 
-    def _reader(self, archive: Archive, mapped: bool, entry: Mapping[str, Any]) -> Callable[[], bytes | memoryview]:
-        """Return what reads an array, which is a member of the bundle or part of a file."""
-        files = self._files
-        if files is not None and "file" in entry:
-            start, size = entry["start"], num_bytes(parse_aval(entry["aval"]))
-            return functools.partial(files.array, entry["file"], start, size, mapped)
-        return functools.partial(archive.map if mapped else archive.copy, entry["member"])
+
+def _in_file(files: Files, entry: Mapping[str, Any], mapped: bool, sha256: str = "") -> Weight:
+    place = entry["file"], entry["start"], num_bytes(parse_aval(entry["aval"]))
+    return Weight(entry["aval"], functools.partial(files.array, *place, mapped), sha256)
 
 
 class Bound:

@@ -1,0 +1,153 @@
+"""Another file of weights in the place of one that a bundle has: the same arrays with other numbers.
+
+It is checked as a build checks the first one: names, dtypes and shapes; and by a digest or a signature, where the
+caller asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stagec.bundle import safetensors
+from stagec.bundle.archive import Archive, digest
+from stagec.bundle.binding import listed
+from stagec.bundle.calls import call_of, constants_of
+from stagec.bundle.external import Files
+from stagec.bundle.safetensors import Tensor
+from stagec.bundle.sources import sha256_of
+from stagec.core.data.reading import RegularFile
+from stagec.core.sizes.avals import parse_aval
+from stagec.core.telling.errors import nearest
+from stagec.core.telling.refusal import LoadError
+from stagec.core.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from stagec.bundle.keys import Key
+
+
+class Replacement(NamedTuple):
+    """A file that was checked.
+
+    weights: its arrays, as an index has those of files beside a bundle, by the names of those whose place they take.
+    sha256: the digest (hex) of each. files: the file.
+    """
+
+    weights: Mapping[str, Mapping[str, Any]]
+    sha256: Mapping[str, str]
+    files: Files
+
+
+def replacement(
+    archive: Archive,
+    path: str,
+    file: str | None,
+    sha256: str | None = None,
+    keys: Sequence[Key] | None = None,
+    threshold: int = 1,
+    signatures: Sequence[str] = (),
+) -> Replacement:
+    """Open and check the safetensors file at `path`; it is read once.
+
+    archive: the bundle. file: which of its files of weights this one replaces; None: the only one.
+    Other parameters and errors as for `Bundle.with_weights`.
+    """
+    by_file: dict[str, dict[str, str]] = {}
+    for weight, entry in archive.index["weights"].items():
+        name, _, tensor = weight.partition(":")
+        by_file.setdefault(name, {})[tensor] = entry["aval"]
+    taken = _chosen(archive, path, file, by_file)
+    try:
+        opened = RegularFile(path)
+    except OSError as error:
+        raise LoadError("weights", f"{path}: cannot be read: {error.strerror}") from error
+    with ThreadPoolExecutor() as pool:
+        try:
+            whole = pool.submit(sha256_of, opened)
+            if keys is not None:  # before anything parses it
+                from stagec.bundle import attestation, model_signing
+
+                given = signatures or [f"{path}{model_signing.SUFFIX}"]
+                attestation.Vouching(path, keys, threshold, given)(b"", whole.result)
+            tensors = safetensors.read(path, opened)
+            faults = list(_faults(archive, taken, by_file[taken], tensors))
+            digests = [] if faults else pool.map(lambda name: digest(tensors[name].data), by_file[taken])
+            by_weight = dict(zip((f"{taken}:{name}" for name in by_file[taken]), digests, strict=False))
+            of_file = whole.result()
+        except ValueError as error:
+            raise LoadError("weights", f"{path}: not a safetensors file: {error}") from error
+        except OSError as error:
+            raise LoadError("weights", f"{path}: cannot be read: {error.strerror}") from error
+    if sha256 is not None and of_file != sha256.lower():
+        faults.insert(0, f"its sha256 is {of_file}; expected {sha256}")
+    if faults:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise LoadError("weights", f"{path}: cannot take the place of {taken} in {archive.path}:{lines}")
+    weights = {
+        f"{taken}:{name}": {"file": path, "start": safetensors.start_of(tensors[name]), "aval": aval}
+        for name, aval in by_file[taken].items()
+    }
+    return Replacement(weights, by_weight, Files.of_one(path, opened, of_file, weights))
+
+
+def _chosen(archive: Archive, path: str, file: str | None, by_file: Mapping[str, object]) -> str:
+    if file is None and len(by_file) == 1:
+        return next(iter(by_file))
+    if file is not None and file in by_file:
+        return file
+    if by_file:
+        what = "say which" if file is None else f"it has no {file}: {nearest(file, by_file)}"
+        raise LoadError("weights", f"{path}: {archive.path} has the files {', '.join(sorted(by_file))}; {what}")
+    baked = [f"{name} of {function}" for name, functions in _constants(archive).items() for function in functions]
+    has = f"; {listed(baked)} {'are constants' if len(baked) > 1 else 'is a constant'}" if baked else ""
+    what = f"{path}: no argument in {archive.path} is bound to weights{has}"
+    raise LoadError("weights", f"{what}: make them arguments of the function, and name the file in `bind`")
+
+
+def _faults(archive: Archive, file: str, wanted: Mapping[str, str], given: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield what differs from the file that it replaces."""
+    for name, aval in wanted.items():
+        if name not in given:
+            yield f"it lacks {name} ({aval}); save it under this name"
+        elif given[name].aval != parse_aval(aval):
+            yield f"{name} is {given[name].aval}; expected {aval}"
+    extra = sorted(given.keys() - wanted.keys())
+    if extra:
+        prefixes = tuple(_prefixes(archive, file))
+        constants = _constants(archive)
+        for name in [name for name in extra if name in constants]:
+            where = listed(constants[name])
+            yield f"{name} is a constant in {where}, which cannot change; make it an argument, and bind it"
+        unused = [name for name in extra if name.startswith(prefixes) and name not in constants]
+        if unused:
+            yield f"it has {listed(unused)}, and nothing is bound to that; leave it out of the file"
+
+
+def _prefixes(archive: Archive, file: str) -> Iterator[str]:
+    """Yield how the names start of all that a file must have bound: the prefixes that the manifest gives arguments."""
+    for function, entry in archive.index["functions"].items():
+        bound = [(bind["leaf"], bind["weight"].partition(":")) for bind in entry["bind"]]
+        mine = [(leaf, tensor) for leaf, (name, _, tensor) in bound if name == file]
+        if not mine:
+            continue
+        names = list(Tree.from_json(entry["in_tree"]).names())
+        usage = call_of(archive, function)
+        for leaf, tensor in mine:
+            top, argument, *rest = names[leaf]
+            if rest:
+                yield tensor.removesuffix(".".join(rest))
+            elif tensor in (
+                usage.path(f"args[{argument}]" if top == "0" else f"kwargs[{argument!r}]"),
+                f"args[{argument}]",
+            ):
+                yield ""  # the argument is one array, which has the parameter's name where there is no prefix
+
+
+def _constants(archive: Archive) -> dict[str, list[str]]:
+    """Return the large constants of all functions by name, each with the functions that have it."""
+    functions: dict[str, list[str]] = {}
+    for function in archive.index["functions"]:
+        for constant in constants_of(archive, function):
+            functions.setdefault(constant["name"], []).append(function)
+    return functions
