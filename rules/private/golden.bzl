@@ -1,6 +1,6 @@
 """Golden inputs and outputs: what a function makes of generated or given inputs, and a test of executables with them."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotExportInfo", "AotGoldenInfo", "PythonEnvironmentInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotGoldenInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:bundle.bzl", "WEIGHTS_ATTR", "add_weights")
 load("//rules/private:export.bzl", "execution_root_folders")
@@ -54,11 +54,15 @@ def _aot_golden_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     bundle = ctx.attr.bundle[AotBundleInfo].bundle
     plugins = [ctx.attr.plugin[PythonEnvironmentInfo]] if ctx.attr.plugin else []
+    environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else stagec.environment
     words = "%s --golden --allow-skipped --platform %s" % (shell_quote(bundle.short_path), ctx.attr.platform)
-    script = write_stagec_launcher(ctx, stagec, "exec {stagec} run \"$workspace\"/%s \"$@\"\n" % words, plugins)
+    script = write_stagec_launcher(ctx, stagec, "exec {stagec} run \"$workspace\"/%s \"$@\"\n" % words, plugins, environment)
     return [DefaultInfo(
         executable = script,
-        runfiles = ctx.runfiles(files = [bundle] + environment_files(plugins), transitive_files = stagec.inputs),
+        runfiles = ctx.runfiles(
+            files = [bundle] + environment_files([environment] + plugins),
+            transitive_files = stagec.sources,
+        ),
     )]
 
 aot_golden_test = rule(
@@ -74,6 +78,47 @@ aot_golden_test = rule(
             doc = "The Python environment with what runs executables for the platform; none for cpu.",
             providers = [PythonEnvironmentInfo],
         ),
+        "environment": attr.label(
+            doc = "The Python environment that it runs in, in the place of the toolchain's: executables run with the jaxlib " +
+                  "that made them.",
+            providers = [PythonEnvironmentInfo],
+        ),
+    },
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)
+
+def _aot_golden_optimized_test_impl(ctx):
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    bundle = ctx.attr.bundle[AotBundleInfo].bundle
+    executables = [executable[AotExecutableInfo] for executable in ctx.attr.executables]
+    words = ["--golden", "--platform", ctx.attr.platform]
+    words += ["--optimized"] + [shell_quote(function) for function in ctx.attr.functions]
+    for executable in executables:
+        # Its name in the bundle, which is without that of the manifest.
+        name = executable.name[len(ctx.attr.bundle.label.name) + 1:]
+        words += ["--hlo", "%s=\"$workspace\"/%s" % (shell_quote(name), shell_quote(executable.hlo_proto.short_path))]
+    run = "exec {stagec} run \"$workspace\"/%s %s \"$@\"\n" % (shell_quote(bundle.short_path), " ".join(words))
+    script = write_stagec_launcher(ctx, stagec, run, [])
+    files = [bundle] + [executable.hlo_proto for executable in executables]
+    return [DefaultInfo(
+        executable = script,
+        runfiles = ctx.runfiles(files = files, transitive_files = stagec.inputs),
+    )]
+
+aot_golden_optimized_test = rule(
+    implementation = _aot_golden_optimized_test_impl,
+    doc = "Runs on CPUs the programs that the compiler of a platform decided, with the golden inputs that are in a bundle, " +
+          "and compares the results. It needs no device. `aot_manifest` declares one for each platform of functions with " +
+          "`golden = { optimized = true }`.",
+    test = True,
+    attrs = {
+        "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
+        "executables": attr.label_list(
+            doc = "Executables whose programs are not in their bytes: those for TPUs.",
+            providers = [AotExecutableInfo],
+        ),
+        "functions": attr.string_list(doc = "Names of the functions, and variants, to run.", mandatory = True),
+        "platform": attr.string(doc = "The platform of the targets: cuda or tpu.", mandatory = True),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

@@ -551,6 +551,11 @@ def test_executables_of_another_jaxlib_or_cpu() -> None:
     with pytest.raises(stagec.LoadError, match="it was compiled with jaxlib 0_9_9, here is") as error:
         Compiled.deserialize(dataclasses.replace(compiled, description=older).serialize())
     assert error.value.code == "jaxlib-version"
+    target = compiled.description.target._replace(settings={"architecture": "riscv64"})
+    other = compiled.description._replace(target=target)
+    with pytest.raises(stagec.LoadError, match="its machine code is for riscv64, and this machine is") as error:
+        Compiled.deserialize(dataclasses.replace(compiled, description=other).serialize())
+    assert error.value.code == "architecture"
     target = compiled.description.target._replace(requires=("avx1024",))
     other = compiled.description._replace(target=target)
     with pytest.raises(stagec.LoadError, match="this machine's CPU has no avx1024") as error:

@@ -4,20 +4,25 @@ Modules: `pjrt/dialects.py`, `stages/lowering.py`.
 """
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.export
+import jaxlib
 import numpy as np
 import pytest
 from jax import lax
+from jaxlib.mlir.dialects import stablehlo
 
+from stagec.core.builds.specs import CpuTarget, ExecutableSpec
 from stagec.core.sizes.avals import parse_aval
+from stagec.core.telling.errors import StagecError
 from stagec.core.telling.refusal import CallError
 from stagec.loader.serving import compile_exported
 from stagec.pjrt.clients import devices
-from stagec.stages import mlir
+from stagec.stages import building, mlir
 from stagec.stages.errors import CannotLower, SizesDoNotFit
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import CALLING_CONVENTIONS, lower_exported
@@ -128,6 +133,23 @@ def test_what_cannot_be_lowered(zoo: Path, platform: str, bucket: dict[str, int]
     with pytest.raises(CannotLower) as error:
         lower_exported(exported(zoo, "mlp"), platform, bucket)
     assert str(error.value) == text
+
+
+def test_an_artifact_of_a_later_stablehlo(zoo: Path) -> None:
+    """An older jaxlib is told so before MLIR reads it: of a fleet, the oldest exports."""
+    serialized = (zoo.parent / "zoo.mlp.exported").read_bytes()
+    later = re.sub(rb"StableHLO_v\d", b"StableHLO_v9", serialized)
+    spec = ExecutableSpec("mlp", "m.toml", CpuTarget("cpu", "AVX2", 1, {}), {"batch": 8})
+    with pytest.raises(StagecError) as error:
+        building.lower(later, spec)
+    made, here = re.search(rb"StableHLO_v([\d.]+)", later), stablehlo.get_current_version()
+    assert made
+    assert str(error.value) == (
+        f"m.toml: functions.mlp: mlp: it is of StableHLO {made[1].decode()}, and jaxlib {jaxlib.__version__} "
+        f"reads {here} and older\n"
+        "  let the lock of the build have the oldest jax and jaxlib: newer ones read what it exports"
+    )
+    building.lower(serialized, spec)
 
 
 def test_a_call_of_a_bundle_says_it_as_well(zoo: Path) -> None:

@@ -40,6 +40,7 @@ class Instruction(NamedTuple):
     computation: the computation that it is in; entry: whether that is the program itself; root: whether its result is
     the computation's. type: of the result, with layout. operands: names of instructions. number: of a parameter, of a
     tuple's element, or a constant integer; None for others. attributes: the rest of the line, as XLA writes it.
+    written: what is in the parentheses: the operands, or the elements of a constant.
     """
 
     computation: str
@@ -51,6 +52,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     number: int | None
     attributes: str
+    written: str
 
     @property
     def operation(self) -> str:
@@ -147,7 +149,9 @@ def parse(text: str) -> Program:
         elif opcode in ("parameter", "constant"):
             number = int(operands) if _WHOLE.fullmatch(operands) else _TRUTHS.get(operands)
         names = tuple(_NAME.findall(operands))
-        instruction = Instruction(computation, entry, bool(root), name, type_, opcode, names, number, attributes)
+        instruction = Instruction(
+            computation, entry, bool(root), name, type_, opcode, names, number, attributes, operands
+        )
         instructions[name] = instruction
         if opcode == "conditional":
             conditionals.append(instruction)

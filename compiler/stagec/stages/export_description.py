@@ -58,6 +58,7 @@ def describe(
         "parameters": list(parameters),
         "donated": _donated(spec, exported, parameters),
         "bound": dict(bound or {}),
+        **({"serve": spec.serve} if spec.serve else {}),
         # Without the line: it changes when the program does not.
         "constants": [{key: constant[key] for key in ("name", "aval", "bytes")} for constant in constants],
         "exported_sha256": hashlib.sha256(serialized).hexdigest(),

@@ -1,0 +1,168 @@
+"""HLO text for CPUs, written an instruction at a time, and what is read of HLO text for that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from stagec.costs import hlo
+from stagec.costs.hlo import Computation, Instruction, Program
+
+_LAYOUT = re.compile(r"(?<=\])\{[^}]*\}")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+_TILES = re.compile(r"T((?:\([\d,*]+\))+)")
+
+
+class Refused(Exception):
+    """An instruction that has no form for CPUs, and why."""
+
+
+class Array(NamedTuple):
+    """An array type. order: dimensions from the minor one; tiles: of the layout, the outer one first."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+    tiles: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def plain(self) -> str:
+        """The type without its layout."""
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+    @property
+    def physical(self) -> tuple[int, ...]:
+        """Sizes in memory, from the major dimension."""
+        return tuple(self.dims[axis] for axis in reversed(self.order))
+
+
+def array(type_: str) -> Array:
+    """Read an array type. Raises Refused for others, and for sizes that are not static."""
+    match = _ARRAY.fullmatch(type_)
+    if match is None:
+        raise Refused(f"{type_} is not an array of a static size")
+    dtype, dims, order, rest = match.groups()
+    sizes = _numbers(dims)
+    tiles = _TILES.search(rest or "")
+    read = tuple(map(_numbers, tiles[1][1:-1].split(")("))) if tiles and "*" not in tiles[1] else ()
+    return Array(dtype, sizes, _numbers(order) if order is not None else tuple(reversed(range(len(sizes)))), read)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+def plain(type_: str) -> str:
+    """Return a type without its layouts and comments."""
+    return re.sub(r"/\*[^*]*\*/", "", _LAYOUT.sub("", type_))
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return `{1,0}`."""
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def attributes(text: str) -> dict[str, str]:
+    """Return the attributes of an instruction, by name, as XLA writes them after the operands."""
+    named, depth, quoted, start, at = {}, 0, False, 0, 0
+    while at <= len(text):
+        character = text[at] if at < len(text) else ","
+        if quoted:
+            quoted = character != '"'
+            at += character == "\\"
+        elif character == '"':
+            quoted = True
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and not depth:
+            name, _, value = text[start:at].strip().partition("=")
+            if name:
+                named[name] = value
+            start = at + 1
+        at += 1
+    return named
+
+
+class Writer:
+    """What an instruction of a device's program becomes: instructions for CPUs, in the same computation.
+
+    num_devices: of the program. values: for each of the device's instructions, the one that has its result.
+    types: of those that were written. beside: computations that were written.
+    """
+
+    def __init__(self, computation: Computation, program: Program, num_devices: int) -> None:
+        self.computation = computation
+        self.program = program
+        self.num_devices = num_devices
+        self.values: dict[str, str] = {}
+        self.types: dict[str, str] = {}
+        self.lines: list[tuple[str, str]] = []
+        self.beside: list[str] = []
+        self._name = ""
+        self._parts = 0
+
+    def begin(self, name: str) -> None:
+        """Name what is written after the device's instruction `name`."""
+        self._name, self._parts = name, 0
+
+    def add(self, type_: str, opcode: str, *operands: str, **rest: str) -> str:
+        """Write an instruction; return its name. operands: names; rest: attributes, with _ for -."""
+        return self.write(type_, f"{opcode}({', '.join(f'%{name}' for name in operands)})", rest)
+
+    def constant(self, dtype: str, value: str) -> str:
+        """Write a scalar constant."""
+        return self.write(f"{dtype}[]", f"constant({value})", {})
+
+    def full(self, type_: str, value: str) -> str:
+        """Write an array of one value."""
+        return self.add(type_, "broadcast", self.constant(array(type_).dtype, value), dimensions="{}")
+
+    def write(self, type_: str, text: str, rest: Mapping[str, str]) -> str:
+        """Write an instruction whose operands are text."""
+        self._parts += 1
+        name = f"{self._name}.cpu{self._parts}"
+        suffix = "".join(f", {key}={value}" for key, value in rest.items())
+        self.lines.append((name, f"%{name} = {type_} {text}{suffix}"))
+        self.types[name] = plain(type_)
+        return name
+
+    def element(self, value: str, index: int) -> str:
+        """Write an element of a tuple."""
+        return self.add(hlo.parts(self.types[value])[index], "get-tuple-element", value, index=str(index))
+
+    def cast(self, value: str, dtype: str) -> str:
+        """Write an array with another dtype, unless it has that."""
+        type_ = array(self.types[value])
+        return value if type_.dtype == dtype else self.add(type_._replace(dtype=dtype).plain, "convert", value)
+
+    def zeros(self, type_: str) -> str:
+        """Write a value of a type, which nobody looks at: zeros."""
+        if type_.startswith("("):
+            return self.add(type_, "tuple", *map(self.zeros, hlo.parts(type_) if type_ != "()" else []))
+        if type_.startswith("token["):
+            return self.add(type_, "after-all")
+        if not _ARRAY.fullmatch(type_):
+            raise Refused(f"it gives {type_}")
+        return self.full(type_, "false" if type_.startswith("pred") else "0")
+
+    def function(self, body: str) -> str:
+        """Write a computation beside this one, `{...}`; return its name."""
+        name = f"{self.computation.name}.{self._name}.cpu{len(self.beside)}"
+        self.beside.append(f"%{name} {body}\n")
+        return name
+
+    def reducer(self, opcode: str, dtype: str) -> str:
+        """Write a computation that applies an operation to two numbers."""
+        body = f"  %a = {dtype}[] parameter(0)\n  %b = {dtype}[] parameter(1)\n  ROOT %c = {dtype}[] {opcode}(%a, %b)\n"
+        return self.function(f"{{\n{body}}}")
+
+    def type_of(self, operand: str) -> str:
+        """Return the type of one of the device's instructions of this computation, with its layout."""
+        return self.computation.instructions[operand].type
+
+    def operands(self, instruction: Instruction) -> list[str]:
+        """Return what was written for an instruction's operands."""
+        return [self.values[operand] for operand in instruction.operands]

@@ -1,0 +1,379 @@
+"""The program that a device's compiler decided, as one that CPUs run: to see what is wrong with it without the device.
+
+Fusions become calls, bitcasts what they do to elements in memory, what runs beside something else runs at once, and
+calls of a vendor's libraries their reference (`device_calls`). A partition of the program becomes a replica: CPUs run
+the collectives that the partitioner wrote, and partition nothing again.
+
+What the instructions mean: https://openxla.org/xla/operation_semantics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from jaxlib import _jax, xla_client
+
+from stagec.core.telling.refusal import LoadError
+from stagec.costs import collectives, hlo
+from stagec.costs.hlo import Instruction
+from stagec.pjrt import clients, compatibility, turns
+from stagec.pjrt.custom_calls import register_custom_calls
+from stagec.pjrt.executable import ArraySpecs, Executable
+from stagec.stages import bitcasts, device_calls
+from stagec.stages.hlo_writer import Refused, Writer, array, attributes, listed, plain
+
+_ALIASES = re.compile(r" input_output_alias=\{ (.*?) \}(?:,|$)")
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}, [a-z]+-alias\)")
+_DROPPED = frozenset(
+    (
+        "algorithm",
+        "async_execution_thread",
+        "backend_config",
+        "channel_id",
+        "constrain_layout",
+        "control-predecessors",
+        "frontend_attributes",
+        "kind",
+        "metadata",
+        "operand_precision",
+        "origin",
+        "output_to_operand_aliasing",
+        "result_accuracy",
+        "sharding",
+        "statistics",
+        "use_global_device_ids",
+    )
+)
+"""Attributes that say how, and not what; or of which devices partitions are."""
+_REFUSED = {
+    **dict.fromkeys(("infeed", "outfeed", "send", "send-done", "recv", "recv-done"), "it exchanges data with a host"),
+    "rng-get-and-update-state": "its state is the device's",
+    "ragged-all-to-all": "CPUs have no such exchange",
+}
+
+
+class NotCovered(Exception):
+    """Instructions that have no form for CPUs. reasons: for each its name, and why."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {why}" for name, why in reasons.items()))
+        self.reasons = dict(reasons)
+
+
+def for_cpus(text: str, num_devices: int = 1) -> str:
+    """Return an optimized program as one for CPUs: HLO text, with a replica for each partition.
+
+    text: HLO with the layouts and the elements of constants. Raises NotCovered.
+    """
+    program = hlo.parse(text)
+    reasons: dict[str, str] = {}
+    pieces = [f"HloModule {_name(text)}\n"]
+    for computation in program.computations.values():
+        writer = Writer(computation, program, num_devices)
+        for instruction in computation.instructions.values():
+            writer.begin(instruction.name)
+            try:
+                _check(instruction, writer)
+                writer.values[instruction.name] = _rewrite(instruction, writer)
+            except Refused as refused:
+                what = instruction.opcode
+                target = attributes(instruction.attributes).get("custom_call_target")
+                reasons[instruction.name] = f"{what} {target}: {refused}" if target else f"{what}: {refused}"
+                writer.values[instruction.name] = writer.zeros(plain(instruction.type))
+        root = writer.values[computation.root.name]
+        lines = "".join(f"  {'ROOT ' if name == root else ''}{line}\n" for name, line in writer.lines)
+        entry = "ENTRY " if computation.name == program.entry else ""
+        pieces += [*writer.beside, f"{entry}%{computation.name} {{\n{lines}}}\n"]
+    if reasons:
+        raise NotCovered(reasons)
+    return "\n".join(pieces)
+
+
+def _name(text: str) -> str:
+    return re.split(r"[ ,\n]", text.removeprefix("HloModule "), maxsplit=1)[0]
+
+
+def _check(instruction: Instruction, writer: Writer) -> None:
+    """Compare what a call passes with what the computation takes, and gives, layouts too: nothing copies between.
+
+    Raises Refused. Instructions are for CPUs without layouts, so what follows a wrong one would not show it.
+    """
+    computations, types = writer.program.computations, list(map(writer.type_of, instruction.operands))
+    opcode, pairs = instruction.opcode, []
+    if opcode in ("call", "fusion", "async-start") and instruction.called:
+        called = computations[instruction.called]
+        pairs = list(zip(types, [parameter.type for parameter in called.parameters], strict=True))
+        pairs.append((called.root.type, instruction.result))
+    elif opcode == "while":
+        for which in ("condition", "body"):
+            called = computations[attributes(instruction.attributes)[which].removeprefix("%")]
+            pairs += [(types[0], called.parameters[0].type)]
+        pairs += [(called.root.type, instruction.type), (types[0], instruction.type)]
+    elif opcode == "conditional":
+        for name, operand in instruction.branches:
+            pairs += [(writer.type_of(operand), computations[name].parameters[0].type)]
+            pairs += [(computations[name].root.type, instruction.type)]
+    elif opcode == "tuple":
+        pairs = list(zip(types, hlo.parts(instruction.type), strict=True))
+    elif opcode == "get-tuple-element" and instruction.number is not None:
+        pairs = [(hlo.parts(types[0])[instruction.number], instruction.type)]
+    for passed, taken in pairs:
+        _compare(passed, taken)
+
+
+def _compare(passed: str, taken: str) -> None:
+    """Raise Refused where two types are not the same in memory; XLA:TPU changes floats between fusions."""
+    for first, second in zip(hlo.elements(passed), hlo.elements(taken), strict=True):
+        if first.startswith(("token", "opaque")) or first.partition("[")[0] != second.partition("[")[0]:
+            continue
+        if array(first) != array(second):
+            raise Refused(f"{first} is passed as {second}")
+
+
+def check_aliases(text: str, donated: Collection[int]) -> None:
+    """Compare the parameters whose memory results take with those that may be taken.
+
+    donated: numbers of parameters. Raises NotCovered.
+    """
+    parameters, results = hlo.entry_types(text)
+    taken: dict[int, str] = {}
+    reasons: dict[str, str] = {}
+    aliases = _ALIASES.search(text.partition("\n")[0])
+    for index, number in _ALIAS.findall(aliases[1]) if aliases else ():
+        result, parameter = int(index or 0), int(number)
+        name, had = f"result {result}", taken.setdefault(parameter, index)
+        if parameter not in donated:
+            reasons[name] = f"it takes the memory of parameter {parameter}, which is not donated"
+        elif had != index:
+            reasons[name] = f"it takes the memory of parameter {parameter}, as result {had} does"
+        elif hlo.size(results[result]) > hlo.size(parameters[parameter]):
+            reasons[name] = f"{results[result]} takes the memory of {parameters[parameter]}"
+    if reasons:
+        raise NotCovered(reasons)
+
+
+def _rewrite(instruction: Instruction, writer: Writer) -> str:
+    opcode = instruction.opcode
+    if opcode in _REFUSED:
+        raise Refused(_REFUSED[opcode])
+    if opcode in _REWRITES:
+        return _REWRITES[opcode](instruction, writer)
+    if opcode.endswith("-start"):
+        return _start(instruction, writer)
+    if opcode.endswith(("-done", "-update")):
+        return _done(instruction, writer)
+    return _same(instruction, writer)
+
+
+def _kept(instruction: Instruction) -> dict[str, str]:
+    return {name: value for name, value in attributes(instruction.attributes).items() if name not in _DROPPED}
+
+
+def _same(instruction: Instruction, writer: Writer, operation: str = "", type_: str = "") -> str:
+    """The same instruction, without what is for the device alone."""
+    opcode, rest = operation or instruction.opcode, _kept(instruction)
+    if "replica_groups" in rest:
+        rest["replica_groups"] = _groups(instruction, writer)
+        rest.pop("device_ids", None)
+    operands = writer.operands(instruction)
+    if _mixed(opcode, instruction.type):
+        dtype = array(plain(instruction.type)).dtype
+        operands = [_converted(writer, operand, dtype) for operand in operands]
+    type_ = plain(type_ or instruction.type)
+    if opcode in _ONE_BY_ONE and type_.startswith("("):
+        # With several operands XLA:CPU (jaxlib 0.10.2) gathers other values than with each alone.
+        alone = zip(hlo.parts(type_), operands, strict=True)
+        return writer.add(type_, "tuple", *(writer.add(part, opcode, operand, **rest) for part, operand in alone))
+    return writer.add(type_, opcode, *operands, **rest)
+
+
+_FLOATS = frozenset(("bf16", "f16", "f32"))
+_ONE_BY_ONE = frozenset(("all-gather", "all-reduce", "collective-permute", "reduce-scatter"))
+"""Exchanges of several arrays that do with each what they do with one."""
+_OTHER_DTYPE = frozenset(
+    [
+        "convert",
+        "dot",
+        "convolution",
+        "compare",
+        "is-finite",
+        "bitcast-convert",
+        "real",
+        "imag",
+        "complex",
+        "abs",
+        "call",
+    ]
+)
+"""Operations whose result may have another dtype than their operands, for everybody."""
+
+
+def _mixed(opcode: str, type_: str) -> bool:
+    """Whether an operation of XLA:TPU may have floats of another width than its result."""
+    return opcode not in _OTHER_DTYPE and type_.partition("[")[0] in _FLOATS
+
+
+def _converted(writer: Writer, operand: str, dtype: str) -> str:
+    type_ = writer.types[operand]
+    return writer.cast(operand, dtype) if type_.partition("[")[0] in _FLOATS - {dtype} else operand
+
+
+def _reduce(instruction: Instruction, writer: Writer) -> str:
+    """The same, in the dtypes that the reducer has; XLA:TPU may give others."""
+    root = writer.program.computations[instruction.called].root.type
+    wanted = [type_.partition("[")[0] for type_ in hlo.elements(root)]
+    given = list(map(array, hlo.elements(instruction.type)))
+    operands = writer.operands(instruction)
+    operands = [_converted(writer, name, wanted[i % len(wanted)]) for i, name in enumerate(operands)]
+    types = [type_._replace(dtype=dtype).plain for type_, dtype in zip(given, wanted, strict=True)]
+    if not instruction.type.startswith("("):
+        made = writer.add(types[0], instruction.opcode, *operands, **_kept(instruction))
+        return _converted(writer, made, given[0].dtype)
+    made = writer.add(f"({', '.join(types)})", instruction.opcode, *operands, **_kept(instruction))
+    if wanted == [type_.dtype for type_ in given]:
+        return made
+    parts = [_converted(writer, writer.element(made, i), type_.dtype) for i, type_ in enumerate(given)]
+    return writer.add(plain(instruction.type), "tuple", *parts)
+
+
+def _groups(instruction: Instruction, writer: Writer) -> str:
+    """Which replicas exchange with each other, as the partitions do."""
+    given = attributes(instruction.attributes)
+    exchange = collectives.exchange(instruction, writer.computation, False)
+    if exchange is None or not exchange.among:
+        raise Refused(f"its groups cannot be read: {given['replica_groups']}")
+    # Without ids of devices the groups are of replicas, and all partitions of them exchange: there is one replica.
+    whole = given["replica_groups"] == "{{0}}" and "channel_id" in given and "use_global_device_ids" not in given
+    groups = collectives.groups("{}" if whole else exchange.among, writer.num_devices)
+    return "{" + ",".join(map(listed, groups)) + "}"
+
+
+def _written(instruction: Instruction, writer: Writer) -> str:
+    return writer.write(plain(instruction.type), f"{instruction.opcode}({instruction.written})", {})
+
+
+def _call(instruction: Instruction, writer: Writer) -> str:
+    return _called(instruction, writer, plain(instruction.type))
+
+
+def _called(instruction: Instruction, writer: Writer, type_: str) -> str:
+    """Write a call; what it passes and gives has the dtypes that the computation has."""
+    called = writer.program.computations[instruction.called]
+    operands = writer.operands(instruction)
+    for i, (operand, parameter) in enumerate(zip(operands, called.parameters, strict=True)):
+        operands[i] = _converted(writer, operand, plain(parameter.type).partition("[")[0])
+    made = writer.add(plain(called.root.type), "call", *operands, to_apply=f"%{instruction.called}")
+    return _converted(writer, made, type_.partition("[")[0])
+
+
+def _copy(instruction: Instruction, writer: Writer) -> str:
+    return _converted(writer, writer.operands(instruction)[0], instruction.type.partition("[")[0])
+
+
+def _start(instruction: Instruction, writer: Writer) -> str:
+    """What begins beside others is done at once; its result is in a tuple as the device has it."""
+    type_, operation = plain(instruction.type), instruction.operation
+    if operation == "all-reduce":
+        return _same(instruction, writer, operation)
+    operands = writer.operands(instruction)
+    if operation == "copy":
+        return writer.add(type_, "tuple", operands[0], operands[0], writer.zeros(hlo.parts(type_)[2]))
+    result = hlo.parts(type_)[1]
+    if operation in ("async", "call", "fusion"):
+        made = _called(instruction, writer, result)
+    else:
+        made = _same(instruction, writer, operation, result)
+    first, _, *context = hlo.parts(type_)
+    passed = writer.add(first, "tuple", *operands) if first.startswith("(") else operands[0]
+    return writer.add(type_, "tuple", passed, made, *map(writer.zeros, context))
+
+
+def _done(instruction: Instruction, writer: Writer) -> str:
+    (started,) = writer.operands(instruction)
+    if instruction.opcode.endswith("-update") or instruction.opcode == "all-reduce-done":
+        return started
+    return writer.element(started, 0 if instruction.opcode == "copy-done" else 1)
+
+
+def _partition(instruction: Instruction, writer: Writer) -> str:
+    return writer.add(plain(instruction.type), "replica-id")
+
+
+def _replica(instruction: Instruction, writer: Writer) -> str:
+    """There is one, for each partition."""
+    return writer.zeros(plain(instruction.type))
+
+
+_REWRITES: dict[str, Callable[[Instruction, Writer], str]] = {
+    "bitcast": bitcasts.rewrite,
+    "constant": _written,
+    "copy": _copy,
+    "custom-call": device_calls.rewrite,
+    "fusion": _call,
+    "parameter": _written,
+    "partition-id": _partition,
+    "reduce": _reduce,
+    "replica-id": _replica,
+}
+
+
+def module(serialized: bytes) -> Any:
+    """Return jaxlib's HloModule of XLA's HloModuleProto."""
+    return compatibility.hlo().HloModule.from_serialized_hlo_module_proto(serialized)
+
+
+def readable(optimized: Any) -> str:
+    """Return jaxlib's HloModule as the text that `for_cpus` takes."""
+    options = compatibility.hlo().HloPrintOptions()
+    options.print_large_constants = True
+    options.print_metadata = False
+    return str(optimized.to_string(options))
+
+
+class _Replicas:
+    """jaxlib's executable of replicas, which says how the partitions that they stand for split arrays."""
+
+    def __init__(self, loaded: _jax.LoadedExecutable, optimized: Any) -> None:
+        # Without shardings each device has the whole of all arrays.
+        taken, given = optimized.spmd_parameters_shardings, optimized.spmd_output_sharding
+        self._taken = taken or [xla_client.HloSharding.replicate().to_proto()]
+        self._given = (given.tuple_shardings or [given]) if given else self._taken[:1]
+        self.execute_sharded = loaded.execute_sharded
+        self.get_output_memory_kinds = loaded.get_output_memory_kinds
+        self.get_parameter_layouts, self.get_output_layouts = loaded.get_parameter_layouts, loaded.get_output_layouts
+
+    def get_parameter_shardings(self) -> Any:
+        """Return those of the device's program."""
+        return self._taken
+
+    def get_output_shardings(self) -> Any:
+        """Return those of the device's program."""
+        return self._given
+
+
+def load(
+    serialized: bytes, parameters: ArraySpecs, results: ArraySpecs, num_devices: int = 1, donated: Collection[int] = ()
+) -> Executable:
+    """Compile an optimized program of a device for as many CPU devices.
+
+    serialized: XLA's HloModuleProto. parameters, results: of each array shape and dtype, whole. donated: numbers of the
+    parameters whose memory results may take; here they take none.
+    Raises NotCovered; LoadError ("executable") where XLA refuses what was made of it, ("device-count").
+    """
+    optimized = module(serialized)
+    text = readable(optimized)
+    check_aliases(text, donated)
+    rewritten = for_cpus(text, num_devices)
+    register_custom_calls(set(re.findall(r'custom_call_target="([^"]+)"', rewritten)))
+    devices = clients.devices("cpu", num_devices)
+    options = clients.compile_options([device.id for device in devices], replicated=True)
+    try:
+        parsed = compatibility.hlo().hlo_module_from_text(rewritten)
+        stablehlo = _jax.mlir.hlo_to_stablehlo(parsed.as_serialized_hlo_module_proto())
+        with turns.for_this_machine():
+            loaded = devices[0].client.compile_and_load(stablehlo, _jax.DeviceList(tuple(devices)), options)
+    except (_jax.JaxRuntimeError, ValueError) as error:
+        raise LoadError("executable", f"XLA does not take it for CPUs: {error}") from error
+    return Executable(_Replicas(loaded, optimized), parameters, results, devices)
