@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,25 @@ def build_jax_cache(manifest: str, out: Path, root: Path) -> Path:
     return out / "jax_cache"
 
 
-def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Path] = ()) -> Path:
-    """Build the bundle of `manifest` into `out`; return its path."""
+def build(
+    manifest: str,
+    out: Path,
+    root: Path = ROOT,
+    import_roots: Sequence[Path] = (),
+    only: Collection[str] = (),
+    hlo: Collection[str] = (),
+) -> Path:
+    """Build the bundle of `manifest` into `out`; return its path.
+
+    only: functions and executables to build, such as mlp and attention.h200; none: all. hlo: platforms whose optimized
+    programs to write as well, to `out`/NAME.hlo_after.pb.
+    """
     plan = write_specs(manifest, root, out)
+    if only:
+        starts = tuple(f"{plan['bundle']['name']}.{name}." for name in only)
+        plan["executables"] = [row for row in plan["executables"] if f"{row['name']}.".startswith(starts)]
+        exports = {row["export"] for row in plan["executables"]}
+        plan["exports"] = [row for row in plan["exports"] if row["name"] in exports]
     folder = root / Path(manifest).parent
 
     def bound(*specs: Mapping[str, Any], external: bool | None = None) -> list[str]:
@@ -180,6 +196,7 @@ def build(manifest: str, out: Path, root: Path = ROOT, import_roots: Sequence[Pa
             *("--lowered", out / f"{executable['export']}.lowered"),
             *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
             *("--module", f"{stem}.stablehlo.mlirbc", "--inventory", f"{stem}.inventory.json"),
+            *(["--hlo-proto", f"{stem}.hlo_after.pb"] if executable["spec"]["target"]["platform"] in hlo else []),
             cwd=root,
         )
         arguments += ["--executable", f"{executable['name']}={stem}.xla={stem}.json={stem}.stablehlo.mlirbc"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stagec.bundle.archive import INDEX, encode, encode_index, members_table
+from stagec.bundle.index import FORMAT_WITH_KEYS
 
 
 def edited(bundle: Path, out: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
@@ -73,6 +74,9 @@ def only(bundle: Path, out: Path, name: str) -> Path:
         named = {entry.get(key) for entry in entries for key in ("exported", "executable", "description", "stablehlo")}
         bound = {entry["weight"] for entry in function["bind"]}
         index["weights"] = {weight: entry for weight, entry in index["weights"].items() if weight in bound}
+        files = {weight.get("file") for weight in index["weights"].values()}
+        listed = {name: file for name, file in index.pop("weights_files", {}).items() if name in files}
+        index |= {"weights_files": listed} if listed else {"format": min(index["format"], FORMAT_WITH_KEYS)}
         golden = function.get("golden", {"inputs": {}, "outputs": {}})
         arrays = (index["weights"], golden["inputs"], golden["outputs"])
         named |= {entry["member"] for table in arrays for entry in table.values()}

@@ -1,5 +1,6 @@
 """The benchmarks run, on a workspace of few functions; what they measure there says nothing."""
 
+import asyncio
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks import chart, edits
+from benchmarks import chart, clients, edits, serving
 from benchmarks.measuring import Options, Row, as_table, interleaved, ratio
 from tests.building import ROOT
 
@@ -61,6 +62,18 @@ def test_an_edit_runs_the_actions_that_it_must(tmp_path: Path) -> None:
     nothing = "0 compile actions"
     assert [(row.target, row.note) for row in rows] == [(0.2, ""), (0.1, nothing), (None, nothing)]
     assert all(len(seconds) == 1 and seconds[0] > 0 for row in rows for seconds in row.seconds.values())
+
+
+def test_clients_ask_a_server(tmp_path: Path) -> None:
+    bundle = serving._bundle("mlp", tmp_path)
+    with serving._serving("stagec", "mlp", bundle, tmp_path) as (port, process):
+        request = serving.request_of("mlp", "stagec")
+        assert serving._first_answer(port, request) > 0
+        told = asyncio.run(clients.load(port, 4, 0.5, request))
+        assert serving._cpu_seconds(process) > 0
+        assert (told["failed"], told["per_second"] > 4, told["p50"] <= told["p99"]) == (0, True, True)
+        told = asyncio.run(clients.load(port, 1, 0.1, request.replace(b"models/mlp", b"models/plm")))
+        assert told["failed"] > 0
 
 
 def test_the_page_has_the_figures_that_were_measured() -> None:

@@ -137,9 +137,11 @@ def test_query_lists_every_artifact(built: Workspace) -> None:
     listed = built.run("query", "//models:all").stdout.split()
     programs = (
         "affine.golden",
+        "container",
         "explain",
         "golden_test",
         "image",
+        "kubernetes",
         "latency",
         "provenance",
         "push",
@@ -492,7 +494,8 @@ def test_programs_as_text(built: Workspace) -> None:
         "timeline": ("models.gelu.cpu.timeline.json", '{"displayTimeUnit": "ms", "traceEvents": [\n'),
     }
     targets = ("//models:models.gelu", "//models:models.gelu.cpu")
-    assert built.run("build", *targets, f"--output_groups={','.join(groups)}").returncode == 0
+    assert built.run("build", *targets, f"--output_groups={','.join([*groups, 'hlo_proto'])}").returncode == 0
+    assert b"jit_gelu" in built.output("models.gelu.cpu.hlo_after.pb").read_bytes()
     for file, start in groups.values():
         assert built.output(file).read_text().startswith(start)
 
@@ -693,6 +696,7 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
         fetched = {re.split("[+~]", path.name)[-1] for path in external.iterdir() if path.is_dir()}
         assert {name for name in fetched if name.startswith("stagec_")} == {
             "stagec_isolation",
+            "stagec_jaxlibs",
             "stagec_planning",
             "stagec_python",
             "stagec_uv",

@@ -91,8 +91,10 @@ def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
     assert "\nflax==" in (user.root / "requirements.lock").read_text()
     assert sorted(printed["query"].split()) == [
         "//models:models",
+        "//models:models.container",
         "//models:models.explain",
         "//models:models.image",
+        "//models:models.kubernetes",
         "//models:models.latency",
         "//models:models.provenance",
         "//models:models.push",

@@ -85,6 +85,10 @@ def _export(options: argparse.Namespace) -> Answer | None:
             from stagec.frontends import binding
 
             bound = binding.resolve(spec, serialized, parameters)
+        if spec.serve:
+            from stagec.frontends import tensor_names
+
+            tensor_names.check(spec, serialized, parameters)
         from stagec.frontends import constants
 
         large = constants.find(serialized, functools.partial(frontend.named_arrays, spec))
