@@ -29,6 +29,7 @@ BENCHMARKS = (
     "call_latency",
     "load_latency",
     "bundle_size",
+    "fleet",
     "environment",
     "inputs",
     "remote",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,16 +130,17 @@ def of_frontend(count: int, frontend: str) -> list[Function]:
     return [Function(f"f{number:03}", "small", number, 8 + number, frontend) for number in range(count)]
 
 
-def write(functions: list[Function], targets: Mapping[str, str], root: Path) -> None:
+def write(functions: list[Function], targets: Mapping[str, str], root: Path, jaxlib: Sequence[str] = ()) -> None:
     """Write the package `models` of a Bazel workspace: functions, manifest, BUILD; and avals.json for a plain script.
 
-    targets: the instruction set of each by its name.
+    targets: the instruction set of each by its name. jaxlib: releases that compile; none: the build's own.
     """
     package = root / "models"
     package.mkdir(parents=True)
     (package / "layers.py").write_text(_LAYERS)
     shutil.copy(Path(__file__).with_name("array_functions.py"), package)
     manifest = ["[manifest]", 'name = "models"', 'version = "1.0.0"']
+    manifest += [f"jaxlib = {json.dumps([*jaxlib])}"] if jaxlib else []
     for target, isa in targets.items():
         manifest += [f"[targets.{target}]", 'platform = "cpu"', f'isa = "{isa}"']
     for function in functions:

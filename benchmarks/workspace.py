@@ -10,14 +10,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import jaxlib
 
 from benchmarks import models
 from stagec.hardware.x86 import ISA, Isa
 from stagec.manifest.workspace import SETTINGS
 from stagec.pjrt import host
+from tests.building import ROOT
 from tests.nested import NestedBazel, workspace_files
 
 NO_WORKER = tuple(f"--strategy=Stagec{stage}=sandboxed" for stage in ("Export", "Compile", "Bundle"))
@@ -27,12 +30,19 @@ NO_WORKER = tuple(f"--strategy=Stagec{stage}=sandboxed" for stage in ("Export", 
 class Workspace(NestedBazel):
     """A workspace, and the Bazel that builds it. actions: how many of stagec's ran in the last build."""
 
-    def __init__(self, folder: Path, functions: list[models.Function], targets: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, functions: list[models.Function], targets: Mapping[str, str], locks: Sequence[str]
+    ) -> None:
         super().__init__(folder, folder / "workspace", startup=())  # as users start it: .bazelrc has the options
         self.folder = folder
-        models.write(functions, targets, self.root)
-        for file, text in workspace_files("benchmark").items():
+        texts = {lock: (ROOT / "tests" / f"{lock}.lock").read_text() for lock in locks}
+        releases = [re.search(r"^jaxlib==(\S+)", text, re.MULTILINE)[1] for text in texts.values()]  # type: ignore[index]
+        models.write(functions, targets, self.root, [jaxlib.__version__, *releases] if locks else [])
+        for file, text in workspace_files("benchmark", locks).items():
             (self.root / file).write_text(text)
+        for lock, text in texts.items():
+            (self.root / f"{lock}.lock").write_text(text)
+        (self.root / "BUILD").write_text('exports_files(glob(["*.lock"], allow_empty = True))\n')
         (self.root / ".bazelrc").write_text(SETTINGS)
 
     def build(self, *arguments: str) -> float:
@@ -109,9 +119,14 @@ def host_target() -> dict[str, str]:
 
 
 @contextmanager
-def workspace(folder: Path, functions: list[models.Function], targets: Mapping[str, str]) -> Iterator[Workspace]:
-    """Make a workspace in a new folder, fetch what it needs, and end its Bazel afterwards."""
-    made = Workspace(folder, functions, targets)
+def workspace(
+    folder: Path, functions: list[models.Function], targets: Mapping[str, str], locks: Sequence[str] = ()
+) -> Iterator[Workspace]:
+    """Make a workspace in a new folder, fetch what it needs, and end its Bazel afterwards.
+
+    locks: in tests/, of other releases of jaxlib, for which the bundle is too.
+    """
+    made = Workspace(folder, functions, targets, locks)
     try:
         fetched = made.run("build", "--nobuild", "//models")
         if fetched.returncode:

@@ -70,10 +70,17 @@ _SHORT_LIVED = [f"--host_jvm_args={option}" for option in ("-XX:TieredStopAtLeve
 """Options of a server that lives for a minute: it would spend most of it on optimizing its code."""
 
 
-def workspace_files(name: str) -> dict[str, str]:
-    """Return WORKSPACE and MODULE.bazel of a workspace with a manifest //models:models.toml, and stagec beside it."""
-    texts = {"WORKSPACE": _WORKSPACE, "MODULE.bazel": _MODULE}
-    return {file: text.replace("NAME", name) for file, text in texts.items()}
+def workspace_files(name: str, jaxlibs: Sequence[str] = ()) -> dict[str, str]:
+    """Return WORKSPACE and MODULE.bazel of a workspace with a manifest //models:models.toml, and stagec beside it.
+
+    jaxlibs: names of other releases of jaxlib, each with a lock //:NAME.lock.
+    """
+    declared = ", ".join(f'"{jaxlib}": {{"lock": "//:{jaxlib}.lock"}}' for jaxlib in jaxlibs)
+    tags = "".join(f'stagec.jaxlib(name = "{jaxlib}", lock = "//:{jaxlib}.lock")\n' for jaxlib in jaxlibs)
+    repositories = "".join(f'"{jaxlib}", ' for jaxlib in jaxlibs)
+    workspace = _WORKSPACE.replace("\nstagec_repositories()", f"\nstagec_repositories(jaxlibs = {{{declared}}})")
+    module = _MODULE.replace("use_repo(stagec, ", f"{tags}use_repo(stagec, {repositories}")
+    return {file: text.replace("NAME", name) for file, text in {"WORKSPACE": workspace, "MODULE.bazel": module}.items()}
 
 
 class NestedBazel:

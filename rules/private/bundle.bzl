@@ -26,12 +26,12 @@ def add_weights(ctx, arguments):
     Returns:
       list of File: what the command reads.
     """
-    found = []
+    files = []
     for target, path in ctx.attr.weights.items():
         file = _one_file(ctx, target, path)
         arguments.add("--weights", "%s=%s" % (path, file.path))
-        found.append(file)
-    return found
+        files.append(file)
+    return files
 
 def _one_file(ctx, target, path):
     """The file of a target of weights."""

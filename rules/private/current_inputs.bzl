@@ -65,8 +65,8 @@ def current_inputs_program(ctx, command):
     elsewhere = {}
     for one in executables:
         if one.environment:
-            found = elsewhere.setdefault(_name_of(one.environment), struct(python = one.environment, packages = {}))
-            found.packages.update({used.site_packages: used for used in (one.environment, one.plugin) if used})
+            used_by = elsewhere.setdefault(_name_of(one.environment), struct(python = one.environment, packages = {}))
+            used_by.packages.update({used.site_packages: used for used in (one.environment, one.plugin) if used})
     words = [plugin_words(plugins, ctx.workspace_name)]
     for name, one in elsewhere.items():
         path = ":".join([packages_word(used, ctx.workspace_name) for used in one.packages.values()])

@@ -161,7 +161,7 @@ def compiled_executables(plan, jaxlibs):
       build's own), plugin (label or None), suffix (string, what distinguishes names of this environment), exec_properties
       (dict, of its action).
     """
-    found, problems = [], {}
+    executables, problems = [], {}
     for name, export, spec in plan["executables"]:
         target = json.decode(spec)["target"]
         platform, own = target["platform"], jaxlibs[0].release
@@ -204,7 +204,7 @@ def compiled_executables(plan, jaxlibs):
                                 (platform, platform)] = None
                 continue
             suffix = ".jaxlib-" + release if fitting[0].environment and release != own else ""
-            found.append(struct(
+            executables.append(struct(
                 name = name + suffix,
                 export = export,
                 spec = spec,
@@ -214,4 +214,4 @@ def compiled_executables(plan, jaxlibs):
                 suffix = suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
                 exec_properties = fitting[0].exec_properties,
             ))
-    return struct(executables = found, problems = problems.keys())
+    return struct(executables = executables, problems = problems.keys())

@@ -217,12 +217,12 @@ def _declare_baseline(plan, name, common):
     path = (folder + "/" if folder else "") + name + ".baseline.json"
     update = name + ".update_baseline"
     aot_baseline_update(name = update, bundle = ":" + name, file = path, **common)
-    found = native.glob([path], allow_empty = True)
-    if found or plan["tolerances"]:
+    baselines = native.glob([path], allow_empty = True)
+    if baselines or plan["tolerances"]:
         aot_baseline_test(
             name = name + ".baseline_test",
             bundle = ":" + name,
-            baseline = found[0] if found else None,
+            baseline = baselines[0] if baselines else None,
             file = path,
             tolerances = json.encode(plan["tolerances"]),
             **common

@@ -98,11 +98,11 @@ def _find_python(repository_ctx, declared):
     for path in paths:
         if not path:
             continue
-        found = _probe(repository_ctx, str(path), declared)
-        if type(found) != type(""):
-            return found
-        if found not in rejected:
-            rejected.append(found)
+        probed = _probe(repository_ctx, str(path), declared)
+        if type(probed) != type(""):
+            return probed
+        if probed not in rejected:
+            rejected.append(probed)
     how = "declare the path of one as interpreter, with interpreter_version" if declared.version else "name one: STAGEC_PYTHON=/path/to/python3"
     fail("\n  ".join(
         ["no Python %s with pip was found" % minimum] +
