@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -392,7 +393,7 @@ root = "{folder}/root"
 state = "{folder}/state"
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 [grpc]
-address = "{folder}/socket"
+address = "{socket}"
 """
 
 
@@ -404,13 +405,15 @@ def test_containerd_mounts_a_container_image(bundles: tuple[Path, Path], tmp_pat
     folder, mounted = tmp_path / "containerd", tmp_path / "mounted"
     for path in (folder, mounted):
         path.mkdir()
-    (folder / "config.toml").write_text(CONTAINERD.format(folder=folder))
     (tmp_path / "both").mkdir()
     checked("image", both(bundles[0], tmp_path / "both"), "--container", "--output", tmp_path / "image")
     with tarfile.open(tmp_path / "image.tar", "w") as archive:
         archive.add(tmp_path / "image", ".")
-    ctr = ("ctr", "--address", str(folder / "socket"), "--connect-timeout", "60s", "image")
-    with (folder / "log").open("wb") as log:
+    # A socket's path has 108 bytes at the most, and the folders of a test in Bazel's sandbox have more.
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets, (folder / "log").open("wb") as log:
+        socket = f"{sockets}/socket"
+        (folder / "config.toml").write_text(CONTAINERD.format(folder=folder, socket=socket))
+        ctr = ("ctr", "--address", socket, "--connect-timeout", "60s", "image")
         daemon = subprocess.Popen(["containerd", "--config", folder / "config.toml"], stdout=log, stderr=log)
         try:
             name, platform = "example.com/zoo:image", ("--platform", "linux/arm64")
