@@ -66,6 +66,36 @@ def build(function: str, folder: Path, sized: bool = False, compiler_options: Ma
     return folder / "functions.aot"
 
 
+def repeat(bundle: Path, count: int, out: Path) -> None:
+    """Write a bundle of one function with others like it, `count` in all, each with members of its own.
+
+    The others cannot run: their members are short.
+    """
+    from stagec.bundle.archive import INDEX, Archive, encode_index, members_table, pieces
+
+    archive = Archive(bundle)
+    index = dict(archive.index)
+    ((name, function),) = index["functions"].items()
+    members: dict[str, bytes] = {member: archive[member] for member in index["members"]}
+    index["functions"] = {name: function}
+    for number in range(1, count):
+        other = f"{name}_{number}"
+
+        def own(member: str, other: str = other) -> str:
+            members[f"{other}.{member}"] = f"{other} {member}".encode()
+            return f"{other}.{member}"
+
+        keys = ("executable", "description", "stablehlo")
+        executables = [{**entry, **{key: own(entry[key]) for key in keys}} for entry in function["executables"]]
+        copied = {**function, "function": other, "executables": executables, "exported": own(function["exported"])}
+        index["functions"][other] = {**copied, "description": own(function["description"])}
+    members = dict(sorted(members.items()))
+    index["members"] = members_table(members)
+    with out.open("wb") as file:
+        for piece in pieces({INDEX: encode_index(index), **members}):
+            file.write(piece)
+
+
 def _manifest(function: str, sized: bool, compiler_options: Mapping[str, str]) -> str:
     lines = ["[manifest]", 'name = "functions"', 'version = "1.0.0"', "", f"[functions.{function}]"]
     lines.append(f'entry = "benchmarks.functions:{function}"')

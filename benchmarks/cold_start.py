@@ -46,7 +46,24 @@ def measure(options: Options) -> list[Row]:
         if function != "mlp":  # whose bundle has several sizes
             rows.append(_steps(options.rounds, function, folder))
     rows.append(_without_ynnpack(options))
+    rows.append(_of_many(options))
     return rows
+
+
+def _of_many(options: Options) -> Row:
+    """The start with a bundle of 1,000 functions, of which a process calls one."""
+    folders = {}
+    for count in (10, 1000):
+        folders[f"{count:,} functions"] = folder = options.folder / f"of{count}"
+        folder.mkdir()
+        bundles.repeat(options.folder / "block" / "functions.aot", count, folder / "functions.aot")
+        _seconds("stagec", "block", folder)
+    ways = {name: partial(_seconds, "stagec", "block", folder) for name, folder in folders.items()}
+    seconds = interleaved(options.rounds, ways)
+    few, many = folders
+    return Row(
+        "process start to first result, block, one of 1,000 functions", few, ratio(seconds, many, few), 1.2, seconds
+    )
 
 
 def _without_ynnpack(options: Options) -> Row:

@@ -110,9 +110,9 @@ def test_more_than_4_gib(tmp_path: Path) -> None:
 
     def write(directory: bytes) -> None:
         with path.open("wb") as file:
-            for entry, local in placed:
-                file.seek(entry.start - len(local))
-                file.write(local + (index if entry.name == "index.json" else b""))
+            for entry in placed:
+                file.seek(entry.at)
+                file.write(archive._local_header(entry) + (index if entry.name == "index.json" else b""))
             file.seek(entry.start)
             file.write(directory)
 
@@ -321,3 +321,18 @@ def test_the_file_is_closed(tmp_path: Path) -> None:
     for _ in range(20):
         Archive(path, check=anything)["a.xla"]
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+def test_what_is_before_a_member_is_checked_when_that_is_read(zoo: Path, tmp_path: Path) -> None:
+    """Where little of a bundle is read. Who asks for the whole gets it checked at once."""
+    data, path = bytearray(zoo.read_bytes()), tmp_path / "x.aot"
+    names = [name for name in Archive(zoo).index["members"] if name.endswith(".xla")]
+    data[Archive(zoo)._entries[names[0]].start - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LoadError, match=NOT_OURS):
+        Archive(path)
+    opened = Archive(path, whole=False)
+    assert opened[names[1]] == Archive(zoo)[names[1]]
+    for read in (opened.__getitem__, opened.map, opened.copy, opened.check):
+        with pytest.raises(LoadError, match=NOT_OURS):
+            read(names[0])

@@ -19,6 +19,7 @@ import pytest
 import stagec
 from stagec.bundle.description import Description
 from stagec.core.builds.version import VERSION
+from stagec.core.data.strict_json import DEEPEST
 from stagec.pjrt import host
 from stagec.pjrt.arrays import DeviceArray
 from tests.building import COMPILER
@@ -279,8 +280,9 @@ def test_device_put_does_not_share_the_callers_memory() -> None:
 
 
 def refusal_of(path: Path, **options: Any) -> tuple[str, str]:
+    """Code and text of the error of a bundle, of which every function is asked for."""
     with pytest.raises(stagec.LoadError) as refusal:
-        stagec.load(path, **options)
+        dict(stagec.load(path, **options))
     return refusal.value.code, str(refusal.value).replace(str(path), "zoo.aot")
 
 
@@ -401,6 +403,32 @@ def test_arguments_that_the_executable_does_not_take(zoo: Path, tmp_path: Path) 
     )
     what = "zoo.aot: loop.cpu.json: its arguments are not those that the index has"
     assert refusal_of_call(path) == ("format", what)
+
+
+def test_a_function_is_checked_when_it_is_asked_for(zoo: Path, tmp_path: Path) -> None:
+    """Each time, and no other function is the worse for it."""
+
+    def edit(index: dict[str, Any]) -> None:
+        index["functions"]["mlp"]["executables"][0]["bucket"] = {}
+
+    with stagec.load(edited_index(zoo, tmp_path / "x.aot", edit)) as bundle:
+        for _ in range(2):
+            with pytest.raises(stagec.LoadError, match=r"functions.mlp.executables\[0\].bucket"):
+                bundle["mlp"]
+        bundle["loop"](np.arange(8, dtype=np.float32))
+        assert bundle["loop"] is bundle["loop"]
+        with pytest.raises(stagec.LoadError, match=r"functions.mlp.executables\[0\].bucket"):
+            _ = bundle.target  # that of all functions
+    with pytest.raises(stagec.CallError, match="the bundle was closed"):
+        bundle[list(bundle)[-1]]
+
+
+def test_a_function_that_is_nested_too_deep(zoo: Path, tmp_path: Path) -> None:
+    deep: Any = []
+    for _ in range(DEEPEST):
+        deep = [deep]
+    path = edited_index(zoo, tmp_path / "x.aot", lambda index: index["functions"]["mlp"]["static"].update(x=deep))
+    assert refusal_of(path) == ("format", f"zoo.aot: index.json: nested deeper than {DEEPEST} levels")
 
 
 def test_a_bucket_without_a_size(zoo: Path, tmp_path: Path) -> None:

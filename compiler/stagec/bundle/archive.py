@@ -75,41 +75,42 @@ _ELSEWHERE = 2**32 - 1
 _ZIP64_ID = 1
 _ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
 _ZIP64_LOCATOR = struct.Struct("<4sIQI")
+_ANOTHER_FILE = "the file is not as this version of stagec writes it"
 _LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
 
 
 class _Entry(NamedTuple):
-    """A member: its name, CRC-32 and size, and where its data starts."""
+    """A member: its name, CRC-32 and size, where its local header is, and where its data starts."""
 
     name: str
     crc: int
     size: int
+    at: int = 0
     start: int = 0
 
 
-def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], bytes]:
-    """Return each entry with its start and its local header, and the records after the last member's data.
+def _layout(entries: Iterable[_Entry]) -> tuple[list[_Entry], bytes]:
+    """Return the entries with their places, and the records after the last member's data.
 
     Raises ValueError when the file would be larger than LARGEST_FILE.
     """
     placed, directory, offset = [], [], 0
-    for entry in entries:
-        name = entry.name.encode("ascii")
-        sizes, large_sizes = _narrow(entry.size, entry.size)
-        (at,), large_offset = _narrow(offset)
-        stamp = _MIDNIGHT, _NEW_YEAR_1980, entry.crc, *sizes, len(name)
-        version = _VERSION_ZIP64 if large_sizes else _VERSION
-        extra = _zip64(large_sizes)
-        padding = -(offset + _LOCAL.size + len(name) + len(extra) + _ALIGNMENT.size) % PAGE
-        extra += _ALIGNMENT.pack(_ALIGNMENT_ID, 2 + padding, PAGE) + bytes(padding)
-        local = _LOCAL.pack(b"PK\3\4", version, 0, 0, *stamp, len(extra)) + name + extra
-        large = large_sizes + large_offset
-        version = _VERSION_ZIP64 if large else _VERSION
-        fixed = _UNIX | version, version, 0, 0, *stamp, len(_zip64(large)), 0, 0, 0, _REGULAR_FILE, at
-        directory.append(_CENTRAL.pack(b"PK\1\2", *fixed) + name + _zip64(large))
-        start = offset + len(local)
-        placed.append((_Entry(entry.name, entry.crc, entry.size, start), local))
-        offset = start + entry.size
+    for name, crc, size, _, _ in entries:
+        length = len(name)
+        start = offset + _LOCAL.size + length + _ALIGNMENT.size
+        if size < _ELSEWHERE and offset < _ELSEWHERE:  # as nearly all are
+            sizes, at, version, extra = [size, size], offset, _VERSION, b""
+        else:
+            narrow, large_sizes = _narrow(size, size)
+            (at,), large_offset = _narrow(offset)
+            sizes, version, extra = [*narrow], _VERSION_ZIP64, _zip64(large_sizes + large_offset)
+            start += len(_zip64(large_sizes))
+        start += -start % PAGE
+        stamp = _MIDNIGHT, _NEW_YEAR_1980, crc, *sizes, length
+        fixed = _UNIX | version, version, 0, 0, *stamp, len(extra), 0, 0, 0, _REGULAR_FILE, at
+        directory.append(_CENTRAL.pack(b"PK\1\2", *fixed) + name.encode("ascii") + extra)
+        placed.append(_Entry(name, crc, size, offset, start))
+        offset = start + size
     records = b"".join(directory)
     (at,), large_start = _narrow(offset)
     end = _END.pack(b"PK\5\6", 0, 0, len(placed), len(placed), len(records), at, 0)
@@ -120,6 +121,17 @@ def _layout(entries: Iterable[_Entry]) -> tuple[list[tuple[_Entry, bytes]], byte
     if offset + len(records) + len(end) > LARGEST_FILE:
         raise ValueError(f"the members take more than the {LARGEST_FILE:,} bytes of one bundle")
     return placed, records + end
+
+
+def _local_header(entry: _Entry) -> bytes:
+    """Return what comes before the data of a member that has its place."""
+    name = entry.name.encode("ascii")
+    sizes, large_sizes = _narrow(entry.size, entry.size)
+    version, extra = (_VERSION_ZIP64 if large_sizes else _VERSION), _zip64(large_sizes)
+    padding = entry.start - entry.at - _LOCAL.size - len(name) - len(extra) - _ALIGNMENT.size
+    extra += _ALIGNMENT.pack(_ALIGNMENT_ID, 2 + padding, PAGE) + bytes(padding)
+    stamp = _MIDNIGHT, _NEW_YEAR_1980, entry.crc, *sizes, len(name)
+    return _LOCAL.pack(b"PK\3\4", version, 0, 0, *stamp, len(extra)) + name + extra
 
 
 def _narrow(*values: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -156,9 +168,9 @@ def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
     return itertools.chain(_interleaved(placed, members.values()), (directory,))
 
 
-def _interleaved(placed: Iterable[tuple[_Entry, bytes]], members: Iterable[Content]) -> Iterator[bytes | memoryview]:
-    for (_, local), data in zip(placed, members, strict=True):
-        yield local
+def _interleaved(placed: Iterable[_Entry], members: Iterable[Content]) -> Iterator[bytes | memoryview]:
+    for entry, data in zip(placed, members, strict=True):
+        yield _local_header(entry)
         yield from (data,) if isinstance(data, bytes | memoryview) else data.pieces()
 
 
@@ -182,19 +194,20 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
     return (json.dumps(index, separators=(",", ":")) + "\n").encode()
 
 
-def read_index(data: bytes, check: Callable[[Any], None], path: str) -> dict[str, Any]:
+def read_index(data: bytes, check: Callable[[Any], None], path: str, whole: bool = True) -> dict[str, Any]:
     """Read an index. check: raises ValueError for one of another kind. path: of the file that has it, for messages.
 
-    Raises LoadError ("format").
+    whole: False where how deep it is nested is checked later, by parts. Raises LoadError ("format").
     """
     try:
-        index = strict_json.parse(data, LARGEST_INDEX)
+        spelled = None if whole else strict_json.spelled(data, LARGEST_INDEX, encode_index)
+        index = strict_json.parse(data, LARGEST_INDEX) if spelled is None else spelled
         if isinstance(index, dict) and index.get("format") not in _FORMATS:
             read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
             what = f"its format is {index.get('format')!r}, this version of stagec reads {read}{_writer(index)}"
             raise LoadError("format", f"{path}: {what}")
         check(index)
-        if encode_index(index) != data:
+        if spelled is None and encode_index(index) != data:
             raise ValueError("it is not spelled as stagec writes it")
     except ValueError as error:
         raise LoadError("format", f"{path}: {INDEX}: {error}") from error
@@ -229,6 +242,7 @@ class Archive:
         data: bytes | None = None,
         check: Callable[[Any], None] = index.check,
         vouch: Callable[[bytes, Callable[[], str]], None] | None = None,
+        whole: bool = True,
     ) -> None:
         """Read and check the file at `path`, without the data of members.
 
@@ -236,13 +250,17 @@ class Archive:
         check: raises ValueError for an index of another kind; by default, for an index that is not a bundle's.
         vouch: is given the index before anything parses it, and what returns the SHA-256 (hex) of the file that has
             it. It raises LoadError where nobody vouches for the index. None: nobody is asked.
+        whole: False for a bundle of which little is read: what lies before a member is checked when that is read, and
+            what the index says of a function when `function` gives it.
         Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
         what `vouch` raises.
         """
         self.path = str(path)
         self._source: Source = File(self.path) if data is None else Memory(data)
+        self._whole = whole
         self._entries = {entry.name: entry for entry in self._decode()}
-        self.index = self._read_index(check, vouch)
+        self.index = self._read_index(check if whole else index.check_frame, vouch, whole)
+        self._unchecked = set() if whole else {*self.index["functions"]}
 
     def __getitem__(self, name: str) -> bytes:
         """Return the bytes of the member `name`, after comparing them with size and digest in the index.
@@ -256,6 +274,18 @@ class Archive:
         data = self._source.read(entry.start, entry.size)
         self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         return data
+
+    def function(self, name: str) -> Mapping[str, Any]:
+        """Return what the index says of a function. Raises LoadError ("format"), KeyError."""
+        entry: Mapping[str, Any] = self.index["functions"][name]
+        if name in self._unchecked:
+            try:
+                strict_json.check_depth(entry)
+                index.check_function(self.index, name)
+            except ValueError as error:
+                raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
+            self._unchecked.discard(name)
+        return entry
 
     def read(self, name: str, most: int) -> bytes:
         """Return the same of a member that has at most so many bytes: before they are read into memory.
@@ -316,7 +346,10 @@ class Archive:
         listed = self.index["members"].get(name)
         if listed is None:
             raise LoadError("format", f"{self.path}: there is no member {name!r}")
-        return self._entries[name], listed
+        entry = self._entries[name]
+        if not self._whole:
+            self._check_header(entry)
+        return entry, listed
 
     def _compare(self, entry: _Entry, listed: Mapping[str, Any], sha256: str, crc: int) -> None:
         if sha256 != listed["sha256"]:
@@ -347,9 +380,15 @@ class Archive:
             placed, expected = _layout(entries)
         except ValueError as error:
             raise self._not_a_bundle(str(error)) from None
-        if directory != expected or any(read(entry.start - len(local), len(local)) != local for entry, local in placed):
-            raise self._not_a_bundle("the file is not as this version of stagec writes it")
-        return [entry for entry, _ in placed]
+        if directory != expected:
+            raise self._not_a_bundle(_ANOTHER_FILE)
+        for entry in placed[: len(placed) if self._whole else 1]:
+            self._check_header(entry)
+        return placed
+
+    def _check_header(self, entry: _Entry) -> None:
+        if self._source.read(entry.at, entry.start - entry.at) != _local_header(entry):
+            raise self._not_a_bundle(_ANOTHER_FILE)
 
     def _read_directory(self, directory: bytes, count: int) -> Iterator[_Entry]:
         at, names = 0, set()
@@ -376,7 +415,7 @@ class Archive:
             yield _Entry(name, crc, size)
 
     def _read_index(
-        self, check: Callable[[Any], None], vouch: Callable[[bytes, Callable[[], str]], None] | None
+        self, check: Callable[[Any], None], vouch: Callable[[bytes, Callable[[], str]], None] | None, whole: bool
     ) -> dict[str, Any]:
         entry = next(iter(self._entries.values()), None)
         if entry is None or entry.name != INDEX:
@@ -389,7 +428,7 @@ class Archive:
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
-        index = read_index(data, check, self.path)
+        index = read_index(data, check, self.path, whole)
         self._check_members(index["members"])
         return index
 

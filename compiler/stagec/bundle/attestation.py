@@ -211,18 +211,20 @@ def open_signed(
     keys: Iterable[Key],
     threshold: int = 1,
     signature: str | Path | Sequence[str | Path] | None = None,
+    whole: bool = True,
 ) -> Archive:
     """Open a bundle that enough of `keys` signed. Nothing of it is parsed before, but where its members are.
 
     The signed statement has the digest of the index and of every member, so that what the archive hands out later,
     each with the digest that the index says, is what was signed.
-    keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`.
+    keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`. whole: as
+    for `Archive`.
     Raises LoadError: "signature" when a signature is missing, is not right or is of other content; "key" when a key
     cannot be read; "cryptography" when that package is not installed; and what `Archive` raises.
     """
     given = (signature,) if isinstance(signature, str | Path) else signature or ()
     vouching = Vouching(path, keys, threshold, given)
-    archive = Archive(path, vouch=vouching)
+    archive = Archive(path, vouch=vouching, whole=whole)
     vouching.check(archive)
     return archive
 

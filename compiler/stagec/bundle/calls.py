@@ -28,7 +28,7 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
         parameters, and says which arguments are donated.
     Raises LoadError ("digest", "format") or ValueError where that is damaged.
     """
-    entry = archive.index["functions"][artifact]
+    entry = archive.function(artifact)
     described = _described(archive, artifact) if names else {}
     call = of_interface(entry["function"], entry, described.get("parameters", ()))
     return replace(
@@ -59,7 +59,7 @@ def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[s
 
 def _described(archive: Archive, artifact: str) -> Mapping[str, Any]:
     """Return what lies beside an exported artifact."""
-    entry = archive.index["functions"][artifact]
+    entry = archive.function(artifact)
     if "description" not in entry:
         return {}
     described: Mapping[str, Any] = strict_json.parse(archive.read(entry["description"], LARGEST), LARGEST)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stagec.bundle.description import TARGET, Description
+from stagec.core.builds import naming
 from stagec.core.builds.version import VERSION
 from stagec.core.data.strict_json import shown
 from stagec.core.sizes.avals import dimension_variables, num_bytes, parse_aval
@@ -119,7 +120,9 @@ _BUNDLE = json_shapes.record(
         "version": _VERSION,
         "versions": _VERSIONS,
         "targets": json_shapes.table(TARGET, _NAME),
-        "functions": json_shapes.table(_FUNCTION, _NAME),
+        "functions": json_shapes.table(
+            json_shapes.record({"function": _NAME, "variant": _VARIANT}, rest=json_shapes.anything), _NAME
+        ),
         "weights": json_shapes.table(_weight),
         "members": MEMBERS,
     },
@@ -170,8 +173,20 @@ def check(index: Any) -> None:
 
     Raises ValueError, naming the key at fault.
     """
-    if sum(len(aval) for aval in _written_avals(index) if not _SIMPLE.fullmatch(aval)) > MOST_EXPRESSIONS:
-        raise ValueError(f"functions: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
+    check_frame(index)
+    if sum(map(len, _expressions(index["functions"].values()))) > MOST_EXPRESSIONS:
+        raise ValueError(f"functions: {_TOO_MANY_EXPRESSIONS}")
+    for name in index["functions"]:
+        check_function(index, name)
+    if index["format"] == FORMAT_WITH_JAXLIBS and not has_several_jaxlibs(index["functions"].values()):
+        raise ValueError(_ONLY_SEVERAL_JAXLIBS)
+
+
+def check_frame(index: Any) -> None:
+    """Check the index of a bundle, but not what it says of functions: `check_function` does that, before it is used.
+
+    A process calls few of the functions of a large bundle. Raises ValueError, naming the key at fault.
+    """
     _BUNDLE(index)
     _check_writer(index["versions"].get("stagec", ""))
     files = index.get("weights_files", {})
@@ -180,9 +195,6 @@ def check(index: Any) -> None:
         raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, not of {index['format']}")
     if "weights_files" in index and not files:
         raise ValueError("weights_files: there is none, and so no key")
-    if several_jaxlibs != has_several_jaxlibs(index["functions"].values()):
-        what = "executables of several jaxlibs for one target and bucket"
-        raise ValueError(f"format: {what} are of {FORMAT_WITH_JAXLIBS}, and of no other")
     if "base" in index:
         if not several_jaxlibs:
             raise ValueError(f"base: it is of format {FORMAT_WITH_JAXLIBS}")
@@ -196,47 +208,69 @@ def check(index: Any) -> None:
     if unused:
         raise ValueError(f"weights_files: no array is of {unused[0]}")
     for name, function in index["functions"].items():
-        where = f"functions.{name}"
-        artifact = "-".join(filter(None, (function["function"], function["variant"])))
+        artifact = naming.artifact(function["function"], function["variant"])
         if artifact != name:
-            raise ValueError(f"{where}: it is of {artifact}")
-        if not has_plain_trees(function) and index["format"] < FORMAT_WITH_KEYS:
-            raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {index['format']}")
-        for which in ("in", "out"):
-            if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
-                raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
-        _check_named(f"{where}.exported", function["exported"], index["members"], "member")
-        if "description" in function:
-            _check_named(f"{where}.description", function["description"], index["members"], "member")
-        for key in ("inputs", "outputs"):
-            for path, array in function.get("golden", {}).get(key, {}).items():
-                _check_array(f"{where}.golden.{key}.{path}", array, index["members"])
-        _check_bound(f"{where}.bind", function, index["weights"])
-        seen = set()
-        dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
-        names = {*dimension_variables(dims)}
-        if sum(map(len, dims)) * len(function["executables"]) > MOST_SIZES:
-            raise ValueError(f"{where}.executables: more than are checked of a function with so many dimensions")
-        expressions = {dim: parse(dim).compute for dim in dims - names}
-        for i, executable in enumerate(function["executables"]):
-            at = f"{where}.executables[{i}]"
-            _check_named(f"{at}.target", executable["target"], index["targets"], "target")
-            for key in ("executable", "description", "stablehlo"):
-                _check_named(f"{at}.{key}", executable[key], index["members"], "member")
-            missing = sorted(names - executable["bucket"].keys())
-            if missing:
-                raise ValueError(f"{at}.bucket: the size of {missing[0]} is missing")
-            for dim, evaluate in expressions.items():
-                try:
-                    size = evaluate(executable["bucket"])
-                except ValueError as error:
-                    raise ValueError(f"{at}.bucket: {dim}: {error}") from None
-                if size < 0:
-                    raise ValueError(f"{at}.bucket: {dim} is {size}, and a dimension is 0 or more")
-            which_one = key_of(executable)
-            if which_one in seen:
-                raise ValueError(f"{at}: there is another one for this target, bucket and jaxlib")
-            seen.add(which_one)
+            raise ValueError(f"functions.{name}: it is of {artifact}")
+
+
+def check_function(index: Mapping[str, Any], name: str) -> None:
+    """Check what an index whose frame was checked says of a function. Raises ValueError, naming the key at fault."""
+    where, function = f"functions.{name}", index["functions"][name]
+    if sum(map(len, _expressions([function]))) > MOST_EXPRESSIONS:
+        raise ValueError(f"{where}: {_TOO_MANY_EXPRESSIONS}")
+    try:
+        _FUNCTION(function)
+    except json_shapes.Mismatch as error:
+        raise error.below(f".{where}") from None
+    if not has_plain_trees(function) and index["format"] < FORMAT_WITH_KEYS:
+        raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {index['format']}")
+    if index["format"] < FORMAT_WITH_JAXLIBS and has_several_jaxlibs([function]):
+        raise ValueError(_ONLY_SEVERAL_JAXLIBS)
+    for which in ("in", "out"):
+        if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
+            raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
+    _check_named(f"{where}.exported", function["exported"], index["members"], "member")
+    if "description" in function:
+        _check_named(f"{where}.description", function["description"], index["members"], "member")
+    for key in ("inputs", "outputs"):
+        for path, array in function.get("golden", {}).get(key, {}).items():
+            _check_array(f"{where}.golden.{key}.{path}", array, index["members"])
+    _check_bound(f"{where}.bind", function, index["weights"])
+    _check_executables(f"{where}.executables", function, index)
+
+
+def _check_executables(where: str, function: Mapping[str, Any], index: Mapping[str, Any]) -> None:
+    seen = set()
+    dims = {dim for aval in map(parse_aval, function["in_avals"]) for dim in aval.shape if isinstance(dim, str)}
+    names = {*dimension_variables(dims)}
+    if sum(map(len, dims)) * len(function["executables"]) > MOST_SIZES:
+        raise ValueError(f"{where}: more than are checked of a function with so many dimensions")
+    expressions = {dim: parse(dim).compute for dim in dims - names}
+    for i, executable in enumerate(function["executables"]):
+        at = f"{where}[{i}]"
+        _check_named(f"{at}.target", executable["target"], index["targets"], "target")
+        for key in ("executable", "description", "stablehlo"):
+            _check_named(f"{at}.{key}", executable[key], index["members"], "member")
+        missing = sorted(names - executable["bucket"].keys())
+        if missing:
+            raise ValueError(f"{at}.bucket: the size of {missing[0]} is missing")
+        for dim, evaluate in expressions.items():
+            try:
+                size = evaluate(executable["bucket"])
+            except ValueError as error:
+                raise ValueError(f"{at}.bucket: {dim}: {error}") from None
+            if size < 0:
+                raise ValueError(f"{at}.bucket: {dim} is {size}, and a dimension is 0 or more")
+        which_one = key_of(executable)
+        if which_one in seen:
+            raise ValueError(f"{at}: there is another one for this target, bucket and jaxlib")
+        seen.add(which_one)
+
+
+_TOO_MANY_EXPRESSIONS = f"avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters"
+_ONLY_SEVERAL_JAXLIBS = (
+    f"format: executables of several jaxlibs for one target and bucket are of {FORMAT_WITH_JAXLIBS}, and of no other"
+)
 
 
 def _check_writer(version: str) -> None:
@@ -250,13 +284,13 @@ def _check_writer(version: str) -> None:
         raise ValueError(f"versions.stagec: {what}")
 
 
-def _written_avals(index: Any) -> Iterator[str]:
-    """Yield the avals of the functions of an index that nobody has looked at yet."""
-    functions = index.get("functions") if isinstance(index, dict) else None
-    for function in functions.values() if isinstance(functions, dict) else ():
+def _expressions(functions: Iterable[Any]) -> Iterator[str]:
+    """Yield the avals with expressions for dimensions of functions of an index that nobody has looked at yet."""
+    for function in functions:
         for key in ("in_avals", "out_avals"):
             avals = function.get(key) if isinstance(function, dict) else None
-            yield from (aval for aval in (avals if isinstance(avals, list) else ()) if isinstance(aval, str))
+            written = (aval for aval in (avals if isinstance(avals, list) else ()) if isinstance(aval, str))
+            yield from (aval for aval in written if not _SIMPLE.fullmatch(aval))
 
 
 def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any]) -> None:

@@ -126,7 +126,8 @@ def _faults(archive: Archive, file: str, wanted: Mapping[str, str], given: Mappi
 
 def _prefixes(archive: Archive, file: str) -> Iterator[str]:
     """Yield how the names start of all that a file must have bound: the prefixes that the manifest gives arguments."""
-    for function, entry in archive.index["functions"].items():
+    for function in archive.index["functions"]:
+        entry = archive.function(function)
         bound = [(bind["leaf"], bind["weight"].partition(":")) for bind in entry["bind"]]
         mine = [(leaf, tensor) for leaf, (name, _, tensor) in bound if name == file]
         if not mine:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +19,7 @@ from stagec.core.sizes.avals import Aval, parse_aval, physical
 from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees.node_types import NodeTypes, Types
 from stagec.loader.function import Function
-from stagec.loader.loaded import Compile, Loaded
+from stagec.loader.loaded import Compile, Loaded, Once
 from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
 from stagec.loader.variant import Variant
 from stagec.pjrt import compatibility, host
@@ -91,20 +92,31 @@ class Bundle(Mapping[str, Function]):
             compiler,
             locations,
         )
-        self._make_functions(index, {})
-        selections = self.selections()
-        if selected_only and selections and not any(selection.chosen for selection in selections):
-            raise nearest_refusal(selections, archive.path)
-        used = {selection.chosen.offer.target for selection in selections if selection.chosen}
-        self.target: str = next((name for name in reversed(targets) if name in used), "")
-
-    def _make_functions(self, index: Mapping[str, Any], like: Mapping[str, Variant]) -> None:
-        self._variants = {name: Variant(self._loaded, name, like.get(name)) for name in index["functions"]}
-        families: dict[str, dict[str, Variant]] = {}
+        self._families: dict[str, dict[str, str]] = {}  # names of artifacts, by function and variant
         for name, entry in index["functions"].items():
-            family = families.setdefault(entry["function"] if entry["variant"] else name, {})
-            family[entry["variant"]] = self._variants[name]
-        self._functions = {name: Function(name, variants) for name, variants in families.items()}
+            self._families.setdefault(entry["function"] if entry["variant"] else name, {})[entry["variant"]] = name
+        self._names = list(index["functions"])
+        self._targets = list(targets)
+        self._variants, self._functions = Once(), Once()
+        self._executables = Once()  # by name of the artifact; those with other weights share it
+        if selected_only and self._names and not any(self._variant(name).select().chosen for name in self._names):
+            raise nearest_refusal(self.selections(), archive.path)
+
+    @functools.cached_property
+    def target(self) -> str:
+        """The most demanding target whose executables run here; "" if there is none, and calls compile."""
+        used = {selection.chosen.offer.target for selection in self.selections() if selection.chosen}
+        return next((name for name in reversed(self._targets) if name in used), "")
+
+    def _variant(self, name: str) -> Variant:
+        """Return what runs an artifact. It is made when it is first asked for: few functions of many are called."""
+        return self._variants.get(name, lambda: Variant(self._loaded, name, self._executables.get(name, Once)))
+
+    def _function(self, name: str) -> Function:
+        def made() -> Function:
+            return Function(name, {key: self._variant(artifact) for key, artifact in self._families[name].items()})
+
+        return self._functions.get(name, made)
 
     def with_weights(
         self,
@@ -149,7 +161,7 @@ class Bundle(Mapping[str, Function]):
         )
         view = copy.copy(self)
         view._loaded = replace(loaded, weights=loaded.weights.replaced(replacement), lock=threading.Lock())
-        view._make_functions(archive.index, self._variants)
+        view._variants, view._functions = Once(), Once()
         return view
 
     def select(
@@ -168,18 +180,18 @@ class Bundle(Mapping[str, Function]):
         kwargs: the keyword arguments, in the same form.
         Raises KeyError if there is no such function, CallError if structure or dtype of the arguments differ.
         """
-        if function not in self._variants and function in self._functions:
-            variants = ", ".join(f"{function}-{name}" for name in self._functions[function].variants)
+        if function not in self._names and function in self._families:
+            variants = ", ".join(self._families[function].values())
             raise CallError("static", f"{function} has variants; ask one of them: {variants}")
-        if function not in self._variants:
-            raise self._unknown(function, self._variants)
-        asked = self._variants[function]
+        if function not in self._names:
+            raise self._unknown(function, self._names)
+        asked = self._variant(function)
         flat = None if shapes is None else asked.shapes_of(tuple(map(_arrays, shapes)), _arrays(kwargs))
         return asked.select(flat, devices)
 
     def selections(self) -> list[Selection]:
         """Return the candidates for each variant of each function, of any shapes."""
-        return [variant.select() for variant in self._variants.values()]
+        return [self._variant(name).select() for name in self._names]
 
     def preload(self, functions: Sequence[str] | None = None, threads: int | None = None) -> None:
         """Load the executables now, several at a time, so that no call waits for it.
@@ -197,14 +209,15 @@ class Bundle(Mapping[str, Function]):
         """
         from concurrent.futures import ThreadPoolExecutor  # most processes load at a call
 
-        asked = [variant for variant in self._variants.values() if variant.select().chosen]
-        if functions is not None:
-            families = {name: function.variants for name, function in self._functions.items()}
-            names = [f"{name}-{key}" for name in functions for key in families.get(name, ())]
-            names += [name for name in functions if not families.get(name)]
-            if unknown := [name for name in names if name not in self._variants]:
-                raise self._unknown(unknown[0], {**self._functions, **self._variants})
-            asked = [self._variants[name] for name in names]
+        if functions is None:
+            asked = [variant for variant in map(self._variant, self._names) if variant.select().chosen]
+        else:
+            names = [
+                name for function in functions for name in self._families.get(function, {function: function}).values()
+            ]
+            if unknown := [name for name in names if name not in self._names]:
+                raise self._unknown(unknown[0], [*self._families, *self._names])
+            asked = list(map(self._variant, names))
         loads = [load for variant in asked for load in variant.loads()]
         with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
             for done in [pool.submit(load) for load in loads]:
@@ -218,7 +231,8 @@ class Bundle(Mapping[str, Function]):
         with self._loaded.lock:
             self._loaded.archive = None
             self._loaded.weights.release()
-            for variant in self._variants.values():
+            self._executables = Once()
+            for variant in self._variants.made():
                 variant.release()
 
     def __enter__(self) -> Self:
@@ -230,29 +244,28 @@ class Bundle(Mapping[str, Function]):
         self.close()
 
     def __getitem__(self, name: str) -> Function:
-        try:
-            return self._functions[name]
-        except KeyError:
-            raise self._unknown(name, self._functions) from None
+        if name not in self._families:
+            raise self._unknown(name, self._families)
+        return self._function(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._functions
+        return name in self._families
 
     def _ipython_key_completions_(self) -> list[str]:
         """What IPython completes `bundle["` with."""
-        return list(self._functions)
+        return list(self._families)
 
-    def _unknown(self, name: str, names: Mapping[str, object]) -> KeyError:
+    def _unknown(self, name: str, names: Collection[str]) -> KeyError:
         from stagec.core.telling.errors import nearest, show  # most processes need none
 
         # KeyError shows the text as Python writes it: without single quotes in it, nothing is escaped.
         return KeyError(f"the bundle {self.name} has no function {show(name)}: {nearest(str(name), names)}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._functions)
+        return iter(self._families)
 
     def __len__(self) -> int:
-        return len(self._functions)
+        return len(self._families)
 
     def __repr__(self) -> str:
         return f"Bundle({self.name} {self.version}, target {self.target}: {', '.join(self)})"

@@ -41,6 +41,10 @@ class Once:
                     value = self._values[key] = make()
         return value
 
+    def made(self) -> list[Any]:
+        """Return the values that there are."""
+        return list(self._values.values())
+
     def clear(self) -> None:
         """Forget all values."""
         self._values.clear()

@@ -61,8 +61,9 @@ def load(
         takes an array of the file. "never": compare only sizes, if another program has checked the digests.
 
     Raises LoadError with a code if the file is missing, damaged, of another format, or has nothing for this machine
-    (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. It reads an executable,
-    and hands it to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
+    (docs/troubleshooting.md). The loader checks the digest of everything before it parses it. What the bundle says of a
+    function is checked when you first ask for it: `bundle[NAME]` may raise LoadError. An executable is read, and handed
+    to XLA, at the first call. If XLA raises an error then, or in a call, the error has a note with the
     lines of the model, if `<manifest>.<function>.debug.mlir` is beside the bundle and you gave no keys: that file is
     not signed.
 
@@ -80,9 +81,9 @@ def load(
         from stagec.bundle import attestation
 
         given = [signature] if isinstance(signature, str | os.PathLike) else signature or ()
-        archive = attestation.open_signed(path, keys, threshold, [os.fspath(file) for file in given])
+        archive = attestation.open_signed(path, keys, threshold, [os.fspath(file) for file in given], whole=False)
     else:
-        archive = Archive(path)
+        archive = Archive(path, whole=False)
     files = None
     if "weights_files" in archive.index:
         from stagec.bundle.external import Files  # most bundles have none, and do not wait for it

@@ -46,10 +46,14 @@ class Variant:
     whole: what runs calls like the last one, which had JAX's arrays; None: that one had none.
     """
 
-    def __init__(self, loaded: Loaded, name: str, like: Variant | None = None) -> None:
-        """like: the same of the same bundle with other weights, whose executables this one uses. Raises LoadError."""
-        assert loaded.archive is not None
-        entry = loaded.archive.index["functions"][name]
+    def __init__(self, loaded: Loaded, name: str, executables: Once) -> None:
+        """executables: by shapes and devices; those of the bundle with other weights, too.
+
+        Raises LoadError ("format"), CallError ("closed").
+        """
+        if loaded.archive is None:
+            raise CallError("closed", f"{name}: the bundle was closed")
+        entry = loaded.archive.function(name)
         self.name = name
         self.static: Mapping[str, Any] = tupled(entry["static"])
         self.usage = functools.cache(functools.partial(_usage_of, loaded, name))
@@ -58,7 +62,7 @@ class Variant:
         self._prepared: dict[Kinds, tuple[Signature, Callable[[Sequence[Any]], Sequence[Any] | None]]] = {}
         self._calls: dict[tuple[Shapes, bool], tuple[Signature, Fit | None]] = {}
         self._signatures = Once()  # by shapes and devices
-        self._executables: Once = like._executables if like else Once()  # in the same way, of all views
+        self._executables = executables
         self._logged: set[tuple[str, str]] = set()
         self._jax_calls: JaxCalls | None = None
         self.whole: Callable[..., Any] | None = None
