@@ -18,8 +18,8 @@ Arrays are numpy's, whole, in pytrees (https://docs.jax.dev/en/latest/pytrees.ht
 model's own types: the loader returns those that the process has imported, or that `load(types=...)` gives it as classes
 or as a `PyTreeNode`. Sizes of arrays are in elements, XLA's numbers in bytes and operations.
 
-Errors: `LoadError` and `CallError` with a `code`, `StagecError` for mistakes in manifests and models, `NotExported`,
-`CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until it is used.
+Errors: `LoadError`, `CallError` and `RunError` with a `code`, `StagecError` for mistakes in manifests and models,
+`NotExported`, `CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from stagec.arrays.values import ShapeDtypeStruct as ShapeDtypeStruct
     from stagec.backends.compilation import CannotCompile as CannotCompile
     from stagec.core.telling.errors import StagecError as StagecError
-    from stagec.core.telling.refusal import CallError as CallError, LoadError as LoadError
+    from stagec.core.telling.refusal import CallError as CallError, LoadError as LoadError, RunError as RunError
     from stagec.core.trees.nodes import PyTreeNode as PyTreeNode
     from stagec.frontends.jit import Traced as Traced, Wrapped as Wrapped
     from stagec.frontends.staging import jit as jit
@@ -102,7 +102,7 @@ _MODULES = {
     "pjrt.dlpack": ("from_dlpack",),
     "loader.function": ("Function",),
     "loader.bundle": ("Bundle",),
-    "core.telling.refusal": ("CallError", "LoadError"),
+    "core.telling.refusal": ("CallError", "LoadError", "RunError"),
     "loader.serving": ("load",),
     "stages.compiled": ("Compiled",),
     "stages.errors": ("CannotLower", "NotExported"),

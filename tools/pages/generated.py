@@ -59,7 +59,7 @@ PYTHON: Mapping[str, Sequence[str]] = {
     "docs/python.md": (
         *("load", "Bundle", "Function", "device_put", "from_dlpack", "devices"),
         *("make_array_from_single_device_arrays", "distributed", "make_array_from_process_local_data"),
-        *("PyTreeNode", "LoadError", "CallError"),
+        *("PyTreeNode", "LoadError", "CallError", "RunError"),
     ),
     "docs/python-stages.md": (
         *("jit", "Wrapped", "Traced", "Lowered", "Compiled", "Exported", "Mesh", "PartitionSpec", "NamedSharding"),

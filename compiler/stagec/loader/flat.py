@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stagec.core.sizes.avals import Aval
-from stagec.core.telling.refusal import CallError
+from stagec.core.telling.refusal import CallError, RunError
 from stagec.loader.loaded import Loaded
 from stagec.loader.selection import Shapes
 from stagec.pjrt.arrays import DeviceArray
@@ -20,7 +20,7 @@ class Flat:
     Leaves are numpy arrays, or device arrays; results are device arrays, in a list, whatever the leaves are. Nothing is
     looked up: there is one executable, and its containers, buckets and devices are known. What XLA does not check is:
     number, dtype and shape of the leaves, and whether one was donated. A call raises CallError ("structure", "dtype",
-    "shape", "deleted", "closed").
+    "shape", "deleted", "closed"), RunError.
 
     paths: where each leaf has its place in the arguments, as `args[0]['w']`.
     """
@@ -31,15 +31,15 @@ class Flat:
         shapes: Shapes,
         donate: bool,
         loaded: Loaded,
-        locate: Callable[[Exception, Signature], None],
+        failed: Callable[[Exception, Signature], RunError],
     ) -> None:
-        """See `Function.flat`. shapes: of the leaves. loaded: the bundle. locate: adds the model's lines to errors."""
+        """See `Function.flat`. shapes: of the leaves. loaded: the bundle. failed: returns the error for XLA's."""
         self.paths = tuple(signature.paths)
         self._signature = signature
         self._shapes = list(shapes)
         self._donate = donate
         self._loaded = loaded
-        self._locate = locate
+        self._failed = failed
         self._prepared: dict[Kinds, Prepared] = {}
 
     def __call__(self, *leaves: Any) -> list[DeviceArray]:
@@ -52,8 +52,7 @@ class Flat:
             outputs = None if prepared is None else prepared.run(leaves)
             return self._checked(leaves, kinds) if outputs is None else outputs
         except RuntimeError as error:  # XLA's own
-            self._locate(error, self._signature)
-            raise
+            raise self._failed(error, self._signature) from error
 
     def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[DeviceArray]:
         """Run the executable on leaves that no earlier call had the like of."""

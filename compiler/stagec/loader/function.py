@@ -107,7 +107,7 @@ class Function:
 
         Raises CallError when static arguments, structure, dtype or shape of the arguments fit no executable, or one was
         donated to an earlier call; LoadError when nothing in the bundle runs here, or jaxlib does not load the
-        executable, at its first call.
+        executable, at its first call; RunError when XLA fails while it runs it.
         """
         variant = self._only
         if variant is None:

@@ -124,10 +124,7 @@ class JaxCalls:
         for i, leaf in enumerate(leaves):
             if "deleted" in str(error) and type(leaf) is JaxArray and leaf.is_deleted():
                 return self._interface.deleted(i)
-        if isinstance(error, ValueError):  # as `pjit` raises XLA's errors
-            error = _jax.JaxRuntimeError(str(error))
-        variant.locate(error, variant.resolved(leaves, of_jax=True)[0])
-        return error
+        return variant.failed(error, variant.resolved(leaves, of_jax=True)[0])
 
     def _results_of(self, leaves: Sequence[Any], executable: Executable) -> Results:
         """Return how the executable's results become JAX's arrays, as those of `jax.jit` with the same arguments."""

@@ -14,13 +14,13 @@ from jaxlib import _jax
 from stagec.bundle import index
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
-from stagec.core.telling.refusal import CallError, LoadError
+from stagec.core.telling.refusal import CallError, LoadError, RunError
 from stagec.core.trees.tree import Tree
 from stagec.loader import selection
 from stagec.loader.flat import Flat
 from stagec.loader.loaded import Loaded, Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
-from stagec.pjrt import clients, host
+from stagec.pjrt import clients, failures, host
 from stagec.pjrt.calling_convention import OMITTED, Convention, Interface, Signature
 from stagec.pjrt.prepared import MOST_KINDS, Kinds, kinds_of
 from stagec.pjrt.shardings import Sharding
@@ -149,8 +149,7 @@ class Variant:
             try:
                 outputs = run(given)
             except RuntimeError as error:
-                self.locate(error, signature)
-                raise
+                raise self.failed(error, signature) from error
             if outputs is not None:
                 return signature.unflatten(outputs)
         leaves = self.interface.check_dtypes(given)
@@ -160,8 +159,7 @@ class Variant:
         try:
             results = signature.call(leaves, donate)
         except RuntimeError as error:  # XLA's own
-            self.locate(error, signature)
-            raise
+            raise self.failed(error, signature) from error
         if fit is None:
             self._prepare(signature, kinds)
         return signature.unflatten(results if fit is None else fit.cut(results))
@@ -173,7 +171,7 @@ class Variant:
         signature, fit = self.resolved(leaves)
         if fit and (fit.shapes != shapes or any(leaf is OMITTED for leaf in leaves)):
             raise CallError("shape", f"{self.name}: a flat call is not padded: give all arrays, of a bucket's sizes")
-        return Flat(signature, shapes, donate, self._loaded, self.locate)
+        return Flat(signature, shapes, donate, self._loaded, self.failed)
 
     def input_shardings(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Return how a call lays these arguments on devices; see `Function.input_shardings`."""
@@ -384,6 +382,13 @@ class Variant:
         self._calls.clear()
         self._signatures.clear()
         self._executables = Once()  # others may use those that it had
+
+    def failed(self, error: Exception, signature: Signature) -> RunError:
+        """Return what a caller gets for XLA's error in a call, with lines of the model (`locate`)."""
+        failure = failures.of_call(error, self.name)
+        if not hasattr(failure, "__notes__"):
+            self.locate(failure, signature)
+        return failure
 
     def locate(self, error: Exception, signature: Signature) -> None:
         """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""

@@ -60,6 +60,8 @@ def make_client(platform: str, job: Job | None = None) -> Any:
         raise LoadError("platform", unusable)
     from jaxlib import _jax, xla_client
 
+    from stagec.pjrt import compatibility
+
     known = PLATFORMS[platform]
     assert known.plugin is not None
     try:
@@ -71,6 +73,11 @@ def make_client(platform: str, job: Job | None = None) -> Any:
                 cuda_calls.register(interface)
         if not _jax.pjrt_plugin_initialized(platform):
             xla_client.initialize_pjrt_plugin(platform)
+    except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
+        named = " ".join(*versions(platform).items() or [(known.plugin.distribution,)])
+        what = f"{named} cannot be used with jaxlib {compatibility.version()} on this machine"
+        raise LoadError("platform", f"{what}: {_first_line(error)}") from error
+    try:
         # As jax's own backends do (jax/_src/xla_bridge.py): XLA_PYTHON_CLIENT_* say how much memory it takes.
         options = xla_client.generate_pjrt_gpu_plugin_options() if platform == "cuda" else {}
         if job is None:
@@ -78,10 +85,12 @@ def make_client(platform: str, job: Job | None = None) -> Any:
         options = {**options, "node_id": job.process_id, "num_nodes": job.num_processes}
         return xla_client.make_c_api_client(platform, options, job.runtime)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise LoadError(
-            "platform", f"{known.plugin.distribution} finds no {known.device} it can use: {first}"
-        ) from error
+        what = f"{known.plugin.distribution} finds no {known.device} it can use"
+        raise LoadError("platform", f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _slots() -> list[Path]:

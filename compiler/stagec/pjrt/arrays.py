@@ -13,7 +13,7 @@ from jaxlib import _jax, xla_client
 from stagec.core.sizes.avals import DTYPES, Aval
 from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import children_by_jax
-from stagec.pjrt import clients, compatibility, layouts
+from stagec.pjrt import clients, compatibility, failures, layouts
 from stagec.pjrt.shardings import Index, Sharding
 
 if TYPE_CHECKING:
@@ -114,29 +114,36 @@ class DeviceArray:
         """Return the values as a read-only array that shares the device's memory where numpy has the dtype.
 
         Raises CallError ("deleted") when the array was donated to a call, ("addressable") when only other processes
-        have a part of it.
+        have a part of it, RunError where the call that makes it failed.
         """
         self._check()
         if not self.aval.sharding.is_fully_addressable and not is_readable(self.aval):
             here = f"this process has {len(self.sharding.own)} of its {len(self.sharding.devices)} devices"
             what = f"an array of shape {self.shape} is not whole in this process: {here}"
             raise CallError("addressable", f"{what}; read the parts that it has, array.addressable_shards")
-        values: NDArray[Any] = to_numpy([self])[0]
+        try:
+            values: NDArray[Any] = to_numpy([self])[0]
+        except RuntimeError as error:
+            raise failures.of_call(error, "reading an array") from error
         return values
 
     @property
     def addressable_shards(self) -> list[Shard]:
         """The part that each device of this process holds, in the order of the partitions.
 
-        Raises CallError ("deleted").
+        Raises CallError ("deleted"), RunError where the call that makes it failed.
         """
         self._check()
-        self._buffer.block_until_ready()
-        parts = self.sharding.parts(self.shape)
-        pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
+        parts, devices = self.sharding.parts(self.shape), self.sharding.devices
+        try:
+            self._buffer.block_until_ready()
+            pieces = [self._buffer] if self.sharding.spec is None else self._buffer._arrays
+            values = [_to_numpy(piece, self.aval) for piece in pieces]
+        except RuntimeError as error:
+            raise failures.of_call(error, "reading an array") from error
         return [
-            Shard(self.sharding.devices[i], parts[i].slices, parts[:i].count(parts[i]), _to_numpy(piece, self.aval))
-            for i, piece in zip(self.sharding.own, pieces, strict=True)
+            Shard(devices[i], parts[i].slices, parts[:i].count(parts[i]), data)
+            for i, data in zip(self.sharding.own, values, strict=True)
         ]
 
     def copy(self) -> DeviceArray:
@@ -297,15 +304,16 @@ def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any] | De
 
 
 def _has_memory(aval: AbstractArray) -> bool:
-    """Return whether the buffer protocol has its dtype and layout."""
-    return aval.dtype.isbuiltin == 1 and aval.layout is None
+    """Return whether the buffer protocol has it: its dtype and layout, in the memory of a CPU."""
+    return aval.dtype.isbuiltin == 1 and aval.layout is None and aval.sharding.devices[0].platform == "cpu"
 
 
 def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
     """Return the values of a buffer on one device, which is ready. aval: of it, or of its array."""
     if _has_memory(aval):
         return np.asarray(memoryview(buffer))
-    # The buffer protocol lacks the dtypes of ml_dtypes. jaxlib's own way has them, but imports jax if installed.
+    # The buffer protocol lacks the dtypes of ml_dtypes, and other memory than a CPU's. jaxlib's own way has them, but
+    # imports jax if it is installed.
     values, _ = buffer._single_device_array_to_np_array_did_copy()
     return values  # type: ignore[no-any-return]
 
@@ -332,9 +340,16 @@ def single_device(device: _jax.Device | None = None, memory_kind: str | None = N
 
 
 def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout: str | None = None) -> DeviceArray:
-    """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`."""
+    """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`.
+
+    Raises RunError.
+    """
     aval = abstract_array(values.shape, values.dtype, sharding, layout)
-    return DeviceArray(placing(aval, donated)(sharding.pieces(values)), aval)
+    try:
+        return DeviceArray(placing(aval, donated)(sharding.pieces(values)), aval)
+    except RuntimeError as error:
+        what = f"copying an array of shape {values.shape} and dtype {values.dtype} to {sharding.devices[0]}"
+        raise failures.of_call(error, what) from error
 
 
 def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
@@ -434,7 +449,7 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
         that are registered with JAX. Otherwise pass a dict of the object's fields: every function takes that too.
 
-    Raises CallError ("dtype") for a leaf that is not an array.
+    Raises CallError ("dtype") for a leaf that is not an array, RunError if XLA cannot copy one.
 
     >>> import numpy as np
     >>> params = stagec.device_put({"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)})

@@ -62,15 +62,15 @@ def cpu_client(num_devices: int) -> _jax.Client:
     return _once(num_devices, make)
 
 
-def of_jax(platform: str) -> list[_jax.Device]:
+def of_jax(platform: str, start: bool = False) -> list[_jax.Device]:
     """Return JAX's devices of a platform, where this process has imported JAX and JAX has started; else none.
 
-    JAX starts at its first array, or at `jax.devices()`.
+    JAX starts at its first array, or at `jax.devices()`. start: here too, where the process has imported it.
     """
     bridge, jax = sys.modules.get("jax._src.xla_bridge"), sys.modules.get("jax")
     # Both may be in the middle of their import, in another thread.
     has_started, local_devices = getattr(bridge, "backends_are_initialized", bool), getattr(jax, "local_devices", None)
-    if not has_started() or local_devices is None:
+    if local_devices is None or not (start or has_started()):
         return []
     try:
         return list(local_devices(backend=platform))
@@ -169,7 +169,8 @@ def _of_accelerators(platform: str) -> Any:
     from stagec.pjrt import accelerators  # most processes run on the CPU
 
     def make() -> Any:
-        known = of_jax(platform)
+        # A process loads a plugin once: JAX would find no device if it started after this.
+        known = of_jax(platform, start=True)
         return known[0].client if known else accelerators.make_client(platform, *_JOB)
 
     return _once(platform, make)

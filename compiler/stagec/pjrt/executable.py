@@ -10,7 +10,7 @@ import numpy as np
 from jaxlib import _jax, xla_client
 
 from stagec.core.telling.refusal import LoadError
-from stagec.pjrt import clients, compatibility, layouts, turns
+from stagec.pjrt import clients, compatibility, failures, layouts, turns
 from stagec.pjrt.arrays import AbstractArray, DeviceArray, abstract_array, in_layout, placing, single_device
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.shardings import Sharding
@@ -135,7 +135,8 @@ class Executable:
 
         The devices may be others than it was compiled for, of the same kind, in any order.
         memory_kinds, donated: as of the class.
-        Raises LoadError ("custom-call", "executable"), ("device-count") where all devices are of other processes.
+        Raises LoadError ("custom-call", "executable", "memory"), ("device-count") where all devices are of other
+        processes.
         """
         here = devices[0].client.process_index()
         if all(device.process_index != here for device in devices):
@@ -152,7 +153,8 @@ class Executable:
             with turns.for_this_machine():
                 loaded = devices[0].client.deserialize_executable(bytes(serialized), where, options)
         except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
-            raise LoadError("executable", f"jaxlib does not load the executable: {error}") from error
+            what = f"jaxlib does not load the executable: {error}"
+            raise LoadError(failures.code(error, "executable"), what) from error
         try:
             return Executable(loaded, parameters, results, devices, memory_kinds, donated)
         except ValueError as error:

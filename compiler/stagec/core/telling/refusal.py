@@ -20,7 +20,7 @@ class LoadError(Refusal):
 
     Codes: "not-found", "not-a-bundle", "format", "digest", "no-target", "target", "platform", "device-kind",
     "device-count", "architecture", "cpu-feature", "jaxlib-version", "plugin-version", "custom-call", "policy",
-    "expired", "shape", "executable", "compile", "signature", "key", "cryptography", "weights", "distributed".
+    "expired", "shape", "memory", "executable", "compile", "signature", "key", "cryptography", "weights", "distributed".
     docs/troubleshooting.md says what to do about each.
     """
 
@@ -30,5 +30,13 @@ class CallError(Refusal):
 
     Codes: "static", "structure", "dtype", "shape", "deleted", "client", "traced", "transformation", "closed",
     "addressable".
+    docs/troubleshooting.md says what to do about each.
+    """
+
+
+class RunError(Refusal, RuntimeError):
+    """XLA failed: in a call whose arguments fit, or when it copied an array to a device or from it.
+
+    Codes: "memory" (there is not enough), "execution" (anything else; the message is XLA's).
     docs/troubleshooting.md says what to do about each.
     """

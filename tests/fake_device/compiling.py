@@ -1,0 +1,52 @@
+"""`stagec`, with a compiler for the fake device in the place of XLA's for NVIDIA devices.
+
+    python -m tests.fake_device.compiling compile --spec ...
+
+Everything else is stagec's own: what is planned, exported, lowered, described and bundled. What compiles is the plugin
+for CPUs that the fake device stands before, so an executable is machine code for this CPU, in a form that no other
+device takes. `autotune` runs here too: the fake writes the results that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from stagec.backends import plugins
+from stagec.backends.compilation import CompiledModule, cost, memory
+from stagec.backends.cuda import compiler as cuda, local_cuda
+from stagec.core.builds import jax_entries
+from stagec.core.builds.specs import CudaTarget
+
+
+def compile_module(module: Any, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
+    """Compile for as many fake devices as the mesh has."""
+    devices = local_cuda.devices()[: math.prod(mesh)]
+    loaded = plugins.compile_for(cuda.PLUGIN, devices, module, target.compiler_options, serialized=options, load=True)
+    optimized = loaded.hlo_modules()[0]
+    return CompiledModule(
+        executable=loaded.serialize(),
+        cost_analysis=cost(loaded.cost_analysis()),
+        memory_analysis=memory(loaded),  # type: ignore[arg-type]
+        hlo=optimized.to_string(),
+        device_ids=[device.id for device in devices],
+        devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: cuda._platform()},
+        optimized=optimized,
+    )
+
+
+def main() -> int:
+    """Run the command."""
+    from stagec.cli import main
+
+    cuda.compile_module = compile_module
+    cuda.register_custom_calls = lambda: None  # type: ignore[assignment]  # CPUs call none of CUDA's functions
+    plugins._changed = lambda plugin: contextlib.nullcontext()  # type: ignore[assignment]  # nor is it a known build
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

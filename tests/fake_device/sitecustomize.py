@@ -1,0 +1,11 @@
+"""What Python imports when it starts, where `fake.install` has put this beside the fake device: it is on this machine.
+
+stagec asks the kernel for devices before it loads a plugin. Here it asks folders.
+"""
+
+from pathlib import Path
+
+from stagec.pjrt import accelerators
+
+accelerators._DEVICES = Path(__file__).with_name("dev")
+accelerators._PCI = Path(__file__).with_name("pci")
