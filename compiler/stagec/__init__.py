@@ -19,7 +19,7 @@ model's own types: the loader returns those that the process has imported, or th
 or as a `PyTreeNode`. Sizes of arrays are in elements, XLA's numbers in bytes and operations.
 
 Errors: `LoadError`, `CallError` and `RunError` with a `code`, `StagecError` for mistakes in manifests and models,
-`NotExported`, `CannotLower` and `CannotCompile` (all three ValueErrors) from the stages. Nothing is imported until used.
+`NotExported`, `CannotLower` and `CannotCompile` (ValueErrors) from the stages. Nothing is imported until used.
 """
 
 from __future__ import annotations
