@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from stagec.backends.cuda import nvidia
 from stagec.core.builds.platforms import PLATFORMS
-from stagec.hardware import cuda_devices
 from stagec.pjrt import compatibility
 from tests import building
 from tests.building import COMPILER, ROOT
@@ -35,6 +31,8 @@ def missing() -> str:
     """Return why this machine cannot have a fake device; "" where it can."""
     if importlib.util.find_spec("xla_plugins") is None:
         return "xla-cpu-pjrt is not installed"
+    if importlib.util.find_spec("jax_cuda13_plugin") is not None:
+        return "the plugin for CUDA is installed: its functions would be registered with the fake"
     return "" if shutil.which("g++") else "there is no C++ compiler"
 
 
@@ -68,43 +66,58 @@ def install(folder: Path, platform: str = "cuda") -> dict[str, str]:
             for name in names:
                 (folder / where / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / where / name).touch(0o755)
-        (folder / "description.textproto").write_text(description())
         shutil.copy(HERE / "jax_plugin.py", package / "__init__.py")
     for name, version in versions.items():
         metadata = folder / f"{name.replace('-', '_')}-{version}.post0+fake.dist-info" / "METADATA"
         metadata.parent.mkdir()
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}.post0+fake\nSummary: {NAME}\n")
+    return {
+        **_found(folder, platform),
+        "STAGEC_FAKE_CPU_PLUGIN": str(_cpu_plugin() / "xla_cpu_pjrt.so"),
+        "STAGEC_FAKE_PLATFORM": platform,
+        "STAGEC_FAKE_DESCRIPTION": str(HERE / "description.textproto"),
+    }
+
+
+def install_driver(folder: Path) -> dict[str, str]:
+    """Put a fake driver of NVIDIA's into a folder. XLA's plugin for CUDA is the real one, of the installed packages.
+
+    Returns the environment, as `install` does; variables of fake_driver.c say how the driver behaves.
+    """
+    library = folder / "stagec_fake_driver.so"
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *flags, str(HERE / "fake_driver.c"), "-o", str(library)], check=True)
+    (folder / "lib").mkdir()
+    for name in ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1"):
+        (folder / "lib" / name).symlink_to(library)
+    # XLA takes what memory it needs, so that its own numbers say how much that was.
+    memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return {**_found(folder, "cuda"), **memory, "LD_LIBRARY_PATH": str(folder / "lib")}
+
+
+def _found(folder: Path, platform: str) -> dict[str, str]:
+    """Make the files by which stagec knows that a device is here; return the environment in which it looks there."""
     shutil.copy(HERE / "sitecustomize.py", folder)
-    for node in {"cuda": ["dev/nvidia0"], "tpu": ["dev/accel0"]}[platform]:
-        (folder / node).parent.mkdir(parents=True)
-        (folder / node).touch()
+    node = folder / {"cuda": "dev/nvidia0", "tpu": "dev/accel0"}[platform]
+    node.parent.mkdir()
+    node.touch()
     vendor, devices = PLATFORMS[platform].pci
     if vendor:
         slot = folder / "pci" / "0000:00:05.0"
         slot.mkdir(parents=True)
         (slot / "vendor").write_text(vendor)
         (slot / "device").write_text(min(devices))
-    foreign = ("JAX_", "PYTHON", "STAGEC_FAKE_")
+    foreign = ("JAX_", "PYTHON", "STAGEC_FAKE_", "XLA_")
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(foreign)},
         "PYTHONPATH": os.pathsep.join([str(folder), str(COMPILER), str(ROOT), *filter(None, sys.path)]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "STAGEC_FAKE_CPU_PLUGIN": str(_cpu_plugin() / "xla_cpu_pjrt.so"),
-        "STAGEC_FAKE_PLATFORM": platform,
-        "STAGEC_FAKE_DESCRIPTION": str(folder / "description.textproto"),
     }
 
 
 def _version(versions: Mapping[str, str]) -> str:
     return versions[compatibility.version()]
-
-
-def description() -> str:
-    """Return the text that XLA would print for the device of device.toml: a field a line."""
-    device = cuda_devices.read(tomllib.loads((HERE / "device.toml").read_text()))
-    text = nvidia.target_config(device, (9, 12, 0), "13.0.0", "3.0.0")
-    return re.sub(r"(?<=[{\w]) (?=\w+:|\})", "\n", text)
 
 
 def run(

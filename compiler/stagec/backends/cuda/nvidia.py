@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any
 
 from stagec.core.telling.errors import show
 from stagec.hardware import cuda
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 
+_MISSING = {
+    "bf16_flops": "the peak of dense bfloat16 operations a second",
+    "pcie_bandwidth": "bytes a second to the host",
+}
+"""What a driver does not say of each device, and no other number stands for."""
 _ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "network_bandwidth")
 """Properties that XLA does not have: they are for estimates."""
+_DESCRIBED: Sequence[list[str]] = ([], ["cuda_compute_capability"], ["device_interconnect_info"])
+"""Messages in XLA's message of a device that have fields of `Device`."""
 _FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}
 
 
@@ -61,31 +67,55 @@ def properties(config: str) -> dict[str, Any]:
 
     config: a GpuTargetConfigProto as text, one field a line, as XLA prints it.
     """
-    info = dict(re.findall(r"^ *(\w+): (.+)$", config.partition("dnn_version_info {")[0], re.MULTILINE))
+    info = dict(_fields_of(config))
     mark = next((mark for mark, name in _FEATURES.items() if name == info.get("feature_extension")), "")
     reported: dict[str, Any] = {
         "compute_capability": f"{info.get('major', 0)}.{info.get('minor', 0)}{mark}",
         "active_links": 0,  # a zero is not printed
     }
-    read: dict[str, Callable[[str], Any]] = {"str": json.loads, "int": int, "float": float}
+    read: dict[str, Callable[[str], Any]] = {"str": _string, "int": int, "float": float}
     for field in fields(Device):
-        if field.name in info:
+        if field.name in info and info[field.name] != "-1":  # the speed of PCIe, where the driver does not say it
             reported[field.name] = read[str(field.type)](info[field.name])
     return {field.name: reported[field.name] for field in fields(Device) if field.name in reported}
+
+
+def _fields_of(config: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields that say something of the whole device: what a unit of it does has fields of the same names."""
+    inside: list[str] = []
+    for line in map(str.strip, config.splitlines()):
+        name, opens, _ = line.partition(" {")
+        if opens:
+            inside.append(name)
+        elif line == "}":
+            inside.pop()
+        elif inside[:1] == ["gpu_device_info"] and inside[1:] in _DESCRIBED:
+            yield name.partition(": ")[0], line.partition(": ")[2]
+
+
+def _string(text: str) -> str:
+    """Return a string as protobuf writes it, which escapes what JSON does not."""
+    value: str = json.loads(text.replace("\\'", "'"))
+    return value
 
 
 def as_toml(reported: Mapping[str, Any]) -> str:
     """Return what `properties` returned as a file that a manifest can name.
 
-    The peak, and the speed of links, are those of the checked-in device of the same name. Where there is none, the file
-    says that the peak is missing.
+    The peak, the speed of links, and what the driver did not say, are those of the checked-in device of the same name.
+    Where there is none, the file says what is missing.
     """
     same = [device for device in cuda.devices().values() if device.name == reported["name"]]
     whole = {"doc": reported["name"], "source": "what the CUDA driver reports", **reported}
+    missing = [field.name for field in fields(Device) if field.default is MISSING and field.name not in reported]
     if same:
-        whole |= {name: getattr(same[0], name) for name in _ESTIMATES}
-        whole["source"] = f"{whole['source']}; {', '.join(_ESTIMATES)}: NVIDIA's data sheets"
+        added = dict.fromkeys((*missing, *_ESTIMATES))
+        whole |= {name: getattr(same[0], name) for name in added}
+        whole["source"] = f"{whole['source']}; {', '.join(added)}: NVIDIA's data sheets"
     lines = [f"{key} = {show(value)}" for key, value in whole.items()]
-    if not same:
-        lines.append("# bf16_flops = the peak of dense bfloat16 operations a second: see the device's data sheet.")
+    lines += [
+        f"# {name} = {_MISSING.get(name, 'what the driver does not say')}: see the device's data sheet."
+        for name in missing
+        if not same
+    ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,254 @@
+/* A fake driver for NVIDIA devices, for tests: XLA's own plugin for CUDA starts on it, and runs no kernel.
+ *
+ * It is libcuda.so.1, libcudart.so.13 and libnvidia-ml.so.1 at once, as much of them as XLA:GPU calls. Memory of the device
+ * is memory of the process, copies copy, streams do everything at once, and a launch of a kernel does nothing but write
+ * the kernel's name. So all of XLA's runtime is real but the results: it reads executables, allocates, loads machine code
+ * into "modules", and launches. The device is that of device.toml, and says that it is a fake.
+ *
+ * The environment:
+ *
+ *   STAGEC_FAKE_DEVICES   how many devices there are (1)
+ *   STAGEC_FAKE_KERNELS   file to which the name of each kernel that is launched is appended
+ *   STAGEC_FAKE_FAILURE   one of:
+ *     no-driver        the driver cannot be initialized
+ *     lost             the first launch fails, and everything after it
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME "Fake device of stagec's tests"
+
+typedef unsigned long long Address;
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
+
+static int fails(const char *how) {
+  const char *failure = getenv("STAGEC_FAKE_FAILURE");
+  return failure && strcmp(failure, how) == 0;
+}
+
+static int lost;
+static int state(void) { return lost ? ILLEGAL_ADDRESS : OK; }
+
+static int count(void) {
+  const char *devices = getenv("STAGEC_FAKE_DEVICES");
+  return devices ? atoi(devices) : 1;
+}
+
+static void *aligned(size_t size) { return aligned_alloc(1 << 21, (size + (1 << 21) - 1) >> 21 << 21); }
+
+/* The driver. */
+
+int cuInit(unsigned flags) {
+  (void)flags;
+  if (fails("no-driver")) return NO_DEVICE;
+  static int told;
+  if (!told++) fprintf(stderr, "stagec's fake NVIDIA driver for tests: no kernel runs\n");
+  return OK;
+}
+int cuDriverGetVersion(int *version) { return *version = 13000, OK; }
+int cuDeviceGetCount(int *devices) { return *devices = count(), OK; }
+int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < count() ? OK : NO_DEVICE; }
+int cuDeviceGetName(char *name, int size, int device) { return (void)device, snprintf(name, size, "%s", NAME), OK; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = 1 << 30, OK; }
+int cuDeviceGetPCIBusId(char *id, int size, int device) { return snprintf(id, size, "0000:00:%02x.0", device), OK; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return (void)device, *flags = 0, *active = 0, OK; }
+int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)device, (void)flags, OK; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = (void *)(Address)(0x1000 + device), OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, OK; }
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  static const int VALUES[][2] = {/* CU_DEVICE_ATTRIBUTE_..., as device.toml has it */
+      {1, 1024}, {2, 1024}, {3, 1024}, {4, 64},        {5, 2147483647}, {6, 65535},   {7, 65535},   {8, 49152},
+      {10, 32},  {12, 65536}, {13, 1980000}, {16, 132}, {32, 1},         {36, 3201000}, {37, 6144},   {38, 62914560},
+      {39, 2048}, {41, 1},  {75, 9},   {76, 0},         {81, 233472},    {82, 65536},   {97, 232448}, {102, 1}};
+  (void)device;
+  *value = 0;
+  for (size_t i = 0; i < sizeof VALUES / sizeof *VALUES; ++i)
+    if (VALUES[i][0] == attribute) *value = VALUES[i][1];
+  return OK;
+}
+
+static __thread void *current;
+int cuCtxGetCurrent(void **context) { return *context = current, OK; }
+int cuCtxSetCurrent(void *context) { return current = context, OK; }
+int cuCtxGetDevice(int *device) { return *device = (int)((Address)current - 0x1000), OK; }
+int cuCtxSynchronize(void) { return state(); }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, OK; }
+int cuDeviceCanAccessPeer(int *can, int device, int other) { return (void)device, (void)other, *can = 0, OK; }
+
+int cuGetErrorName(int error, const char **name) {
+  *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
+  return OK;
+}
+int cuGetErrorString(int error, const char **text) { return (void)error, *text = "said by stagec's fake driver for tests", OK; }
+
+int cuMemGetInfo_v2(size_t *available, size_t *total) { return *available = *total = 1 << 30, OK; }
+int cuMemAlloc_v2(Address *at, size_t size) {
+  *at = (Address)aligned(size);
+  return *at ? OK : OUT_OF_MEMORY;
+}
+int cuMemFree_v2(Address at) { return free((void *)at), OK; }
+int cuMemHostAlloc(void **at, size_t size, unsigned flags) { return (void)flags, *at = aligned(size), *at ? OK : OUT_OF_MEMORY; }
+int cuMemFreeHost(void *at) { return free(at), OK; }
+int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) { return (void)at, (void)size, (void)flags, OK; }
+int cuMemHostUnregister(void *at) { return (void)at, OK; }
+int cuMemGetAllocationGranularity(size_t *size, const void *of, int which) { return (void)of, (void)which, *size = 1 << 21, OK; }
+int cuMemCreate(Address *handle, size_t size, const void *of, Address flags) {
+  return (void)of, (void)flags, *handle = size, OK;
+}
+int cuMemAddressReserve(Address *at, size_t size, size_t alignment, Address where, Address flags) {
+  return (void)alignment, (void)where, (void)flags, *at = (Address)aligned(size), *at ? OK : OUT_OF_MEMORY;
+}
+int cuMemMap(Address at, size_t size, size_t offset, Address handle, Address flags) {
+  return (void)at, (void)size, (void)offset, (void)handle, (void)flags, OK;
+}
+int cuMemSetAccess(Address at, size_t size, const void *access, size_t n) { return (void)at, (void)size, (void)access, (void)n, OK; }
+int cuMemUnmap(Address at, size_t size) { return (void)at, (void)size, OK; }
+int cuMemRelease(Address handle) { return (void)handle, OK; }
+int cuMemAddressFree(Address at, size_t size) { return (void)size, free((void *)at), OK; }
+int cuPointerGetAttribute(void *value, int attribute, Address at) {
+  return (void)at, *(int *)value = attribute == 2 ? 2 : 0, OK; /* memory of a device */
+}
+
+static int copy(void *to, const void *from, size_t size) {
+  if (!lost) memcpy(to, from, size);
+  return state();
+}
+int cuMemcpyHtoD_v2(Address to, const void *from, size_t size) { return copy((void *)to, from, size); }
+int cuMemcpyDtoH_v2(void *to, Address from, size_t size) { return copy(to, (void *)from, size); }
+int cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, void *stream) { return (void)stream, copy((void *)to, from, size); }
+int cuMemcpyDtoHAsync_v2(void *to, Address from, size_t size, void *stream) { return (void)stream, copy(to, (void *)from, size); }
+int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void *stream) {
+  return (void)stream, copy((void *)to, (void *)from, size);
+}
+int cuMemsetD8Async(Address to, unsigned char value, size_t size, void *stream) {
+  return (void)stream, memset((void *)to, value, size), state();
+}
+int cuMemsetD32Async(Address to, unsigned value, size_t n, void *stream) {
+  (void)stream;
+  for (size_t i = 0; i < n; ++i) ((unsigned *)to)[i] = value;
+  return state();
+}
+
+int cuStreamCreate(void **stream, unsigned flags) { return (void)flags, *stream = malloc(1), OK; }
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return (void)priority, cuStreamCreate(stream, flags); }
+int cuStreamDestroy_v2(void *stream) { return free(stream), OK; }
+int cuStreamSynchronize(void *stream) { return (void)stream, state(); }
+int cuStreamQuery(void *stream) { return (void)stream, state(); }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return (void)stream, (void)event, (void)flags, state(); }
+int cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = malloc(1), OK; }
+int cuEventDestroy_v2(void *event) { return free(event), OK; }
+int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, state(); }
+int cuEventQuery(void *event) { return (void)event, state(); }
+int cuEventSynchronize(void *event) { return (void)event, state(); }
+int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to) { return (void)from, (void)to, *milliseconds = 0.01f, OK; }
+int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) { return (void)stream, function(data), state(); }
+
+int cuModuleLoadData(void **module, const void *code) { return (void)code, *module = malloc(1), OK; }
+int cuModuleLoadFatBinary(void **module, const void *code) { return cuModuleLoadData(module, code); }
+int cuModuleUnload(void *module) { return free(module), OK; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { return (void)module, *function = strdup(name), OK; }
+int cuModuleGetGlobal_v2(Address *at, size_t *size, void *module, const char *name) {
+  static char constants[1 << 20];
+  (void)module, (void)name;
+  if (size) *size = sizeof constants;
+  return *at = (Address)constants, OK;
+}
+int cuFuncGetAttribute(int *value, int attribute, void *function) { return (void)attribute, (void)function, *value = 0, OK; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { return (void)function, (void)attribute, (void)value, OK; }
+int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+  return (void)function, (void)threads, (void)shared, *blocks = 1, OK;
+}
+
+static int launch(const char *kernel) {
+  const char *path = getenv("STAGEC_FAKE_KERNELS");
+  FILE *file = path ? fopen(path, "a") : NULL;
+  if (file) fprintf(file, "%s\n", kernel), fclose(file);
+  lost |= fails("lost");
+  return state();
+}
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned i, unsigned j, unsigned k, unsigned shared,
+                   void *stream, void **parameters, void **more) {
+  (void)x, (void)y, (void)z, (void)i, (void)j, (void)k, (void)shared, (void)stream, (void)parameters, (void)more;
+  return launch(function);
+}
+int cuLaunchKernelEx(const void *config, void *function, void **parameters, void **more) {
+  return (void)config, (void)parameters, (void)more, launch(function);
+}
+
+/* Graphs: XLA records most launches of an executable into one. */
+
+typedef struct Node {
+  const char *kernel;
+  struct Node *next;
+} Node;
+
+int cuGraphCreate(void **graph, unsigned flags) { return (void)flags, *graph = calloc(1, sizeof(Node)), OK; }
+int cuGraphDestroy(void *graph) { return (void)graph, OK; } /* what was instantiated of it is the same object */
+static int add(void **node, Node *graph, const char *kernel) {
+  Node *last = graph;
+  while (last->next) last = last->next;
+  last->next = calloc(1, sizeof(Node));
+  last->next->kernel = kernel;
+  return *node = last->next, OK;
+}
+int cuGraphAddKernelNode_v2(void **node, void *graph, void **after, size_t n, void *const *parameters) {
+  return (void)after, (void)n, add(node, graph, parameters[0]); /* the function comes first in them */
+}
+int cuGraphAddNode_v2(void **node, void *graph, void **after, const void *edges, size_t n, void *const *parameters) {
+  (void)after, (void)edges, (void)n;
+  return add(node, graph, *(const int *)parameters == 0 ? parameters[2] : NULL); /* type, reserved, the node's own */
+}
+int cuGraphAddMemsetNode(void **node, void *graph, void **after, size_t n, const void *parameters, void *context) {
+  return (void)after, (void)n, (void)parameters, (void)context, add(node, graph, NULL);
+}
+int cuGraphAddMemcpyNode(void **node, void *graph, void **after, size_t n, const void *parameters, void *context) {
+  return (void)after, (void)n, (void)parameters, (void)context, add(node, graph, NULL);
+}
+int cuGraphAddEmptyNode(void **node, void *graph, void **after, size_t n) { return (void)after, (void)n, add(node, graph, NULL); }
+int cuGraphKernelNodeSetAttribute(void *node, int attribute, const void *value) {
+  return (void)node, (void)attribute, (void)value, OK;
+}
+int cuGraphNodeGetType(void *node, int *type) { return *type = ((Node *)node)->kernel ? 0 : 5, OK; }
+int cuGraphExecKernelNodeSetParams_v2(void *graph, void *node, const void *parameters) {
+  return (void)graph, (void)node, (void)parameters, OK;
+}
+int cuGraphInstantiateWithFlags(void **instance, void *graph, Address flags) { return (void)flags, *instance = graph, OK; }
+int cuGraphExecDestroy(void *graph) { return (void)graph, OK; }
+int cuGraphUpload(void *graph, void *stream) { return (void)graph, (void)stream, OK; }
+int cuGraphLaunch(void *graph, void *stream) {
+  (void)stream;
+  for (Node *node = ((Node *)graph)->next; node; node = node->next)
+    if (node->kernel) launch(node->kernel);
+  return state();
+}
+
+/* The runtime library, of which XLA asks for versions and the last error. */
+
+int cudaGetDevice(int *device) { return cuCtxGetDevice(device); }
+int cudaSetDevice(int device) { return current = (void *)(Address)(0x1000 + device), OK; }
+int cudaGetDeviceCount(int *devices) { return cuDeviceGetCount(devices); }
+int cudaRuntimeGetVersion(int *version) { return *version = 13000, OK; }
+int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
+int cudaGetLastError(void) { return OK; }
+int cudaPeekAtLastError(void) { return OK; }
+const char *cudaGetErrorName(int error) { return (void)error, "cudaErrorUnknown"; }
+const char *cudaGetErrorString(int error) { return (void)error, "said by stagec's fake driver for tests"; }
+void **__cudaRegisterFatBinary(void *code) {
+  static void *handle;
+  return (void)code, &handle;
+}
+void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+void __cudaRegisterFunction(void) {}
+void __cudaRegisterVar(void) {}
+
+/* The management library. */
+
+int nvmlInit_v2(void) { return OK; }
+int nvmlShutdown(void) { return OK; }
+int nvmlSystemGetDriverVersion(char *version, unsigned size) { return snprintf(version, size, "580.00.00"), OK; }
+const char *nvmlErrorString(int error) { return (void)error, "said by stagec's fake driver for tests"; }

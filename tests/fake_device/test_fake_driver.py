@@ -1,0 +1,156 @@
+"""XLA's runtime for NVIDIA devices on a driver that is a fake: it reads, loads and launches what was compiled here.
+
+No kernel runs, so results say nothing. What is real is XLA: its reader of executables, its checks, its allocator and
+its launches.
+
+Modules: `backends/cuda/local_cuda.py`, `pjrt/cuda_calls.py`.
+"""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagec.backends.cuda import compiler as cuda
+from stagec.bundle.archive import Archive
+from stagec.hardware import cuda_devices
+from stagec.pjrt import packages
+from tests import building
+from tests.backends.deviceless import installed
+from tests.bundles import edited, edited_descriptions
+from tests.fake_device import fake
+
+_toolkit = packages.folder("nvidia.cu13")
+pytestmark = [
+    installed(jax_cuda13_pjrt="jax_plugins.xla_cuda13", nvidia_cuda_nvcc="nvidia.cu13.bin"),
+    pytest.mark.skipif(
+        bool(_toolkit and (_toolkit / "lib" / "libcudart.so.13").exists()), reason="CUDA itself is here"
+    ),
+]
+FUNCTIONS = ("dense", "transformer_step", "triton", "mosaic", "factorized")
+
+CALL = """
+import json, sys
+import stagec
+from stagec.loader import trials
+path, *names = sys.argv[1:]
+rows = {}
+for name in names:
+    try:
+        bundle = stagec.load(path, policy="executable_only")
+        function = trials.find(bundle, name)
+        for load in function._of[""].loads():
+            load()
+        rows[name] = {"loaded": True}
+        if name == "mosaic":  # its own runtime aborts where a driver has no tensor maps
+            continue
+        (description,) = function.descriptions
+        (device,) = stagec.devices("cuda")
+        arguments = trials.random_arguments(description, 0, function.weights)
+        args, kwargs = trials.structured(function, description, arguments)
+        results = description.out_tree.flatten(function(*args, **kwargs))
+        rows[name] |= {"told": dict(description.memory_analysis), "taken": device.memory_stats()}
+        rows[name]["shapes"] = [result.shape for result in results]
+    except (stagec.LoadError, stagec.CallError, stagec.RunError) as error:
+        rows.setdefault(name, {})["error"] = [type(error).__name__, error.code, str(error)]
+print(json.dumps(rows))
+"""
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return fake.install_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What XLA:GPU compiles without a device."""
+    return building.build("tests/fake_device/cuda.toml", tmp_path_factory.mktemp("bundle"))
+
+
+def called(bundle: Path, *names: str, device: dict[str, str], **variables: str) -> dict[str, Any]:
+    done = fake.run("-c", CALL, bundle, *names, environment=device, **variables)
+    assert done.returncode == 0, done.stderr
+    rows: dict[str, Any] = json.loads(done.stdout)
+    return rows
+
+
+def test_xla_says_of_the_device_what_the_other_fake_says(device: dict[str, str]) -> None:
+    """As on a device: also of its units, which have fields of the same names as the device."""
+    ask = "from stagec.backends.cuda import local_cuda; print(local_cuda.describe_device(), end='')"
+    told = fake.run("-c", ask, environment=device).stdout
+    assert told.rstrip() == (fake.HERE / "description.textproto").read_text().rstrip()
+    done = fake.stagec("describe-device", environment=device)
+    described = tomllib.loads(f"{done.stdout}pcie_bandwidth = 68_719_476_736\nbf16_flops = 989e12\n")
+    written = tomllib.loads((fake.HERE / "device.toml").read_text())
+    assert cuda_devices.read(described) == cuda_devices.read(written)
+
+
+def test_xla_loads_edited_executables_and_launches_their_kernels(
+    device: dict[str, str], bundle: Path, tmp_path: Path
+) -> None:
+    rows = called(bundle, *FUNCTIONS, device=device, kernels=str(tmp_path / "kernels"))
+    assert all(rows[name]["loaded"] for name in FUNCTIONS)
+    assert rows["dense"]["shapes"] == [[8, 64]]
+    # A library that is not here is told by its name.
+    kind, code, text = rows["factorized"].pop("error")
+    assert (kind, code) == ("RunError", "execution")
+    assert "gpusolverDnCreate(&handle) failed" in text
+    assert not [name for name in FUNCTIONS if "error" in rows[name]]
+    launched = set((tmp_path / "kernels").read_text().split())
+    archive = Archive(str(bundle))
+    for name in ("dense", "transformer_step", "triton"):
+        (entry,) = archive.index["functions"][name]["executables"]
+        texts = {stage: text for stage, _, text in cuda.layers(archive[entry["executable"]])}
+        kernels = {line.split()[-1] for line in texts["binary"].splitlines()}
+        assert kernels <= launched, name
+
+
+def test_memory_that_xla_takes_is_what_was_told(device: dict[str, str], bundle: Path) -> None:
+    """The allocator's own peak, for programs whose arrays are whole pieces of its memory."""
+    for name in ("dense", "triton"):
+        (row,) = called(bundle, name, device=device).values()
+        assert row["taken"]["peak_bytes_in_use"] == row["told"]["peak_memory_in_bytes"]
+
+
+def test_failures_in_the_words_of_xla(device: dict[str, str], bundle: Path) -> None:
+    (row,) = called(bundle, "dense", device=device, failure="no-driver").values()
+    assert row["error"][:2] == ["LoadError", "platform"]
+    assert "jax-cuda13-pjrt finds no NVIDIA device it can use: FAILED_PRECONDITION: No visible GPU" in row["error"][2]
+    (row,) = called(bundle, "dense", device=device, failure="lost").values()
+    assert row["error"][:2] == ["RunError", "execution"]
+    assert "dense: INTERNAL: CUDA error: Failed to launch CUDA kernel" in row["error"][2]
+    put = """
+import numpy as np, stagec
+try:
+    stagec.device_put(np.zeros(1 << 28, np.float32), stagec.devices("cuda")[0]).numpy()
+except stagec.RunError as error:
+    print(error.code, error)
+"""
+    done = fake.run("-c", put, environment=device)
+    assert done.stdout.startswith("memory "), done.stderr
+    assert "RESOURCE_EXHAUSTED: Out of memory while trying to allocate" in done.stdout
+
+
+def test_damaged_executables_reach_no_reader(device: dict[str, str], bundle: Path, tmp_path: Path) -> None:
+    """The digest refuses them. Where it was made to fit, XLA's reader does, by the checksums in the container."""
+    member = "dense.fake.batch8.xla"
+    original = Archive(str(bundle))[member]
+    for part in (1, 3, 6):
+        place = len(original) * part // 8
+        damaged = original[:place] + bytes([original[place] ^ 0x55]) + original[place + 1 :]
+
+        def damage(members: dict[str, bytes], damaged: bytes = damaged) -> None:
+            members[member] = damaged
+
+        def describe(description: dict[str, Any], damaged: bytes = damaged) -> None:
+            description["executable_sha256"] = hashlib.sha256(damaged).hexdigest()
+
+        plain = edited(bundle, tmp_path / f"{part}.aot", damage)
+        fits = edited_descriptions(plain, tmp_path / f"{part}-fits.aot", "dense", describe)
+        for path, code in ((plain, "digest"), (fits, "executable")):
+            (row,) = called(path, "dense", device=device).values()
+            assert row["error"][:2] == ["LoadError", code]
