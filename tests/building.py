@@ -112,8 +112,17 @@ def build_zoo(folder: Path) -> Path:
     return build("tests/zoo/zoo.toml", out, root)
 
 
-def build_jax_cache(manifest: str, out: Path, root: Path) -> Path:
-    """Build the folder of JAX's compilation cache that `manifest` asks for, into `out`; return its path."""
+def build_jax_cache(
+    manifest: str,
+    out: Path,
+    root: Path,
+    import_roots: Sequence[Path] = (),
+    compile_: Callable[..., object] | None = None,
+) -> Path:
+    """Build the folder of JAX's compilation cache that `manifest` asks for, into `out`; return its path.
+
+    import_roots: besides `root`. compile_: as of `build`.
+    """
     out.mkdir(exist_ok=True)
     plan = write_specs(manifest, root, out)
     specs = {executable["name"]: executable for executable in plan["executables"]}
@@ -122,12 +131,14 @@ def build_jax_cache(manifest: str, out: Path, root: Path) -> Path:
         spec, traced = out / f"{name}.spec", out / f"{specs[name]['export']}.spec"
         files = {suffix: out / f"{name}.jax.{suffix}" for suffix in ("key", "json", "xla")}
         words = ["--jax-key", files["key"], "--executable", spec, "--import-root", "."]
+        words += [word for folder in import_roots for word in ("--import-root", folder)]
         committed = [word for way in ways for word in ("--committed", ",".join(map(str, way)) or "none")]
         checked("export", "--spec", traced, *words, *committed, cwd=root)
         machines = plan["jax_cache"]["machines"].get(specs[name]["spec"]["target"]["name"], [])
         named = [word for machine in machines for word in ("--machine", machine)]
         words = ["--jax-key", files["key"], "--output", files["xla"], "--jax-entry", files["json"], *named]
-        checked("compile", "--spec", spec, *words, cwd=root)
+        on_cpu = specs[name]["spec"]["target"]["platform"] == "cpu"
+        (checked if compile_ is None or on_cpu else compile_)("compile", "--spec", spec, *words, cwd=root)
         arguments += ["--entry", f"{name}={files['json']}={files['xla']}"]
     checked(
         "jax-cache",

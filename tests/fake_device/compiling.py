@@ -18,7 +18,6 @@ from typing import Any
 from stagec.backends import plugins
 from stagec.backends.compilation import CompiledModule, cost, memory
 from stagec.backends.cuda import compiler as cuda, local_cuda
-from stagec.core.builds import jax_entries
 from stagec.core.builds.specs import CudaTarget
 
 
@@ -33,7 +32,7 @@ def compile_module(module: Any, target: CudaTarget, mesh: Sequence[int], options
         memory_analysis=memory(loaded),  # type: ignore[arg-type]
         hlo=optimized.to_string(),
         device_ids=[device.id for device in devices],
-        devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: cuda._platform()},
+        devices=plugins.in_jax_keys(devices),
         optimized=optimized,
     )
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stagec.core.builds.platforms import PLATFORMS
@@ -138,9 +138,14 @@ def stagec(
 
 def build(folder: Path, environment: Mapping[str, str]) -> Path:
     """Build the bundle of fake.toml into a folder with stagec's own commands, and compiling.py; return its path."""
+    return building.build("tests/fake_device/fake.toml", folder, compile_=compiler(environment))
+
+
+def compiler(environment: Mapping[str, str]) -> Callable[..., None]:
+    """Return what compiles for two fake devices, as `tests.building.build` takes it."""
 
     def compile_(*words: str | Path, cwd: Path) -> None:
         done = run("-m", "tests.fake_device.compiling", *words, environment=environment, cwd=cwd, devices="2")
         assert done.returncode == 0, done.stderr
 
-    return building.build("tests/fake_device/fake.toml", folder, compile_=compile_)
+    return compile_
