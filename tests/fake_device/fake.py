@@ -90,8 +90,13 @@ def install_driver(folder: Path) -> dict[str, str]:
     (folder / "lib").mkdir()
     for name in ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1"):
         (folder / "lib" / name).symlink_to(library)
+    plugin = folder / "jax_plugins" / "stagec_fake_driver" / "__init__.py"
+    plugin.parent.mkdir(parents=True)
+    shutil.copy(HERE / "jax_driver.py", plugin)
     # XLA takes what memory it needs, so that its own numbers say how much that was.
     memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    # JAX looks for the libraries that its plugin may need.
+    memory |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     return {**_found(folder, "cuda"), **memory, "LD_LIBRARY_PATH": str(folder / "lib")}
 
 

@@ -13,15 +13,17 @@
  *     no-driver        the driver cannot be initialized
  *     lost             the first launch fails, and everything after it
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define NAME "Fake device of stagec's tests"
 
 typedef unsigned long long Address;
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
+enum { OK = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 static int fails(const char *how) {
   const char *failure = getenv("STAGEC_FAKE_FAILURE");
@@ -37,6 +39,54 @@ static int count(void) {
 }
 
 static void *aligned(size_t size) { return aligned_alloc(1 << 21, (size + (1 << 21) - 1) >> 21 << 21); }
+
+/* Functions of the host in a stream: a thread calls them, as XLA may hold locks that they take. */
+
+typedef struct Call {
+  void (*function)(void *);
+  void *data;
+  struct Call *next;
+} Call;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static Call *first, **last = &first;
+static int pending;
+
+static void *work(void *unused) {
+  pthread_mutex_lock(&mutex);
+  for (;;) {
+    while (!first) pthread_cond_wait(&changed, &mutex);
+    Call *call = first;
+    first = call->next;
+    if (!first) last = &first;
+    pthread_mutex_unlock(&mutex);
+    call->function(call->data);
+    free(call);
+    pthread_mutex_lock(&mutex);
+    --pending;
+    pthread_cond_broadcast(&changed);
+  }
+  return unused;
+}
+
+/* Not for ever: at the end of a process a function may wait for a lock that this thread holds. */
+static int wait_for_all(void) {
+  struct timespec end;
+  clock_gettime(CLOCK_REALTIME, &end);
+  end.tv_sec += 2;
+  pthread_mutex_lock(&mutex);
+  while (pending && pthread_cond_timedwait(&changed, &mutex, &end) == 0) continue;
+  pthread_mutex_unlock(&mutex);
+  return state();
+}
+
+static int query(void) {
+  pthread_mutex_lock(&mutex);
+  int waiting = pending;
+  pthread_mutex_unlock(&mutex);
+  return waiting ? NOT_READY : state();
+}
 
 /* The driver. */
 
@@ -74,7 +124,7 @@ static __thread void *current;
 int cuCtxGetCurrent(void **context) { return *context = current, OK; }
 int cuCtxSetCurrent(void *context) { return current = context, OK; }
 int cuCtxGetDevice(int *device) { return *device = (int)((Address)current - 0x1000), OK; }
-int cuCtxSynchronize(void) { return state(); }
+int cuCtxSynchronize(void) { return wait_for_all(); }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, OK; }
 int cuDeviceCanAccessPeer(int *can, int device, int other) { return (void)device, (void)other, *can = 0, OK; }
 
@@ -132,23 +182,44 @@ int cuMemsetD32Async(Address to, unsigned value, size_t n, void *stream) {
   return state();
 }
 
-int cuStreamCreate(void **stream, unsigned flags) { return (void)flags, *stream = malloc(1), OK; }
-int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return (void)priority, cuStreamCreate(stream, flags); }
-int cuStreamDestroy_v2(void *stream) { return free(stream), OK; }
-int cuStreamSynchronize(void *stream) { return (void)stream, state(); }
-int cuStreamQuery(void *stream) { return (void)stream, state(); }
-int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return (void)stream, (void)event, (void)flags, state(); }
-int cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = malloc(1), OK; }
-int cuEventDestroy_v2(void *event) { return free(event), OK; }
-int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, state(); }
-int cuEventQuery(void *event) { return (void)event, state(); }
-int cuEventSynchronize(void *event) { return (void)event, state(); }
-int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to) { return (void)from, (void)to, *milliseconds = 0.01f, OK; }
-int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) { return (void)stream, function(data), state(); }
+/* No handle comes twice: XLA remembers what it did with one. */
+static void *handle(void) {
+  static Address made = 0x10000;
+  return (void *)__atomic_add_fetch(&made, 16, __ATOMIC_RELAXED);
+}
 
-int cuModuleLoadData(void **module, const void *code) { return (void)code, *module = malloc(1), OK; }
+int cuStreamCreate(void **stream, unsigned flags) { return (void)flags, *stream = handle(), OK; }
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return (void)priority, cuStreamCreate(stream, flags); }
+int cuStreamDestroy_v2(void *stream) { return (void)stream, OK; }
+int cuStreamSynchronize(void *stream) { return (void)stream, wait_for_all(); }
+int cuStreamQuery(void *stream) { return (void)stream, query(); }
+int cuStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, OK; }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return (void)stream, (void)event, (void)flags, state(); }
+int cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = handle(), OK; }
+int cuEventDestroy_v2(void *event) { return (void)event, OK; }
+int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, state(); }
+int cuEventQuery(void *event) { return (void)event, query(); }
+int cuEventSynchronize(void *event) { return (void)event, wait_for_all(); }
+int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to) { return (void)from, (void)to, *milliseconds = 0.01f, OK; }
+int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+  (void)stream;
+  Call *call = malloc(sizeof(Call));
+  *call = (Call){function, data, NULL};
+  pthread_mutex_lock(&mutex);
+  if (!pending++) {
+    static int started;
+    pthread_t thread;
+    if (!started++) pthread_create(&thread, NULL, work, NULL), pthread_detach(thread);
+  }
+  *last = call, last = &call->next;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&mutex);
+  return state();
+}
+
+int cuModuleLoadData(void **module, const void *code) { return (void)code, *module = handle(), OK; }
 int cuModuleLoadFatBinary(void **module, const void *code) { return cuModuleLoadData(module, code); }
-int cuModuleUnload(void *module) { return free(module), OK; }
+int cuModuleUnload(void *module) { return (void)module, OK; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { return (void)module, *function = strdup(name), OK; }
 int cuModuleGetGlobal_v2(Address *at, size_t *size, void *module, const char *name) {
   static char constants[1 << 20];

@@ -22,6 +22,8 @@ from tests import building
 from tests.backends.deviceless import installed
 from tests.bundles import edited, edited_descriptions
 from tests.fake_device import fake
+from tools.on_device import steps
+from tools.on_device.preparing import prepare
 
 _toolkit = packages.folder("nvidia.cu13")
 pytestmark = [
@@ -133,6 +135,23 @@ except stagec.RunError as error:
     done = fake.run("-c", put, environment=device)
     assert done.stdout.startswith("memory "), done.stderr
     assert "RESOURCE_EXHAUSTED: Out of memory while trying to allocate" in done.stdout
+
+
+def test_all_that_a_device_is_asked(device: dict[str, str], tmp_path: Path) -> None:
+    """`tools/on_device` with XLA's own plugin, and with JAX: its cache has what was built for the device."""
+    folder, out = tmp_path / "folder", tmp_path / "out"
+    prepare(folder, str(fake.HERE / "device.toml"), size=256, golden=["mlp"], kernels=False)
+    names = ["describe", "load", "golden", "memory", "jax_cache", "failures"]
+    command = [fake.ROOT / "tools" / "on_device", "run", folder, "--output", out, "--steps", *names]
+    done = fake.run(*command, environment=device)
+    rows = json.loads((out / "on_device.json").read_text())["rows"]
+    wrong = [row for row in rows if row["verdict"] != steps.OK]
+    # No kernel ran.
+    assert [(row["step"], row["what"], row["verdict"]) for row in wrong] == [("golden", "mlp", steps.WRONG)], (
+        done.stdout
+    )
+    hits = [row["measured"] for row in rows if row["step"] == "jax_cache"]
+    assert hits == ["1 found", "1 found"]
 
 
 def test_damaged_executables_reach_no_reader(device: dict[str, str], bundle: Path, tmp_path: Path) -> None:

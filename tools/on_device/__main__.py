@@ -131,7 +131,10 @@ def _write(output: Path, rows: list[dict[str, Any]], environment: dict[str, str]
     (output / "on_device.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
     lines = ["| step | what | expected | measured | verdict |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        cells = (str(row[name]).replace("|", "\\|").replace("\n", " ") for name in ("what", "expected", "measured", "verdict"))
+        cells = (
+            str(row[name]).replace("|", "\\|").replace("\n", " ")
+            for name in ("what", "expected", "measured", "verdict")
+        )
         lines.append(f"| {row['step']} | {' | '.join(cells)} |")
     (output / "on_device.md").write_text("\n".join(lines) + "\n")
 
@@ -146,8 +149,8 @@ def _version(package: str) -> str:
 def _environment(output: Path) -> dict[str, str]:
     """Return the environment of the steps: stagec of this checkout, and CUDA where XLA looks for it.
 
-    Wheels have CUDA's libraries where XLA's plugin finds them, and other programs do not. Its compiler may be that of the
-    machine: links to it stand where a wheel would have it.
+    Wheels have CUDA's libraries where XLA's plugin finds them, and other programs do not. Its compiler may be that of
+    the machine: links to it stand where a wheel would have it.
     """
     from stagec.pjrt import packages
 

@@ -5,18 +5,22 @@ import jax.numpy as jnp
 
 
 def product(x, y):
+    """The product of two matrices."""
     return x @ y
 
 
 def stream(x, y):
+    """What reads and writes memory, and computes little."""
     return x * 2 + y
 
 
 def layer(params, x):
+    """Two products, and what a model does between them."""
     hidden = jax.nn.gelu(x @ params["up"])
     out = x + hidden @ params["down"]
     return out * jax.lax.rsqrt((out.astype(jnp.float32) ** 2).mean(-1, keepdims=True) + 1e-6).astype(out.dtype)
 
 
 def update(state, x):
+    """A state that the call consumes."""
     return jax.tree.map(lambda s: s + x, state)

@@ -89,9 +89,7 @@ def _inputs() -> dict[str, object]:
         }
         for name in FUNCTIONS
     }
-    executables = {
-        f"{name}.device": {"export": name, "spec": f"{name}.device.spec"} for name in exports
-    }
+    executables = {f"{name}.device": {"export": name, "spec": f"{name}.device.spec"} for name in exports}
     return {
         "kind": "inputs",
         "format": 1,

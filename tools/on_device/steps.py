@@ -32,11 +32,18 @@ class Row(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: what it proves, seconds that it may take, and what does it."""
+    """A step.
 
-    about: str
+    seconds: that it may take. run: does it, with the folder that was prepared and one for results.
+    """
+
     seconds: int
     run: Callable[[Path, Path], Iterator[Row]]
+
+    @property
+    def about(self) -> str:
+        """What it is about, without the full stop."""
+        return (self.run.__doc__ or "").rstrip(".")
 
 
 def _verdict(right: bool) -> str:
@@ -66,6 +73,7 @@ def _last(text: str) -> str:
 
 
 def describe(folder: Path, out: Path) -> Iterator[Row]:
+    """`stagec describe-device` on the device."""
     done = _stagec("describe-device", "--output", out / "device.toml", out=out)
     if done.returncode:
         yield Row("stagec describe-device", "a description", _last(done.stderr), FAILED)
@@ -84,6 +92,7 @@ def describe(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def load(folder: Path, out: Path) -> Iterator[Row]:
+    """XLA loads executables that were compiled and edited without a device."""
     started = time.perf_counter()
     import stagec
 
@@ -113,6 +122,7 @@ def _reasons(bundle: Any, name: str) -> str:
 
 
 def golden(folder: Path, out: Path) -> Iterator[Row]:
+    """Results on the device against those of JAX on a CPU."""
     from stagec.bundle.archive import Archive
     from stagec.core.telling.refusal import Refusal
     from stagec.loader import golden as checking
@@ -138,13 +148,16 @@ def golden(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def memory(folder: Path, out: Path) -> Iterator[Row]:
+    """The memory that was told against the memory that XLA takes."""
     import stagec
 
     device = stagec.devices(os.environ["ON_DEVICE_PLATFORM"])[0]
     bundle = _bundle(folder)
     rows = [(bundle[name], *_arguments(bundle[name])) for name in TIMED]
     # A device tells the peak of the process alone: what takes more comes later.
-    for function, args, kwargs, description in sorted(rows, key=lambda row: row[3].memory_analysis["peak_memory_in_bytes"]):
+    for function, args, kwargs, description in sorted(
+        rows, key=lambda row: row[3].memory_analysis["peak_memory_in_bytes"]
+    ):
         told = description.memory_analysis["peak_memory_in_bytes"]
         function(*args, **kwargs)
         taken = (device.memory_stats() or {}).get("peak_bytes_in_use")
@@ -185,6 +198,7 @@ def _seconds(call: Any, leaves: Sequence[Any], rounds: int = 7) -> list[float]:
 
 
 def roofline(folder: Path, out: Path) -> Iterator[Row]:
+    """The estimated time against the time."""
     bundle = _bundle(folder)
     for name in TIMED:
         args, kwargs, description = _arguments(bundle[name])
@@ -200,8 +214,10 @@ def roofline(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def jax(folder: Path, out: Path) -> Iterator[Row]:
+    """Calls with JAX's arrays, beside jax.jit."""
     import jax
     import jax.numpy as jnp
+
     import tools.on_device.model as model
 
     where = jax.devices()[0]
@@ -228,9 +244,12 @@ def _rows(bundle: Any) -> int:
 
 
 def jax_cache(folder: Path, out: Path) -> Iterator[Row]:
+    """JAX's compilation cache, built without a device."""
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "jax_cache")
     os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
     import jax
+
+    import stagec.jax_cache  # noqa: F401 - it changes what JAX looks for
     import tools.on_device.model as model
 
     bundle = _bundle(folder)
@@ -247,6 +266,7 @@ def jax_cache(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def pallas(folder: Path, out: Path) -> Iterator[Row]:
+    """Pallas kernels."""
     bundle = _bundle(folder)
     for name in ("triton", "mosaic"):
         if name not in bundle:
@@ -258,6 +278,7 @@ def pallas(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def failures(folder: Path, out: Path) -> Iterator[Row]:
+    """What a full device says."""
     import stagec
 
     device = stagec.devices(os.environ["ON_DEVICE_PLATFORM"])[0]
@@ -274,6 +295,7 @@ def failures(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def several(folder: Path, out: Path) -> Iterator[Row]:
+    """A function over two devices."""
     import stagec
 
     if len(stagec.devices(os.environ["ON_DEVICE_PLATFORM"])) < 2:
@@ -286,17 +308,19 @@ def several(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def start(folder: Path, out: Path) -> Iterator[Row]:
+    """The first result of a new process."""
     done = _stagec("bench", folder / "on_device.aot", "layer", "--starts", 3, "--rounds", 1, "--json", out=out)
     if done.returncode:
         yield Row("layer", "the first result of a new process", _last(done.stderr), FAILED)
         return
     told = json.loads(done.stdout)
-    starts = told["starts"]
+    starts = told["functions"][0]["starts"]
     parts = ", ".join(f"{name} {float(np.median(starts[name])):.2f} s" for name in ("imported", "loaded", "called"))
     yield Row("layer", "the first result of a new process", parts, OK, told)
 
 
 def autotune(folder: Path, out: Path) -> Iterator[Row]:
+    """`stagec autotune`, and code that is compiled with its results."""
     from stagec.hardware import autotuning
 
     done = _stagec("autotune", folder / "inputs.json", "--root", out, out=out)
@@ -346,16 +370,17 @@ def _tuned(folder: Path, out: Path, name: str, results: str) -> Path | str:
 
 
 STEPS: Mapping[str, Step] = {
-    "describe": Step("stagec describe-device on the device", 60, describe),
-    "load": Step("XLA loads executables that were compiled and edited without a device", 120, load),
-    "golden": Step("results on the device against those of JAX on a CPU", 120, golden),
-    "memory": Step("the memory that was told against the memory that XLA takes", 60, memory),
-    "roofline": Step("the estimated time against the time", 90, roofline),
-    "jax": Step("calls with JAX's arrays, beside jax.jit", 90, jax),
-    "jax_cache": Step("JAX's compilation cache, built without a device", 60, jax_cache),
-    "pallas": Step("Pallas kernels", 60, pallas),
-    "failures": Step("what a full device says", 60, failures),
-    "several": Step("a function over two devices", 60, several),
-    "start": Step("the first result of a new process", 60, start),
-    "autotune": Step("stagec autotune, and code that is compiled with its results", 180, autotune),
+    "describe": Step(60, describe),
+    "load": Step(120, load),
+    "golden": Step(120, golden),
+    "memory": Step(60, memory),
+    "roofline": Step(90, roofline),
+    "jax": Step(90, jax),
+    "jax_cache": Step(60, jax_cache),
+    "pallas": Step(60, pallas),
+    "failures": Step(60, failures),
+    "several": Step(60, several),
+    "start": Step(60, start),
+    "autotune": Step(180, autotune),
 }
+"""In this order: what matters most comes first."""

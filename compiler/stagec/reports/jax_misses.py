@@ -76,7 +76,7 @@ def read(log: str) -> Iterator[Lookup]:
             lookup.flags.append(match[1])
         elif match := _FOLDER.search(line):
             lookup.folders.append(match[1])
-        elif line.endswith(jax_entries.NO_ENTRY_FOR_THIS_CPU):
+        elif line.endswith(jax_entries.NO_ENTRY_FOR_THIS_MACHINE):
             lookup.looked = True
         elif match := _DONE.search(line):
             lookup.hit, lookup.module, lookup.key = match[1].startswith("Persistent"), match[2], match[3]

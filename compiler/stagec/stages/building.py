@@ -72,8 +72,8 @@ def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequenc
     keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA makes the same
         of each, so the first one is compiled.
     machines: fingerprints of the topologies to name it for, 16 hexadecimal digits each. On CPUs there is a name besides
-        for every CPU that has the target's instruction set (`stagec.jax_cache`); on other platforms, for the target's
-        own topology.
+        for every CPU that has the target's instruction set, or every NVIDIA device of its kind (`stagec.jax_cache`);
+        for TPUs, for the target's own topology.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be compiled.
     """
     target, first = spec.target, keys[0]
@@ -89,6 +89,9 @@ def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequenc
     topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
     if isinstance(target, CpuTarget):
         topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
+    elif target.platform == "cuda":
+        kind = backend.hardware(target).device_kind
+        topologies = {f"any {kind}": jax_entries.any_device(kind), **topologies}
     else:
         topologies = {target.name: compiled.devices[jax_entries.TOPOLOGY], **topologies}
     named = [_on_devices(key.with_parts(compiled.devices), target.platform, compiled.device_ids) for key in keys]

@@ -33,7 +33,7 @@ SUFFIX, USED = "-cache", "-atime"
 """Ends of the names of a file and of the one that says when it was used last, which JAX reads where it evicts."""
 INDEX = "stagec.json"
 """The file of a folder that says what its entries are for."""
-NO_ENTRY_FOR_THIS_CPU = "stagec.jax_cache: no entry for this program and a CPU such as this one"
+NO_ENTRY_FOR_THIS_MACHINE = "stagec.jax_cache: no entry for this program and a machine such as this one"
 """What the log of a program says that imports `stagec.jax_cache`, before JAX says that it misses an entry."""
 _FORMAT = 1
 
@@ -92,6 +92,11 @@ class Key:
 def any_cpu(isa: str) -> bytes:
     """Return the topology in names of entries for every CPU that has an instruction set (`stagec.jax_cache`)."""
     return f"stagec: any CPU with {isa}".encode()
+
+
+def any_device(kind: str) -> bytes:
+    """Return the same for every NVIDIA device of a kind: JAX's own has the driver, and the slot of the device."""
+    return f"stagec: any {kind}".encode()
 
 
 def fingerprint(number: str) -> bytes:
