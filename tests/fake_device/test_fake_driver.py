@@ -23,7 +23,6 @@ from tests.backends.deviceless import installed
 from tests.bundles import edited, edited_descriptions
 from tests.fake_device import fake
 from tools.on_device import steps
-from tools.on_device.preparing import prepare
 
 _toolkit = packages.folder("nvidia.cu13")
 pytestmark = [
@@ -140,10 +139,12 @@ except stagec.RunError as error:
 def test_all_that_a_device_is_asked(device: dict[str, str], tmp_path: Path) -> None:
     """`tools/on_device` with XLA's own plugin, and with JAX: its cache has what was built for the device."""
     folder, out = tmp_path / "folder", tmp_path / "out"
-    prepare(folder, str(fake.HERE / "device.toml"), size=256, golden=["mlp"], kernels=False)
     names = ["describe", "load", "golden", "memory", "jax_cache", "failures"]
-    command = [fake.ROOT / "tools" / "on_device", "run", folder, "--output", out, "--steps", *names]
-    done = fake.run(*command, environment=device)
+    tool, what = fake.ROOT / "tools" / "on_device", fake.HERE / "device.toml"
+    words = ["--device", what, "--size", "256", "--golden", "mlp"]
+    done = fake.run(tool, "prepare", folder, *words, environment=device)
+    assert done.stdout.startswith(f"{folder}: 0."), done.stderr
+    done = fake.run(tool, "run", folder, "--output", out, "--steps", *names, environment=device)
     rows = json.loads((out / "on_device.json").read_text())["rows"]
     wrong = [row for row in rows if row["verdict"] != steps.OK]
     # No kernel ran.
