@@ -26,7 +26,7 @@ def folder(device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     """What `prepare` builds, small, and compiled for the fake."""
     out = tmp_path_factory.mktemp("prepared") / "folder"
     what = str(fake.HERE / "device.toml")
-    size = prepare(out, what, size=64, golden=["sorting"], kernels=False, compile_=fake.compiler(device))
+    size = prepare(out, what, size=64, golden=["sorting"], kernels=[], compile_=fake.compiler(device))
     assert size < 2**20
     return out
 

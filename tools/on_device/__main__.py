@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     preparing.add_argument("--device", required=True, help="a name of `stagec targets`, or a device's .toml file")
     preparing.add_argument("--size", type=int, default=4096, help="rows of the arrays that are timed (default: 4096)")
     preparing.add_argument("--golden", nargs="*", help="functions of tests/accelerators/decided.toml (default: all)")
+    preparing.add_argument(
+        "--kernels", nargs="*", default=["triton", "mosaic"], help="Pallas kernels (default: triton mosaic)"
+    )
     running = commands.add_parser("run", help="do all steps, on a device")
     running.add_argument("folder", type=Path)
     running.add_argument("--output", type=Path, required=True, help="a folder")
@@ -51,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "prepare":
         from tools.on_device.preparing import prepare
 
-        size = prepare(options.folder, options.device, options.size, options.golden)
+        size = prepare(options.folder, options.device, options.size, options.golden, options.kernels)
         print(f"{options.folder}: {size / 2**20:.1f} MiB")
         return 0
     if options.command == "step":

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 DECIDED = ROOT / "tests" / "accelerators" / "decided.toml"
 FUNCTIONS, CACHED = ("product", "stream", "layer"), ("product", "layer")
 """Those that are timed, and those that have entries in JAX's compilation cache."""
+KERNELS = ("triton", "mosaic")
 MANIFEST = "on_device.toml"
 
 
@@ -26,14 +27,14 @@ def prepare(
     device: str,
     size: int = 4096,
     golden: Sequence[str] | None = None,
-    kernels: bool = True,
+    kernels: Sequence[str] = KERNELS,
     compile_: Callable[..., object] | None = None,
 ) -> int:
     """Build everything into `folder`, which must not be there; return how many bytes it has.
 
     device: a name of `stagec targets`, or a file as `stagec describe-device` writes it. size: N of the functions that
     are timed. golden: functions of tests/accelerators/decided.toml to compare with JAX; None: all for one device.
-    kernels: whether to build Pallas kernels. compile_: as of `tests.building.build`.
+    kernels: Pallas kernels of kernels.toml. compile_: as of `tests.building.build`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         source, out = Path(temporary, "source"), Path(temporary, "out")
@@ -41,8 +42,8 @@ def prepare(
         out.mkdir()
         (source / "device.toml").write_text(_description(device))
         (source / "device.autotune.textproto").write_text("")
-        parts = [_sized(HERE / MANIFEST, size), *((HERE / "kernels.toml").read_text() for _ in range(kernels))]
-        (source / MANIFEST).write_text("\n".join([*parts, *_decided(golden)]))
+        chosen = [table for table in _tables(HERE / "kernels.toml") if _name(table) in kernels]
+        (source / MANIFEST).write_text("\n".join([_sized(HERE / MANIFEST, size), *chosen, *_decided(golden)]))
         bundle = building.build(MANIFEST, out, source, [ROOT], compile_=compile_)
         cache = building.build_jax_cache(MANIFEST, Path(temporary, "jax"), source, [ROOT], compile_)
         folder.mkdir(parents=True)
@@ -69,9 +70,12 @@ def _sized(manifest: Path, size: int) -> str:
 
 def _decided(names: Sequence[str] | None) -> list[str]:
     """Return the tables of functions for one device, for this one."""
-    tables = re.split(r"\n(?=\[functions\.)", DECIDED.read_text())[1:]
-    chosen = [table for table in tables if '"h200"' in table and (names is None or _name(table) in names)]
+    chosen = [table for table in _tables(DECIDED) if '"h200"' in table and (names is None or _name(table) in names)]
     return [re.sub(r"^targets = .*$", 'targets = ["device"]', table, flags=re.MULTILINE) for table in chosen]
+
+
+def _tables(manifest: Path) -> list[str]:
+    return re.split(r"\n(?=\[functions\.)", manifest.read_text())[1:]
 
 
 def _name(table: str) -> str:

@@ -156,24 +156,29 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     optimized = executable.hlo_modules()[0]
+    in_keys = plugins.in_jax_keys(devices)
     return CompiledModule(
         executable=canonicalize(executable.serialize()),
         cost_analysis=_cost(executable),
         memory_analysis=memory(executable),
         hlo=optimized.to_string(),
         device_ids=[device.id for device in devices],
-        devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()},
+        devices={**in_keys, jax_entries.PLATFORM: _platform(in_keys[jax_entries.PLATFORM])},
         optimized=optimized,
     )
 
 
 @functools.cache
-def _platform() -> bytes:
-    """Return what JAX has of the platform in its keys where a device is: the version of CUDA in place of the device."""
+def _platform(told: bytes) -> bytes:
+    """Return what JAX has of the platform in its keys where a device is: the version of CUDA in place of the device.
+
+    told: what it would have for a topology. Before jaxlib 0.11 it says first what the plugin is.
+    """
     with plugins.path(PLUGIN).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         match = re.search(rb"\0(cuda [0-9]{5})\0", content)
         version = match[1] if match else b"cuda"
-    return b"gpuPJRT C API\n" + version
+    before = b"gpuPJRT C API\n"
+    return (before if told.startswith(before) else b"gpu") + version
 
 
 def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
