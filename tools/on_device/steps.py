@@ -72,11 +72,16 @@ def _last(text: str) -> str:
     return next(iter(text.strip().splitlines()[-1:]), "")
 
 
+def _said(stderr: str) -> str:
+    """Return the end of what a command said: its message, and what to write instead."""
+    return "; ".join(line.strip() for line in stderr.strip().splitlines()[-2:])
+
+
 def describe(folder: Path, out: Path) -> Iterator[Row]:
     """`stagec describe-device` on the device."""
     done = _stagec("describe-device", "--output", out / "device.toml", out=out)
     if done.returncode:
-        yield Row("stagec describe-device", "a description", _last(done.stderr), FAILED)
+        yield Row("stagec describe-device", "a description", _said(done.stderr), FAILED)
         return
     here = tomllib.loads((out / "device.toml").read_text())
     wanted = tomllib.loads((folder / "source" / "device.toml").read_text())
@@ -311,7 +316,7 @@ def start(folder: Path, out: Path) -> Iterator[Row]:
     """The first result of a new process."""
     done = _stagec("bench", folder / "on_device.aot", "layer", "--starts", 3, "--rounds", 1, "--json", out=out)
     if done.returncode:
-        yield Row("layer", "the first result of a new process", _last(done.stderr), FAILED)
+        yield Row("layer", "the first result of a new process", _said(done.stderr), FAILED)
         return
     told = json.loads(done.stdout)
     starts = told["functions"][0]["starts"]
@@ -326,7 +331,7 @@ def autotune(folder: Path, out: Path) -> Iterator[Row]:
     done = _stagec("autotune", folder / "inputs.json", "--root", out, out=out)
     file = out / "device.autotune.textproto"
     if done.returncode or not file.exists():
-        yield Row("stagec autotune", "a file of results", _last(done.stderr), FAILED)
+        yield Row("stagec autotune", "a file of results", _said(done.stderr), FAILED)
         return
     results = autotuning.read(file.read_text())
     kinds = sorted({kind for result in results for kind, _ in result.chosen})
@@ -361,12 +366,12 @@ def _tuned(folder: Path, out: Path, name: str, results: str) -> Path | str:
     outputs = ["--output", tuned["xla"], "--description", tuned["json"], "--module", tuned["mlirbc"]]
     done = _stagec("compile", *words, *outputs, out=out)
     if done.returncode:
-        return _last(done.stderr)
+        return _said(done.stderr)
     export = f"on_device.{name}={stem}.exported={stem}.spec={stem}.exported.json"
     executable = f"on_device.{name}.device={tuned['xla']}={tuned['json']}={tuned['mlirbc']}"
     words = ["--name", "on_device", "--version", "1.0.0", "--output", tuned["aot"]]
     done = _stagec("bundle", *words, "--export", export, "--executable", executable, out=out)
-    return _last(done.stderr) if done.returncode else tuned["aot"]
+    return _said(done.stderr) if done.returncode else tuned["aot"]
 
 
 STEPS: Mapping[str, Step] = {

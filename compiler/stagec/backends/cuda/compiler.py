@@ -21,7 +21,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import mmap
 import os
 import re
 import tempfile
@@ -156,29 +155,27 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     optimized = executable.hlo_modules()[0]
-    in_keys = plugins.in_jax_keys(devices)
     return CompiledModule(
         executable=canonicalize(executable.serialize()),
         cost_analysis=_cost(executable),
         memory_analysis=memory(executable),
         hlo=optimized.to_string(),
         device_ids=[device.id for device in devices],
-        devices={**in_keys, jax_entries.PLATFORM: _platform(in_keys[jax_entries.PLATFORM])},
+        devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()},
         optimized=optimized,
     )
 
 
 @functools.cache
-def _platform(told: bytes) -> bytes:
-    """Return what JAX has of the platform in its keys where a device is: the version of CUDA in place of the device.
+def _platform() -> bytes:
+    """Return what JAX has of the platform in its keys where a device is: the version of CUDA in place of the device."""
+    from jaxlib import plugin_support
 
-    told: what it would have for a topology. Before jaxlib 0.11 it says first what the plugin is.
-    """
-    with plugins.path(PLUGIN).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        match = re.search(rb"\0(cuda [0-9]{5})\0", content)
-        version = match[1] if match else b"cuda"
-    before = b"gpuPJRT C API\n"
-    return (before if told.startswith(before) else b"gpu") + version
+    versions = plugin_support.import_from_plugin("cuda", "_versions")
+    version = f"cuda {versions.cuda_runtime_build_version()}" if versions else "cuda"
+    # Clients of jaxlib 0.10.2 said so, and those of 0.11.2 do not.
+    before = "PJRT C API\n" if compatibility.numbers() < (0, 11) else ""
+    return f"gpu{before}{version}".encode()
 
 
 def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
