@@ -136,7 +136,7 @@ def write(functions: list[Function], targets: Mapping[str, str], root: Path, jax
     targets: the instruction set of each by its name. jaxlib: releases that compile; none: the build's own.
     """
     package = root / "models"
-    package.mkdir(parents=True)
+    package.mkdir(parents=True, exist_ok=True)
     (package / "layers.py").write_text(_LAYERS)
     shutil.copy(Path(__file__).with_name("array_functions.py"), package)
     manifest = ["[manifest]", 'name = "models"', 'version = "1.0.0"']

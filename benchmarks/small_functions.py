@@ -27,8 +27,8 @@ def _rows(options: Options, count: int) -> list[Row]:
     cpu: dict[str, list[float]] = {"build": [], "script": []}
     with workspace(options.folder / f"small{count}", models.alike(count), target) as built:
         runs: dict[str, Callable[[], float]] = {
-            "build": lambda: _clean_build(built, cpu["build"]),
-            "script": lambda: _script(built, target["host"], cpu["script"]),
+            "build": lambda: clean_build(built, cpu["build"]),
+            "script": lambda: script(built, cpu["script"], target["host"]),
             "script without a flag": built.plain_script,
         }
         seconds = interleaved(options.rounds, runs)
@@ -45,7 +45,8 @@ def _rows(options: Options, count: int) -> list[Row]:
     ]
 
 
-def _clean_build(built: Workspace, cpu: list[float]) -> float:
+def clean_build(built: Workspace, cpu: list[float]) -> float:
+    """Build what was built before again; return the seconds, and add the CPU seconds to a list."""
     built.run("clean")
     before = built.cpu_seconds()
     seconds = built.build()
@@ -53,7 +54,8 @@ def _clean_build(built: Workspace, cpu: list[float]) -> float:
     return seconds
 
 
-def _script(built: Workspace, isa: str, cpu: list[float]) -> float:
+def script(built: Workspace, cpu: list[float], isa: str) -> float:
+    """Build the same with the plain script, for an instruction set; return and add as `clean_build` does."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = built.plain_script(isa=isa)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks import chart, clients, edits, serving
+from benchmarks import chart, clients, edits, overhead, serving
 from benchmarks.measuring import Options, Row, as_table, interleaved, ratio
 from tests.building import ROOT
 
@@ -55,6 +55,18 @@ def test_the_chart_shows_the_results() -> None:
     medians = [median(seconds[way]) for way in ("jit", "exported", "cached", "serialized", "stagec")]
     assert lengths == pytest.approx([280 * median for median in medians], abs=1)
     assert {f"{median:.2f} s" for median in medians} <= set(picture.itertext())
+
+
+def test_what_a_function_and_a_build_cost_is_a_line() -> None:
+    cpu = {
+        f"{way} of {count}": [start + each * count]
+        for way, start, each in (("build", 4.0, 0.5), ("script", 1.0, 0.25))
+        for count in overhead.COUNTS
+    }
+    function, build, *sizes = overhead.rows(cpu)
+    assert (round(function.ratio, 6), round(build.ratio, 6), build.unit) == (2, 4, "s")
+    assert [row.target for row in sizes] == [None, None, 1.4, 1.35]
+    assert sizes[-1].ratio == 44 / 21
 
 
 def test_an_edit_runs_the_actions_that_it_must(tmp_path: Path) -> None:

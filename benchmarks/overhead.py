@@ -1,0 +1,67 @@
+"""CPU seconds of a function and of a build beyond XLA: clean builds of several sizes, beside the same in one script."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from benchmarks import models
+from benchmarks.measuring import Options, Row, interleaved, ratio
+from benchmarks.small_functions import clean_build, script
+from benchmarks.workspace import Workspace, workspace
+
+COUNTS = (5, 20, 40, 80)
+"""How many functions of eight small layers each."""
+_TARGET = {"host": "AVX2"}
+"""LLVM takes another time for another instruction set, and this one is on most machines."""
+_WHERE = "jit, compile, serialize in one process, for the same instruction set"
+
+
+def measure(options: Options) -> list[Row]:
+    """Return the CPU seconds of a function and of a build beside its functions, and the ratio for two sizes.
+
+    The sizes of a round are measured with one server of Bazel's, which has built before.
+    """
+    cpu: dict[str, list[float]] = {}
+    with workspace(options.folder / "overhead", models.alike(max(COUNTS)), _TARGET) as built:
+        built.clean_build()
+
+        def of(count: int, run: Callable[[Workspace, list[float]], float]) -> float:
+            models.write(models.alike(count), _TARGET, built.root)
+            built.build("--nobuild")
+            used: list[float] = []
+            run(built, used)
+            return used[0]
+
+        ways = {"build": clean_build, "script": partial(script, isa=_TARGET["host"])}
+        cpu = interleaved(
+            options.rounds,
+            {f"{way} of {count}": partial(of, count, run) for count in COUNTS for way, run in ways.items()},
+        )
+    return rows(cpu)
+
+
+def rows(cpu: dict[str, list[float]]) -> list[Row]:
+    """Return the table of what was measured: CPU seconds of each round by way and count."""
+    lines = {
+        way: [line(COUNTS, [cpu[f"{way} of {count}"][number] for count in COUNTS]) for number in range(len(several))]
+        for way, several in (("build", cpu[f"build of {COUNTS[0]}"]), ("script", cpu[f"script of {COUNTS[0]}"]))
+    }
+    of_a_function = {way: [slope for slope, _ in both] for way, both in lines.items()}
+    beside = {way: [start for _, start in both] for way, both in lines.items()}
+    table = [
+        Row("a function, CPU seconds", "script", ratio(of_a_function, "build", "script"), None, of_a_function),
+        Row("a build beside its functions", "", statistics.median(beside["build"]), 2.5, beside, "s", "CPU seconds"),
+    ]
+    for count, most in zip(COUNTS, (None, None, 1.4, 1.35), strict=True):
+        measured = {way: cpu[f"{way} of {count}"] for way in ("build", "script")}
+        name = f"clean build of {count} functions of eight layers, CPU seconds"
+        table.append(Row(name, _WHERE, ratio(measured, "build", "script"), most, measured))
+    return table
+
+
+def line(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return slope and start of the line that is nearest to what each count takes."""
+    fitted = statistics.linear_regression(counts, seconds)
+    return fitted.slope, fitted.intercept
