@@ -39,10 +39,16 @@ def preload() -> None:
     from stagec.frontends import frontend
 
     frontend.preload()
-    for name in ("frontends.constants", "stages.by_device", "stages.export_description", "stages.serialization"):
+    for name in ("frontends.constants", "frontends.reads"):
+        importlib.import_module(f"stagec.{name}")
+    for name in ("stages.by_device", "stages.export_description", "stages.serialization"):
         importlib.import_module(f"stagec.{name}")
     # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
     importlib.metadata.entry_points(group="jax_plugins")
+    if "jax" in sys.modules:
+        from stagec.frontends import warming
+
+        warming.warm()
 
 
 def run(options: argparse.Namespace) -> Answer | None:

@@ -162,6 +162,9 @@ _NO_DEVICE = "a kernel may ask which device is there, and this machine has none"
 LOCAL_DEVICES = Patch("jax", "local_devices", _NO_DEVICE, 'jax.local_devices(backend="gpu")')
 DEFAULT_DEVICE = Patch("jax.extend.backend", "get_default_device", _NO_DEVICE, "backend.get_default_device()")
 DEFAULT_DEVICE_OF_ALL = Patch("jax._src.interpreters.pxla", "get_default_device", _NO_DEVICE, "get_default_device().")
+_FORKS = "a process that forks must have no thread when it does, and one that has exported has some"
+CLIENT = Patch("jax._src.xla_bridge", "get_backend", _FORKS, "xb.get_backend().serialize_with_sdy")
+CONTEXT = Patch(_MLIR, "make_ir_context", _FORKS, "context.set_thread_pool(global_thread_pool)")
 EFFECTS = tuple(
     Patch(
         *("jax._src.effects:EffectTypeSet", name),
