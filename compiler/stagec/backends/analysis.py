@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagec.backends.compilation import CompiledModule, Hardware
 from stagec.costs import hlo, totals
+from stagec.costs.links import Seconds
 
 UNKNOWN: Literal["unknown"] = "unknown"
 Metric: TypeAlias = int | float | Literal["unknown"]
@@ -48,8 +49,7 @@ def analyze(
     for name, xlas in _MEMORY.items():
         metric: Metric = memory_analysis.get(xlas, UNKNOWN) if any(memory_analysis.values()) else UNKNOWN
         metrics[name] = UNKNOWN if name in _NEVER_NOTHING and not metric else metric
-    places, links = tuple(map(tuple, coords)), hardware.links
-    cost = totals.count(program, devices, lambda exchange: links.seconds(exchange, devices, places) if links else None)
+    cost = totals.count(program, devices, Seconds(hardware.links, devices, tuple(map(tuple, coords))))
     metrics["flops"], metrics["bytes_accessed"] = _metric(cost.flops), _metric(cost.bytes)
     metrics["collectives"] = {
         kind: {name: _metric(value) for name, value in moved.items()} for kind, moved in cost.collectives.items()

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagec.costs import collectives
 from stagec.costs.collectives import Exchange
@@ -170,3 +171,15 @@ class Links:
                 apart = (len(group) - len(members)) / len(group)
             times.append(size * apart / self.network)
         return max(times)
+
+
+class Seconds(NamedTuple):
+    """How long an exchange takes at least, as `Links.seconds`; two of the same are equal. links: None: not known."""
+
+    links: Links | None
+    devices: int
+    coords: tuple[Place, ...]
+
+    def __call__(self, exchange: Exchange) -> float | None:
+        """Return it for one exchange; None where it is not known."""
+        return self.links.seconds(exchange, self.devices, self.coords) if self.links else None

@@ -7,6 +7,7 @@ loop turns, or what a custom call does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,13 +48,12 @@ def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) 
     text: the optimized HLO. devices: on how many it runs. seconds: how long links need for an exchange; None where that
     is not known.
     """
-    counter = Counter(devices, seconds)
-    metrics = counter.program(hlo.parse(text))
+    metrics, unknown = _counted(text, devices, seconds)
     kinds: dict[str, dict[str, float | None]] = {}
     for key in sorted(key for key in metrics if len(key) == 2):
         kinds.setdefault(key[0], {})[key[1]] = metrics[key]
     flops, bytes_, busy = (metrics.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
-    return Cost(flops, bytes_, busy, kinds, tuple(counter.unknown))
+    return Cost(flops, bytes_, busy, kinds, unknown)
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,20 @@ class Items:
     exchanges: Mapping[tuple[str, str], Mapping[str, float | None]]
 
 
-def itemize(program: hlo.Program, devices: int, seconds: Callable[[Exchange], float | None]) -> Items:
-    """Return what the costs of a program consist of. devices, seconds: as for `count`."""
+@functools.lru_cache(maxsize=1)  # both are asked of the program that was compiled last
+def _counted(
+    text: str, devices: int, seconds: Callable[[Exchange], float | None]
+) -> tuple[Mapping[tuple[str, ...], float | None], tuple[str, ...]]:
+    """Return the metrics of a program with their parts, and what they depend on that is not known."""
+    counter = Counter(devices, seconds, itemized=True)
+    return counter.program(hlo.parse(text)), tuple(counter.unknown)
+
+
+def itemize(text: str, devices: int, seconds: Callable[[Exchange], float | None]) -> Items:
+    """Return what the costs of a program consist of; text, devices and seconds are those of `count`."""
     operations: dict[str, dict[str, float | None]] = {}
     exchanges: dict[tuple[str, str], dict[str, float | None]] = {}
-    for key, value in sorted(Counter(devices, seconds, itemized=True).program(program).items()):
+    for key, value in sorted(_counted(text, devices, seconds)[0].items()):
         if key[0] == _OPERATION:
             operations.setdefault(key[1], {"count": 0, "flops": 0})[key[2]] = value
         elif key[0] == _AMONG:
@@ -139,7 +148,7 @@ class Counter:
         condition, body = scope.loop(instruction)
         metrics = _times(self.computation(body), turns)
         _add(metrics, _times(self.computation(condition), None if turns is None else turns + 1))
-        if None in metrics.values() and turns is None:
+        if turns is None and any(value is None for key, value in metrics.items() if len(key) < 3):
             self.unknown[f"how often the loop {instruction.model_name or instruction.name} turns"] = None
         return metrics
 

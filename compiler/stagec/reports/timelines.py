@@ -7,6 +7,7 @@ from typing import Any
 from stagec.backends.compilation import Hardware
 from stagec.bundle.description import Description
 from stagec.costs import hlo
+from stagec.costs.links import Seconds
 from stagec.costs.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
 from stagec.reports import traces
 
@@ -21,12 +22,11 @@ def of(name: str, program: str, description: Description, hardware: Hardware) ->
     """
     if not hardware.flops or not hardware.bandwidth:
         return traces.to_json(f"NO ESTIMATE of {name}: the peak rates of {hardware.device_kind} are not known", (), ())
-    mesh, links = description.device_assignment, hardware.links
-    devices, places = description.nr_devices, mesh.coords if mesh else ()
+    mesh, devices = description.device_assignment, description.nr_devices
     events, seconds = schedule(
         hlo.parse(program),
         devices,
-        lambda exchange: links.seconds(exchange, devices, places) if links else None,
+        Seconds(hardware.links, devices, mesh.coords if mesh else ()),
         Rates(hardware.flops, hardware.bandwidth),
     )
     process = f"ESTIMATE of {name} on one {hardware.device_kind}, by peak rates: {seconds * 1e3:.3f} ms"

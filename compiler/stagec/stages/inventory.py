@@ -15,7 +15,8 @@ from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds.specs import ExecutableSpec
 from stagec.core.data import strict_json
 from stagec.core.trees import json_shapes
-from stagec.costs import collectives, hlo, totals
+from stagec.costs import collectives, totals
+from stagec.costs.links import Seconds
 from stagec.stages.limits import named
 
 FORMAT = 1
@@ -41,11 +42,8 @@ def take(
     """
     mesh = description.device_assignment
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)) if mesh else {}
-    links, places = hardware.links, mesh.coords if mesh else ()
     devices = description.nr_devices
-    items = totals.itemize(
-        hlo.parse(program), devices, lambda exchange: links.seconds(exchange, devices, places) if links else None
-    )
+    items = totals.itemize(program, devices, Seconds(hardware.links, devices, mesh.coords if mesh else ()))
     exchanges: dict[tuple[str, str], dict[str, Any]] = {}
     for (kind, among), counts in items.exchanges.items():
         row = exchanges.setdefault((kind, collectives.axes(kind, among, sizes)), {})
