@@ -101,8 +101,9 @@ def _request(message: bytes) -> Request:
     for record in wire.records(message):
         if record.field == 1:
             arguments.append(record.payload.decode())
-        elif record.field == 2:  # blaze.worker.Input, with a digest as its field 2
-            inputs += [field.payload.decode() for field in wire.records(record.payload) if field.field == 1]
+        elif record.field == 2:  # blaze.worker.Input: a path, and a digest, which is not looked at
+            path = next((field.payload for field in wire.records(record.payload) if field.field == 1), b"")
+            inputs.append(path.decode())
         elif record.field in numbers:
             numbers[record.field], _ = wire.read_varint(record.payload, 0)
     return Request(tuple(arguments), tuple(inputs), numbers[3], bool(numbers[4]), numbers[5])
