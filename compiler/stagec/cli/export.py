@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import importlib.metadata
 import sys
 
 from stagec.cli.files import Answer, digest, read_text, write_whole
@@ -43,8 +42,6 @@ def preload() -> None:
         importlib.import_module(f"stagec.{name}")
     for name in ("stages.by_device", "stages.export_description", "stages.serialization"):
         importlib.import_module(f"stagec.{name}")
-    # JAX looks for plugins when it makes its first client; this keeps what each folder of packages has.
-    importlib.metadata.entry_points(group="jax_plugins")
     if "jax" in sys.modules:
         from stagec.frontends import warming
 

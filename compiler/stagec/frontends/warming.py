@@ -9,10 +9,13 @@ would have: here JAX believes that there is one. Nothing that it traced is kept.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax._src import xla_bridge
 
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.telling.errors import StagecError
@@ -50,6 +53,9 @@ def warm() -> bool:
     """
     with contextlib.suppress(StagecError, AttributeError), _without_a_client():
         frontend.export(_SPEC, [])
+        if not importlib.metadata.entry_points(group="jax_plugins") and not importlib.util.find_spec("jax_plugins"):
+            # It finds none, and no fork looks: of 120 packages that takes 15 ms.
+            xla_bridge._discover_and_register_pjrt_plugins()
         return True
     return False
 
