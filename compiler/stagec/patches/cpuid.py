@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stagec.hardware.x86 import Isa
 from stagec.patches.machine_code import Code, Patch, room_near
@@ -19,7 +19,7 @@ from stagec.patches.machine_code import Code, Patch, room_near
 # Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in the place of the first two.
 _CPUID, _XCHG_SIZE, _JUMP_SIZE = b"\x0f\xa2", 3, 5
 _XGETBV = b"\x31\xc9\x0f\x01\xd0"  # xor ecx, ecx; xgetbv
-_JNE = b"\x0f\x85"
+_IS_EAX, _IS_ECX, _JNE = b"\x3d", b"\x81\xf9", b"\x0f\x85"
 # Leaves that LLVM asks for among others, and no other code in the library does: `mov eax, leaf`.
 _RARE, _OTHERS = b"\xb8\x21\x00\x00\x80", (b"\xb8\x14\x00\x00\x00", b"\xb8\x19\x00\x00\x00")
 _NEAR = 16384
@@ -37,7 +37,7 @@ def patches(code: Code, isa: Isa) -> tuple[Patch, ...]:
     for address in sites(code):
         before = ctypes.string_at(address, _JUMP_SIZE)
         answer = _answer(isa, address, before, at)
-        jump = b"\xe9" + struct.pack("<i", at - address - _JUMP_SIZE)
+        jump = _jump(at - address - _JUMP_SIZE)
         result += [Patch(at, bytes(len(answer)), answer), Patch(address, before, jump)]
         at += len(answer)
     return tuple(result)
@@ -65,26 +65,33 @@ def hosts(code: Code) -> Iterator[int]:
 
 def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
     """Return code, to lie `at`, for what the instructions `before` at `address` do; it jumps behind them."""
-    code = bytearray()
+    code = _load((isa.xcr0, None, 0, 0)) if before == _XGETBV else before[:_XCHG_SIZE] + _answers(isa)
+    return code + _jump(address + _JUMP_SIZE - (at + len(code) + _JUMP_SIZE))
 
-    def leave(**registers: int) -> bytes:
-        opcodes = {"eax": 0xB8, "ebx": 0xBB, "ecx": 0xB9, "edx": 0xBA}  # mov r32, imm32
-        loads = b"".join(struct.pack("<BI", opcodes[name], value) for name, value in registers.items())
-        back = address + _JUMP_SIZE - (at + len(code) + len(loads) + _JUMP_SIZE)
-        return loads + b"\xe9" + struct.pack("<i", back)
 
-    if before == _XGETBV:
-        return leave(eax=isa.xcr0, ecx=0, edx=0)
-    code += before[:_XCHG_SIZE]
-    names = ("eax", "ebx", "ecx", "edx")
-    for (leaf, subleaf), values in isa.answers.items():
-        tests = [b"\x3d" + struct.pack("<I", leaf)]  # cmp eax, leaf
+@functools.cache  # the same at all sites
+def _answers(isa: Isa) -> bytes:
+    """Return code that does what `cpuid` does on a CPU with `isa`, and goes on behind its last byte."""
+    code = _load((0, 0, 0, 0))
+    for (leaf, subleaf), values in reversed(isa.answers.items()):
+        answer = _load(values) + _jump(len(code))
         if subleaf is not None:
-            tests.append(b"\x81\xf9" + struct.pack("<I", subleaf))  # cmp ecx, subleaf
-        registers = dict(zip(names, values, strict=True))
-        rest = len(leave(**registers))
-        for number, test in enumerate(tests):
-            over = rest + sum(len(other) + len(_JNE) + 4 for other in tests[number + 1 :])
-            code += test + _JNE + struct.pack("<i", over)
-        code += leave(**registers)
-    return bytes(code + leave(**dict.fromkeys(names, 0)))
+            answer = _where(_IS_ECX, subleaf, answer)
+        code = _where(_IS_EAX, leaf, answer) + code
+    return code
+
+
+def _where(test: bytes, value: int, code: bytes) -> bytes:
+    """Return code that is passed over where a register has another value. test: the instruction that compares it."""
+    return test + struct.pack("<I", value) + _JNE + struct.pack("<i", len(code)) + code
+
+
+def _load(values: Sequence[int | None]) -> bytes:
+    """Return code that puts values into eax, ebx, ecx and edx; None leaves one as it is."""
+    opcodes = (0xB8, 0xBB, 0xB9, 0xBA)  # mov r32, imm32
+    pairs = zip(opcodes, values, strict=True)
+    return b"".join(struct.pack("<BI", opcode, value) for opcode, value in pairs if value is not None)
+
+
+def _jump(distance: int) -> bytes:
+    return b"\xe9" + struct.pack("<i", distance)
