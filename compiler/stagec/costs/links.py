@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from stagec.costs import collectives
 from stagec.costs.collectives import Exchange
@@ -173,7 +172,8 @@ class Links:
         return max(times)
 
 
-class Seconds(NamedTuple):
+@dataclass(frozen=True)
+class Seconds:
     """How long an exchange takes at least, as `Links.seconds`; two of the same are equal. links: None: not known."""
 
     links: Links | None

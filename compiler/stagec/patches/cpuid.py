@@ -73,7 +73,7 @@ def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
 def _answers(isa: Isa) -> bytes:
     """Return code that does what `cpuid` does on a CPU with `isa`, and goes on behind its last byte."""
     code = _load((0, 0, 0, 0))
-    for (leaf, subleaf), values in reversed(isa.answers.items()):
+    for (leaf, subleaf), values in reversed(list(isa.answers.items())):
         answer = _load(values) + _jump(len(code))
         if subleaf is not None:
             answer = _where(_IS_ECX, subleaf, answer)
