@@ -33,15 +33,16 @@ def released(version: str) -> datetime.date | None:
     return datetime.date.fromisoformat(RELEASED[version]) if version in RELEASED else None
 
 
-def may_read(jaxlib: str, until: datetime.date | None, made_with: str | None) -> tuple[bool | None, str]:
+def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | None, str]:
     """Return whether JAX promises that a jaxlib reads an exported artifact, and a sentence where that is not so.
 
     The first is None where stagec does not know the day of that jaxlib. jaxlib: version of what reads. until: the last
-    day of the releases that read it; None: any does. made_with: version of what wrote it, which always reads it.
+    day (YYYY-MM-DD) of the releases that read it; UNKNOWN: any does. made_with: version of what wrote it, which always
+    reads it.
     """
-    if until is None or made_with == jaxlib:
+    if until == UNKNOWN or made_with == jaxlib:
         return True, ""
-    here = released(jaxlib)
+    here = RELEASED.get(jaxlib)  # days written so have the order of strings
     promise = f"JAX promises that releases until {until} read it"
     if here is None:
         return None, f"{promise}, and this stagec does not know of which day jaxlib {jaxlib} is"

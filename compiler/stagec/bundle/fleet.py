@@ -46,9 +46,11 @@ def serves(
 
 
 def _of_function(jaxlib: str, name: str, function: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    until, maker = bundle_index.day(function["readable_until"]), function["versions"].get("jaxlib")
+    until, maker = function["readable_until"], function["versions"].get("jaxlib")
     readable, why = expiry.may_read(jaxlib, until, maker)
-    exported = why or ("JAX promises nothing" if until is None else f"jaxlib {jaxlib} reads it, by JAX's promise")
+    exported = why or (
+        "JAX promises nothing" if until == bundle_index.UNKNOWN else f"jaxlib {jaxlib} reads it, by JAX's promise"
+    )
     row = {"jaxlib": jaxlib, "function": name, "target": "", "ok": readable is not False, "executables": 0}
     by_target: dict[str, dict[str, bool]] = {}
     for entry in function["executables"]:

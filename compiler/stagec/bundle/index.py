@@ -6,7 +6,6 @@ index: what would take more, symbolic dimensions, has limits. Standard library o
 
 from __future__ import annotations
 
-import datetime
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -380,14 +379,6 @@ def describe(index: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], 
         if listed != described:
             raise ValueError(f"it is not of {what} that the index has")
     return description
-
-
-def day(text: str) -> datetime.date | None:
-    """Return the day of `readable_until`; None where it is not known."""
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def _check_named(where: str, name: str, table: Mapping[str, Any], what: str) -> None:

@@ -6,14 +6,13 @@ One pure function, `select`, over what a bundle offers and what is known of the 
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stagec.bundle.description import architecture
-from stagec.bundle.index import day
+from stagec.bundle.index import UNKNOWN as ANY_RELEASE
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
 from stagec.core.telling.refusal import LoadError
@@ -52,7 +51,7 @@ class Offer:
     architecture: of the CPU that runs its machine code; "" of what is compiled first, and for other platforms.
     nr_devices: None where it is not known before the artifact is read.
     in_avals: the arguments of an executable, flat, as the module has them, with dimensions' names.
-    readable_until: the last day of the releases that JAX promises to read the artifact; None where none is known.
+    readable_until: the last day of the releases that JAX promises to read the artifact, as the index has it.
     """
 
     kind: Literal["executable", "exported"]
@@ -67,7 +66,7 @@ class Offer:
     unknown_calls: tuple[str, ...] = ()
     bucket: Mapping[str, int] = field(default_factory=dict)
     in_avals: tuple[Aval, ...] = ()
-    readable_until: datetime.date | None = None
+    readable_until: str = ANY_RELEASE
 
     @functools.cached_property
     def static_avals(self) -> tuple[Aval, ...]:
@@ -228,7 +227,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
         tuple(sorted(entry["platforms"], key=lambda platform: -preference.get(platform, platform != "cpu"))),
         nr_devices=executables[0].nr_devices if executables else entry["nr_devices"],
         versions=entry["versions"],
-        readable_until=day(entry["readable_until"]),
+        readable_until=entry["readable_until"],
     )
     return (*executables, portable)
 
@@ -274,7 +273,7 @@ def unknown_release(offer: Offer, host: Host) -> str:
 def _promised(offer: Offer, host: Host) -> tuple[bool | None, str]:
     """Return whether JAX promises that this jaxlib reads an artifact; see `expiry.may_read`."""
     made_with = offer.versions.get("jaxlib")
-    if offer.readable_until is None or made_with == host.jaxlib:
+    if offer.readable_until == ANY_RELEASE or made_with == host.jaxlib:
         return True, ""
     from stagec.bundle import expiry  # most bundles are read with the jaxlib that made them
 

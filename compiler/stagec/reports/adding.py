@@ -52,9 +52,7 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
     wanted = []
     for artifact, function in archive.index["functions"].items():
         entries = _missing(function, jaxlib, targets)
-        readable, why = expiry.may_read(
-            jaxlib, index.day(function["readable_until"]), function["versions"].get("jaxlib")
-        )
+        readable, why = expiry.may_read(jaxlib, function["readable_until"], function["versions"].get("jaxlib"))
         if entries and readable is False:
             problems.append(
                 Problem(archive.path, artifact, why, "build the bundle again, with a newer jax in its lock")
