@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from tests.bundles import edited_index
+from tests.serving.processes import INFER, REQUEST, Server, X, serving, threads, until
 from tests.serving.test_rpc import inputs
-from tests.serving.test_server import INFER, REQUEST, Server, X, serving
 
 
 def put(served: Path, place: Path, version: str) -> None:
@@ -27,17 +26,6 @@ def put(served: Path, place: Path, version: str) -> None:
 
 def version_of(server: Server) -> str:
     return str(server.ask("GET", "/v2/models/predict")[1]["versions"][0])
-
-
-def until(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def descriptors(server: Server) -> int:
-    return len([*Path(f"/proc/{server.process.pid}/fd").iterdir()])
 
 
 def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
@@ -59,24 +47,20 @@ def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
                     answer = client.infer("predict", inputs())
                     outcomes[f"200 {answer.get_response().model_version}"] += 1
 
-        threads = [threading.Thread(target=target) for target in (over_http, over_grpc) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        files = descriptors(server)
-        for version in ("1.3.0", "1.4.0"):
-            put(served, place, version)
-            until(lambda version=version: version_of(server) == version)  # type: ignore[misc]
-        (tmp_path / "damaged").write_bytes(served.read_bytes()[:-1000])
-        (tmp_path / "damaged").replace(place)
-        time.sleep(2.5)
-        assert version_of(server) == "1.4.0"
-        ending.set()
-        for thread in threads:
-            thread.join()
+        with threads(*[over_http, over_grpc] * 3):
+            files = server.descriptors()
+            for version in ("1.3.0", "1.4.0"):
+                put(served, place, version)
+                until(lambda version=version: version_of(server) == version)  # type: ignore[misc]
+            (tmp_path / "damaged").write_bytes(served.read_bytes()[:-1000])
+            (tmp_path / "damaged").replace(place)
+            time.sleep(2.5)
+            assert version_of(server) == "1.4.0"
+            ending.set()
         assert {*outcomes} == {"200 1.2.0", "200 1.3.0", "200 1.4.0"}, outcomes
         assert sum(outcomes.values()) > 100
-        until(lambda: descriptors(server) <= files + 1)
-        maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
+        until(lambda: server.descriptors() <= files + 1)
+        maps = Path(f"/proc/{server.pid}/maps").read_text("utf-8")
         assert len(re.findall(r"models\.(?:aot|new) \(deleted\)", maps)) <= 1  # the one that is served
         errors = server.end(signal.SIGINT)
         assert f"the models stay as they are: {place}: " in errors
@@ -130,12 +114,10 @@ def test_after_kill_9_it_starts_again(served: Path) -> None:
             except triton.InferenceServerException as error:
                 answers.append(error.status())
 
-    thread = threading.Thread(target=client)
-    thread.start()
-    time.sleep(0.3)
-    server.end(signal.SIGKILL)
-    thread.join()
-    assert (server.process.returncode, answers) == (-9, ["StatusCode.UNAVAILABLE"])
+    with threads(client):
+        time.sleep(0.3)
+        server.end(signal.SIGKILL)
+    assert (server.status, answers) == (-9, ["StatusCode.UNAVAILABLE"])
     with serving(served, "--port", str(port), "--grpc-port", address.rpartition(":")[2]) as server:
         assert (server.port, server.grpc) == (port, address)
         assert server.ask("POST", INFER, REQUEST)[0] == 200

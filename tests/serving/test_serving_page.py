@@ -16,7 +16,7 @@ import pytest
 from stagec.cli import serve
 from stagec.serving.metrics import Metrics
 from tests.building import ROOT, build, stagec as run_stagec
-from tests.serving.test_server import PROGRAM, Server
+from tests.serving.processes import PROGRAM, Server
 
 PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -3,7 +3,9 @@
 Modules: `cli/triton.py`, `serving/triton.py`.
 """
 
+import contextlib
 import importlib.util
+import io
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,15 +17,25 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import stagec
+from stagec.cli import main
 from stagec.serving.model import Model
-from tests.building import checked, stagec as run_stagec
-from tests.serving.test_server import X, expected
+from tests.serving.processes import X
+from tests.serving.test_server import expected
+
+
+def written(bundle: Path, folder: Path) -> tuple[int, str, str]:
+    """Run `stagec triton`; return its status and what it prints and says."""
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        status = main(["triton", str(bundle), str(folder)])
+    return status, printed.getvalue(), said.getvalue()
 
 
 @pytest.fixture(scope="module")
 def repository(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton") / "repository"
-    told = checked("triton", served, folder)
+    status, told, _ = written(served, folder)
+    assert status == 0
     assert "predict\n" in told
     assert "turned: left out: z is c64[4], and the Open Inference Protocol has no such datatype\n" in told
     assert "narrow: left out: brain is BF16, which Triton's Python backend cannot give to NumPy\n" in told
@@ -126,6 +138,4 @@ def test_a_variant_runs_each_request_alone(repository: Path) -> None:
 
 
 def test_a_folder_that_is_not_empty(served: Path, repository: Path) -> None:
-    done = run_stagec("triton", served, repository)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"{repository}: the folder is not empty\n  give another one\n"
+    assert written(served, repository) == (2, "", f"{repository}: the folder is not empty\n  give another one\n")
