@@ -1,4 +1,4 @@
-"""Names that a manifest gives to the arrays of a function, for servers."""
+"""Names that a manifest gives to the arrays of a function, and state that it says servers keep."""
 
 from pathlib import Path
 
@@ -13,6 +13,7 @@ version = "1.0.0"
 [functions.f]
 entry = "f:f"
 args = ["f32[3]", {{ a = "f32[3]" }}]
+donate_argnames = ["more"]
 platforms = ["cpu"]
 [functions.f.serve]
 {names}
@@ -33,6 +34,25 @@ platforms = ["cpu"]
         (
             'inputs = { "more[\'a\']" = "x" }',
             'm.toml: functions.f.serve.inputs["more[\'a\']"]: "x" is the path of another array\n  write another name\n',
+        ),
+        (
+            "state.first = { argument = 'mor', result = 'res' }\nstate.second = { argument = \"more['a']\" }\n"
+            "inputs = { \"more['a']\" = 'y' }",
+            "m.toml: functions.f.serve.inputs[\"more['a']\"]: no array of the inputs has this path\n"
+            "  write one of x\n"
+            "m.toml: functions.f.serve.state.first.argument: no array of the arguments is at mor\n"
+            '  did you mean "more"?\n'
+            "m.toml: functions.f.serve.state.first.result: no array of the results is at res\n"
+            '  did you mean "result"?\n'
+            "m.toml: functions.f.serve.state.second: a call consumes it, for it is donated, and no result takes its "
+            "place\n"
+            "  name a result, or do not donate it\n",
+        ),
+        (
+            "state.first = { argument = 'x', result = 'result' }\n"
+            "state.second = { argument = 'more', result = 'result' }",
+            "m.toml: functions.f.serve.state.second: more['a'] is f32[3], and result['b'] is f32[3]\n"
+            "  return the arrays that the function takes, in the same structure\n",
         ),
     ],
 )

@@ -428,10 +428,13 @@ isa = "AVX2"
         ),
         pytest.param(
             '[functions.f]\nentry = "a:b"\nargs = ["f32[3]", "f32[3]"]\nplatforms = ["cpu"]\n'
-            'serve.inputs = { x = "a", y = "a" }\nserve.outputs = { result = "a" }',
+            'serve.inputs = { x = "a", y = "a" }\nserve.outputs = { result = "a" }\n'
+            "serve.state.cache = { idle = 2 }",
             """\
             m.toml: functions.f.serve.inputs.y: "a" is the name of x
-              write another name""",
+              write another name
+            m.toml: functions.f.serve.state.cache: it has no argument and no result
+              write for example cache = { argument = "cache", result = "result[1]" }""",
             id="names of a server",
         ),
         pytest.param(

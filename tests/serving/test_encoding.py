@@ -25,11 +25,11 @@ def interface(models: dict[str, Model]) -> Interface:
 
 def read(request: Any, interface: Interface, data: bytes = b"") -> encoding.Request:
     header = json.dumps(request).encode()
-    return encoding.read(header + data, str(len(header)), interface, "predict")
+    return encoding.read(header + data, str(len(header)), lambda _: interface, "predict")
 
 
 def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
-    by_json = encoding.read(json.dumps({**AS_JSON, "id": "7"}).encode(), None, interface, "predict")
+    by_json = encoding.read(json.dumps({**AS_JSON, "id": "7"}).encode(), None, lambda _: interface, "predict")
     by_bytes = read({**AS_BYTES, "id": "7", "parameters": {"binary_data_output": True}}, interface, X.tobytes())
     for request, binary in ((by_json, False), (by_bytes, True)):
         assert request.request_id == "7"
@@ -53,7 +53,7 @@ def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
         ({"inputs": AS_JSON["inputs"] * 2}, "'x' is there twice; the inputs are x"),
         ({"inputs": [{**INPUT, "name": "y", "data": []}]}, "'y' is not an input; the inputs are x"),
         ({"inputs": [INPUT]}, "x: expected either data or the parameter binary_data_size"),
-        ({**AS_JSON, "parameters": {"sequence_id": 1}}, "the request: no parameter 'sequence_id' is supported"),
+        ({**AS_JSON, "parameters": {"priority": 1}}, "the request: no parameter 'priority' is supported"),
         ({**AS_JSON, "parameters": {"binary_data_output": 1}}, "binary_data_output is 1; expected true or false"),
         ({**AS_JSON, "outputs": [{"name": "z"}]}, "'z' is not an output; the outputs are result"),
         (
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_named(request_: Any, text: str, interface: Interface) 
 )
 def test_a_body_that_is_no_request(body: bytes, length: str | None, code: str, text: str, interface: Interface) -> None:
     with pytest.raises(RequestError) as error:
-        encoding.read(body, length, interface, "predict")
+        encoding.read(body, length, lambda _: interface, "predict")
     assert error.value.code == code
     assert text in str(error.value)
 

@@ -48,7 +48,7 @@ def request(**fields: Any) -> Any:
 
 
 def read(model: Model, message: Any) -> messages.Request:
-    return messages.read(messages.parse("ModelInferRequest", message.SerializeToString()), model.interface)
+    return messages.read(messages.parse("ModelInferRequest", message.SerializeToString()), lambda _: model.interface)
 
 
 def test_raw_and_typed_contents_are_the_same(models: dict[str, Model]) -> None:
@@ -76,11 +76,11 @@ def test_a_typed_integer_that_its_dtype_cannot_hold(field: str, name: str, data:
     message = messages.classes()["ModelInferRequest"](inputs=[given_])
     limits = np.iinfo(dtype)
     if all(limits.min <= value <= limits.max for value in values):
-        (array,) = messages.read(message, Interface((tensor,), ())).arrays
+        (array,) = messages.read(message, lambda _: Interface((tensor,), ())).arrays
         assert (array.dtype, array.tolist()) == (dtype, values)
     else:
         with pytest.raises(RequestError, match=f"x: data has a number that {name} cannot hold"):
-            messages.read(message, Interface((tensor,), ()))
+            messages.read(message, lambda _: Interface((tensor,), ()))
 
 
 TENSOR: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [2, 16]}

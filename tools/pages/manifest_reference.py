@@ -15,6 +15,7 @@ _NAMES = {
     "meshes": "<mesh>",
     "outputs": "<result>",
     "padding": "<dimension>",
+    "state": "<name>",
     "targets": "<target>",
     "variants": "<variant>",
 }

@@ -16,8 +16,12 @@ from stagec.core.trees.tree import Tree
 
 _TEXTS = json_shapes.array(json_shapes.text)
 _CONSTANT = json_shapes.record({"name": json_shapes.text, "aval": json_shapes.text, "bytes": json_shapes.count})
-_NAMES = json_shapes.record({}, dict.fromkeys(("inputs", "outputs"), json_shapes.table(json_shapes.text)))
-_OPTIONAL = {"parameters": _TEXTS, "donated": _TEXTS, "constants": json_shapes.array(_CONSTANT), "serve": _NAMES}
+_NAMES = json_shapes.table(json_shapes.text)
+_STATE = {"argument": json_shapes.text, "result": json_shapes.text, "idle": json_shapes.number}
+_SERVE = json_shapes.record(
+    {}, {"inputs": _NAMES, "outputs": _NAMES, "state": json_shapes.table(json_shapes.record({}, _STATE))}
+)
+_OPTIONAL = {"parameters": _TEXTS, "donated": _TEXTS, "constants": json_shapes.array(_CONSTANT), "serve": _SERVE}
 _DESCRIPTION = json_shapes.record({}, _OPTIONAL, rest=json_shapes.anything)
 
 

@@ -69,6 +69,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=at_least(1), default=512, metavar="MIB", help="for all bodies at a time (default: 512 MiB)"
     )
     parser.add_argument(
+        "--sequences",
+        type=at_least(1),
+        default=64,
+        help="sequences whose state is kept at a time, of each state of the manifest (default: 64)",
+    )
+    parser.add_argument(
+        "--idle",
+        type=more_than_0,
+        default=60,
+        metavar="S",
+        help="seconds without a request after which a sequence ends, where the manifest does not say it (default: 60)",
+    )
+    parser.add_argument(
         "--threads", type=at_least(0), default=0, help="calls that run at a time (default: as many as there are cores)"
     )
     parser.add_argument("--connections", type=at_least(1), default=1000, help="at a time (default: 1000)")
@@ -140,6 +153,8 @@ def run(options: argparse.Namespace) -> None:
         tls=(options.tls_cert, options.tls_key) if options.tls_cert else (),
         control=options.control,
         watch=options.bundle if options.watch else "",
+        sequences=options.sequences,
+        idle=options.idle,
         limits=limits,
     )
     rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"

@@ -23,6 +23,7 @@ def resolve(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) ->
     places |= {f"args[{i}]": name for i, name in enumerate(names)}
     known = {**{place: place for place in places if place.startswith("args")}, **{n: p for p, n in places.items() if n}}
     donated = {*spec.donate_argnames, *(f"args[{i}]" for i in spec.donate_argnums)}
+    kept = {state.get("argument") for state in spec.serve.get("state", {}).values()}
     bound: dict[str, str] = {}
     problems = []
     for argument in spec.bind:
@@ -32,7 +33,7 @@ def resolve(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) ->
             problems.append(spec.problem(key, f"{spec.entry} has no argument {argument!r}", write))
         elif place in bound.values():
             problems.append(spec.problem(key, f"{place} is bound twice", "keep one of the two"))
-        elif donated & {place, places[place]}:
+        elif donated & {place, places[place]} and not kept & {place, places[place]}:
             what = "a bound argument is used by every call, and cannot be donated"
             write = "take it out of donate_argnums and donate_argnames, or do not bind it"
             problems.append(spec.problem(key, what, write))

@@ -201,11 +201,16 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     for dim in sorted(function.buckets.keys() - set(dims)):
         yield problem(("buckets", dim), f'no aval has a dimension "{dim}"', nearest(dim, dims) or "leave it out")
     yield from _check_padding(function, avals, problem)
-    for key, by_path in function.tensor_names.items():
+    for key in ("inputs", "outputs"):
+        by_path = function.served.get(key, {})
         for path, name in by_path.items():
             first = next(other for other, same in by_path.items() if same == name)
             if path != first:
                 yield problem(("serve", key, path), f'"{name}" is the name of {first}', "write another name")
+    for name, state in function.served.get("state", {}).items():
+        if not {"argument", "result"} & state.keys():
+            write = f'write for example {name} = {{ argument = "cache", result = "result[1]" }}'
+            yield problem(("serve", "state", name), "it has no argument and no result", write)
     unknown = False
     for index, constraint in enumerate(function.constraints):
         for dim in sorted(parse_constraint(constraint).names - set(dims)):
@@ -285,7 +290,9 @@ def _check_bound(manifest: Manifest, function: Function, problem: _Report) -> It
             what = f"{weights.file} is external in another place of this manifest, and not here"
             yield problem(where, what, f'write {{ file = "{weights.file}", external = true }} everywhere')
         position = int(argument[5:-1]) if argument.startswith("args[") else None
-        if argument in function.donate_argnames or position in function.donate_argnums:
+        donated = argument in function.donate_argnames or position in function.donate_argnums
+        kept = any(state.get("argument") == argument for state in function.served.get("state", {}).values())
+        if donated and not kept:  # a state is bound for the first call of a sequence alone, which has a copy
             what = "a bound argument is used by every call, and cannot be donated"
             yield problem(where, what, "take it out of donate_argnums and donate_argnames, or do not bind it")
         if function.args is not None and position is not None and position >= len(function.args):

@@ -306,8 +306,30 @@ class Padding(Table):
     )
 
 
+class State(Table):
+    """What a server keeps on the device between the requests of a sequence. Clients neither send nor get it."""
+
+    argument: str = Field(
+        "",
+        description="The path of the argument that takes it, as `stagec inspect` shows it; all arrays below it. A "
+        'sequence begins with zeros, or with the weights that `bind` names. "": the function does not read it.',
+        examples=["cache"],
+    )
+    result: str = Field(
+        "",
+        description='The path of the result that takes its place. "": the function does not change it.',
+        examples=["result[1]"],
+    )
+    idle: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds without a request after which a sequence ends. Default: what the server says (--idle).",
+        examples=[600],
+    )
+
+
 class Serve(Table):
-    """What a server calls the arrays of a function. Others have their path as their name."""
+    """What a server calls the arrays of a function, and keeps of them. Others have their path as their name."""
 
     inputs: dict[str, TensorName] = Field(
         {},
@@ -316,6 +338,12 @@ class Serve(Table):
     )
     outputs: dict[str, TensorName] = Field(
         {}, description="Names of outputs by path, which starts with result.", examples=[{"result['probs']": "probs"}]
+    )
+    state: dict[Identifier, State] = Field(
+        {},
+        description="What is kept between the requests of a sequence, by name. Functions that give one name share it: "
+        "one may read a prompt into a cache, and another decode with it.",
+        examples=[{"cache": {"argument": "cache", "result": "result[1]"}}],
     )
 
 
@@ -560,9 +588,10 @@ class Function(Table):
             yield name, {**self.static, **variant.static}
 
     @property
-    def tensor_names(self) -> dict[str, dict[str, str]]:
-        """The names for servers: of "inputs" and of "outputs", where there are any, by path."""
-        return {key: names for key, names in (self.serve.model_dump() if self.serve else {}).items() if names}
+    def served(self) -> dict[str, dict[str, Any]]:
+        """What `serve` has, without what is empty, sorted by name."""
+        tables = self.serve.model_dump(exclude_defaults=True) if self.serve else {}
+        return {key: dict(sorted(rows.items())) for key, rows in tables.items()}
 
     def every_bucket(self) -> Iterator[Mapping[str, int]]:
         """Every combination of the sizes, dimensions sorted by name; one empty bucket where there are none."""

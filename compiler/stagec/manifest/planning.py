@@ -161,7 +161,7 @@ def _function_spec(
         disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),
         allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
         padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
-        serve={key: dict(sorted(names.items())) for key, names in function.tensor_names.items()},
+        serve=function.served,
         golden=_golden(function),
         bind={argument: _bound(weights) for argument, weights in sorted(function.bind.items())},
         devices=_devices(manifest, function),

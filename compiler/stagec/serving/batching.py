@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import RequestError
+from stagec.serving.sequences import Turn
 
 DELAY = 0.002
 """Seconds that a request waits for others, where nobody says it."""
@@ -24,12 +25,16 @@ _PARTS = 4
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request, or a part of one. since: when it came, on the loop's clock. queued: whether it waits for a call."""
+    """A request, or a part of one.
+
+    since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
+    """
 
     arrays: Arrays
     count: int
     since: float
     result: asyncio.Future[Arrays]
+    turn: Turn | None = None
     queued: bool = True
 
 
@@ -94,25 +99,28 @@ class Batcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = self._running = 0
 
-    def config(self) -> dict[str, Any]:
-        """Return Triton's ModelConfig."""
-        return self.model.config(self._delay)
+    def config(self, idle: float) -> dict[str, Any]:
+        """Return Triton's ModelConfig. idle: seconds after which a sequence ends."""
+        return self.model.config(self._delay, idle)
 
-    async def call(self, arrays: Arrays) -> Arrays:
+    async def call(self, arrays: Arrays, begin: Callable[[], Turn] | None = None) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
-        A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed").
+        begin: gives the turn of a request of a sequence; it is ended here.
+        A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
+        what `begin` raises.
         """
         parts = self.model.parts(arrays)
         if self._waiting >= self._most:
             raise RequestError("busy", f"{self.model.name}: {self._waiting} requests wait already; try again later")
         for part in parts:
             self.model.fit(part)
+        turn = begin() if begin else None
         results: list[Arrays] = []
         items: deque[_Waiting] = deque()
         try:
             for part in parts:
-                items.append(self._enter(part))
+                items.append(self._enter(part, turn))
                 if len(items) == _PARTS:
                     results.append(await items[0].result)
                     items.popleft()
@@ -124,14 +132,14 @@ class Batcher:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
 
-    def _enter(self, arrays: Arrays) -> _Waiting:
+    def _enter(self, arrays: Arrays, turn: Turn | None) -> _Waiting:
         kind = tuple(array.shape[1:] for array in arrays) if self.model.rows else None
         group = self._groups.get(kind)
         if group is None:
             group = self._groups[kind] = _Group()
             self._start(self._serve(kind, group))
         loop = asyncio.get_running_loop()
-        item = _Waiting(arrays, self.model.count(arrays), loop.time(), loop.create_future())
+        item = _Waiting(arrays, self.model.count(arrays), loop.time(), loop.create_future(), turn)
         group.add(item, self.model.largest)
         item.result.add_done_callback(lambda _: self._leave(group, item))
         self._count(1)
@@ -141,6 +149,8 @@ class Batcher:
         if item.queued:  # its caller was cancelled
             group.remove(item)
             self._count(-1)
+            if item.turn:
+                item.turn.end(succeeded=False)
 
     def _count(self, change: int) -> None:
         self._waiting += change
@@ -174,11 +184,14 @@ class Batcher:
     async def _run(self, items: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
         self._running += 1
+        turn, succeeded = items[0].turn, False  # requests of sequences run alone
         try:
             began = loop.time()
             requests = [item.arrays for item in items]
-            bucket, results = await loop.run_in_executor(self._threads, self.model.run, requests)
+            state = turn.arrays if turn else None
+            bucket, results = await loop.run_in_executor(self._threads, self.model.run, requests, state)
             self._metrics.ran(self.model.name, bucket, sum(item.count for item in items), loop.time() - began)
+            succeeded = True
         except Exception as error:  # each caller gets it
             self._metrics.log.exception("%s failed", self.model.name, exc_info=error)
             for item in items:
@@ -188,6 +201,8 @@ class Batcher:
         finally:
             self._running -= 1
             self._free.release()
+            if turn:
+                turn.end(succeeded)
         for item, arrays in zip(items, results, strict=True):
             if not item.result.done():
                 item.result.set_result(arrays)

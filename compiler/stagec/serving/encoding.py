@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stagec.core.data import strict_json
 from stagec.core.trees import json_shapes
 from stagec.serving.refusal import RequestError
+from stagec.serving.sequences import PARAMETERS, Step, step_of
 from stagec.serving.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
@@ -50,14 +51,20 @@ class Request(NamedTuple):
 
     request_id: the client's, or None. arrays: one for each input, in the order of the interface.
     outputs: the number of each output that the client asks for, and whether it wants its bytes.
+    step: of a sequence; None: it is in none.
     """
 
     request_id: str | None
     arrays: list[NDArray[Any]]
     outputs: list[tuple[int, bool]]
+    step: Step | None = None
 
 
-def read(body: bytes, header_length: str | None, interface: Interface, model: str) -> Request:
+InterfaceOf = Callable[[Step | None], Interface]
+"""Returns the interface of what a request is for: a sequence may live with models that others do not get any more."""
+
+
+def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
     """Return what a body asks for, with every name, datatype, shape and length checked.
 
     model: the name of the model in the path, with which one in the body must be equal.
@@ -77,14 +84,15 @@ def read(body: bytes, header_length: str | None, interface: Interface, model: st
     if request.get("model_name", model) != model:
         what = f"model_name is {strict_json.shown(repr(request['model_name']))}; the path names {model}"
         raise RequestError("request", what)
+    parameters = known_parameters("the request", request.get("parameters", {}), "binary_data_output", *PARAMETERS)
+    default, step = flag(parameters, "binary_data_output", False), step_of(parameters)
+    interface = interface_of(step)
     inputs = _Inputs(memoryview(body)[end:])
     arrays = arrays_of(map(inputs.given, request["inputs"]), interface.inputs)
     if len(inputs.rest):
         raise RequestError("request", f"{len(inputs.rest):,} bytes follow the last tensor")
-    parameters = known_parameters("the request", request.get("parameters", {}), "binary_data_output")
-    default = flag(parameters, "binary_data_output", False)
     wanted = ((table["name"], _is_binary(table, default)) for table in request.get("outputs", ()))
-    return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs))
+    return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs), step)
 
 
 def _is_binary(table: Mapping[str, Any], default: bool) -> bool:

@@ -17,8 +17,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from stagec.serving.encoding import Given, Request, arrays_of, flag, known_parameters, outputs_of
+from stagec.serving.encoding import Given, InterfaceOf, Request, arrays_of, flag, known_parameters, outputs_of
 from stagec.serving.refusal import RequestError
+from stagec.serving.sequences import PARAMETERS, step_of
 from stagec.serving.tensors import Interface, Tensor
 
 SERVICE = "inference.GRPCInferenceService"
@@ -49,10 +50,11 @@ _MESSAGES = {
     "ModelConfigResponse": "1 config ModelConfig",
     "ModelConfig": (
         "1 name string, 2 platform string, 4 max_batch_size int32, 5 input ConfigTensor*, 6 output ConfigOutput*, "
-        "11 dynamic_batching DynamicBatching, 17 backend string"
+        "11 dynamic_batching DynamicBatching, 13 sequence_batching SequenceBatching, 17 backend string"
     ),
     "ConfigTensor": "1 name string, 2 data_type DataType, 4 dims int64*",
     "ConfigOutput": "1 name string, 2 data_type DataType, 3 dims int64*",
+    "SequenceBatching": "1 max_sequence_idle_microseconds uint64",
     "DynamicBatching": "1 preferred_batch_size int32*, 2 max_queue_delay_microseconds uint64",
     "InputTensor": "1 name string, 2 datatype string, 3 shape int64*, 4 parameters map, 5 contents Contents",
     "Contents": (
@@ -191,7 +193,7 @@ def _varint(body: bytes, place: int) -> tuple[int, int]:
     return value, place
 
 
-def read(message: Any, interface: Interface) -> Request:
+def read(message: Any, interface_of: InterfaceOf) -> Request:
     """Return what a ModelInferRequest asks for, with every name, datatype, shape and length checked.
 
     Raises RequestError ("request", "unsupported").
@@ -204,12 +206,15 @@ def read(message: Any, interface: Interface) -> Request:
         Given(tensor.name, tensor.datatype, [*tensor.shape], functools.partial(_values, tensor, data))
         for tensor, data in zip(message.inputs, raw, strict=True)
     )
+    parameters = known_parameters("the request", plain(message.parameters), "binary_data_output", *PARAMETERS)
+    _raw_alone(parameters, "binary_data_output")
+    step = step_of(parameters)
+    interface = interface_of(step)
     arrays = arrays_of(given, interface.inputs)
-    _raw_alone(known_parameters("the request", plain(message.parameters), "binary_data_output"))
     for output in message.outputs:
-        _raw_alone(known_parameters(output.name, plain(output.parameters), "binary_data"))
+        _raw_alone(known_parameters(output.name, plain(output.parameters), "binary_data"), "binary_data")
     wanted = ((output.name, True) for output in message.outputs)
-    return Request(message.id, arrays, outputs_of(wanted, True, interface.outputs))
+    return Request(message.id, arrays, outputs_of(wanted, True, interface.outputs), step)
 
 
 def _values(given: Any, raw: bytes | None, tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -232,10 +237,9 @@ def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(value, choice) if choice else None for name, value, choice in chosen}
 
 
-def _raw_alone(parameters: Mapping[str, Any]) -> None:
-    for name in parameters:
-        if not flag(parameters, name, True):
-            raise RequestError("unsupported", f"{name} is false; answers over gRPC are raw_output_contents")
+def _raw_alone(parameters: Mapping[str, Any], name: str) -> None:
+    if not flag(parameters, name, True):
+        raise RequestError("unsupported", f"{name} is false; answers over gRPC are raw_output_contents")
 
 
 def write(model: str, version: str, request: Request, results: Sequence[NDArray[Any]], interface: Interface) -> bytes:

@@ -18,7 +18,7 @@ class Metrics:
     """The counters of one server.
 
     requests: by model and status. seconds: from the last byte of a request to its answer, by model.
-    waiting: requests in the queue, by model.
+    waiting: requests in the queue, by model. sequences: those that live, by state.
     """
 
     log = logging.getLogger("stagec.serving")
@@ -34,6 +34,9 @@ class Metrics:
         self._calls = Counter("stagec_calls", "Calls of executables", ("model", "bucket"), registry=registry)
         self._rows = _histogram("stagec_call_rows", "Rows of a call, without padding", _ROWS, registry)
         self._call_seconds = _histogram("stagec_call_seconds", "Seconds that a call took", _SECONDS, registry)
+        self.sequences = Gauge("stagec_sequences", "Sequences that have a state", ("state",), registry=registry)
+        what = "Sequences that ended, by reason"
+        self._ended = Counter("stagec_sequences_ended", what, ("state", "reason"), registry=registry)
         for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
             # It takes a lock each time, and there are few.
             metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
@@ -43,6 +46,10 @@ class Metrics:
         self._calls.labels(model, naming.bucket(bucket)).inc()
         self._rows.labels(model).observe(rows)
         self._call_seconds.labels(model).observe(seconds)
+
+    def ended(self, state: str, reason: str) -> None:
+        """Count the end of a sequence. reason: "end", "idle", "restarted" or "failed"."""
+        self._ended.labels(state, reason).inc()
 
     def as_text(self) -> bytes:
         """Return all of them in Prometheus' text format."""

@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import Aval
+from stagec.core.sizes.avals import Aval, physical
 from stagec.core.sizes.size import names_in
 from stagec.core.trees.tree import argument_path
 from stagec.loader import trials
 from stagec.loader.bundle import Bundle
+from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
 from stagec.loader.selection import CHOSEN, Policy
+from stagec.pjrt.arrays import dtype_of
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec.serving.refusal import RequestError
@@ -39,6 +41,7 @@ class Model:
     name: of the function; of a variant FUNCTION-VARIANT. version: of the bundle.
     interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` says why.
+    states: what it keeps between the calls of a sequence, by name.
     largest: how many rows the largest bucket has; 1 where requests are not gathered.
     """
 
@@ -66,13 +69,21 @@ class Model:
             raise RequestError("unsupported", what)
         paths = [argument_path(path) for path in self._usage.in_tree.paths()]
         self._padding = Padding(function.padding, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
+        self.states = self._usage.states
         self._leaves: list[Any] = [function.weights.get(path, OMITTED) for path in paths]
+        for leaf in {leaf for state in self.states.values() for leaf in state.taken}:
+            if self._leaves[leaf] is OMITTED:
+                self._leaves[leaf] = _zeros(self._usage.in_avals[leaf])
+        self._flat: dict[str, Flat] = {}
         self._fits = functools.lru_cache(512)(self._fit_of)
-        self.alone = self._why_not_gathered(rows) if rows else "no dimension is named to gather along"
+        if self.states:
+            self.alone = f"it keeps state: {', '.join(self.states)}"
+        else:
+            self.alone = self._why_not_gathered(rows) if rows else "no dimension is named to gather along"
         self.rows = "" if self.alone else rows
         for bucket in self.buckets:
             if self.alone or bucket[rows] == 1:  # the others were called to compare them
-                self._call(self._random(bucket, 0))
+                self._call(self._random(bucket, 0), self._begun())
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
 
     def of(self, bundle: Bundle) -> Model:
@@ -86,9 +97,22 @@ class Model:
         model._function = function
         weights = iter(function.weights.values())
         model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
+        model._flat = {}
         for bucket in self.buckets:
-            model._call(self._random(bucket, 0))
+            model._call(self._random(bucket, 0), model._begun())
         return model
+
+    def avals(self, state: str) -> list[Aval]:
+        """Return the avals of the arrays of a state."""
+        kept = self.states[state]
+        return [self._usage.in_avals[i] for i in kept.taken] or [self._usage.out_avals[i] for i in kept.given]
+
+    def initial(self, state: str) -> Sequence[Any]:
+        """Return what a state is before the first call: weights that the manifest binds, or zeros."""
+        return [self._leaves[leaf] for leaf in self.states[state].taken]
+
+    def _begun(self) -> dict[str, Sequence[Any]]:
+        return {name: self.initial(name) for name in self.states}
 
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol says of a model."""
@@ -100,8 +124,11 @@ class Model:
             "outputs": [tensor.metadata() for tensor in self.interface.outputs],
         }
 
-    def config(self, delay: float) -> dict[str, Any]:
-        """Return Triton's ModelConfig: sizes are without the rows that are gathered. delay: in seconds."""
+    def config(self, delay: float, idle: float) -> dict[str, Any]:
+        """Return Triton's ModelConfig: sizes are without the rows that are gathered.
+
+        delay: seconds that requests wait. idle: seconds after which a sequence ends.
+        """
 
         def tensors(of: Sequence[Tensor]) -> list[dict[str, Any]]:
             shapes = [tensor.metadata()["shape"][bool(self.rows) :] for tensor in of]
@@ -120,6 +147,7 @@ class Model:
             "input": tensors(self.interface.inputs),
             "output": tensors(self.interface.outputs),
             **({"dynamic_batching": gathered} if self.rows else {}),
+            **({"sequence_batching": {"max_sequence_idle_microseconds": round(idle * 10**6)}} if self.states else {}),
         }
 
     def fit(self, arrays: Arrays) -> Fit:
@@ -137,15 +165,18 @@ class Model:
         """Return how many rows arrays have; 1 where requests are not gathered."""
         return arrays[0].shape[0] if self.rows else 1
 
-    def run(self, requests: Sequence[Arrays]) -> tuple[Mapping[str, int], list[Arrays]]:
+    def run(
+        self, requests: Sequence[Arrays], kept: dict[str, Sequence[Any]] | None = None
+    ) -> tuple[Mapping[str, int], list[Arrays]]:
         """Run requests, several as one call; return the bucket, and the results of each.
 
         requests: checked by `fit`, each and together. Of several, all sizes but the number of rows are equal.
+        kept: of a function with state, what it has by name; what the call gives takes its place.
         """
         together = requests[0]
         if len(requests) > 1:
             together = [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
-        bucket, results = self._call(together)
+        bucket, results = self._call(together, kept)
         if len(requests) == 1:
             return bucket, [results]
         split: list[Arrays] = []
@@ -156,14 +187,32 @@ class Model:
             start = end
         return bucket, split
 
-    def _call(self, arrays: Arrays) -> tuple[Mapping[str, int], Arrays]:
+    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
         fit = self.fit(arrays)
         leaves = self._leaves.copy()
         for tensor, array in zip(self.interface.inputs, arrays, strict=True):
             leaves[tensor.leaf] = array
-        args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(fit.fill(leaves)))
-        outputs = self._usage.out_tree.flatten(self._function(*args, **kwargs))
-        return fit.bucket, [np.asarray(output) for output in fit.cut(outputs)]
+        for name, state in self.states.items():
+            assert kept is not None
+            for leaf, array in zip(state.taken, kept[name], strict=True) if state.taken else ():
+                leaves[leaf] = array
+        leaves = fit.fill(leaves)
+        if self.states and kept is not None:
+            outputs: Sequence[Any] = self._flat_for(fit.bucket, leaves)(*leaves)
+            kept.update({name: [outputs[leaf] for leaf in s.given] for name, s in self.states.items() if s.given})
+        else:
+            args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
+            outputs = self._usage.out_tree.flatten(self._function(*args, **kwargs))
+        outputs = fit.cut(outputs)
+        return fit.bucket, [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
+
+    def _flat_for(self, bucket: Mapping[str, int], leaves: Sequence[Any]) -> Flat:
+        """Return the function whose results stay on the device, whatever the arguments are."""
+        name = naming.bucket(bucket)
+        if name not in self._flat:
+            args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
+            self._flat[name] = self._function.flat(*args, **kwargs)
+        return self._flat[name]
 
     def _fit_of(self, shapes: Sequence[tuple[int, ...]]) -> Fit:
         leaves = self._leaves.copy()
@@ -221,6 +270,12 @@ class Model:
                     if among_rows[: len(beside_padding)].tobytes() != beside_padding.tobytes():
                         return f"{tensor.name}: padding changes the result of other rows{_at(bucket)}"
         return ""
+
+
+def _zeros(aval: Aval) -> NDArray[Any]:
+    """Return zeros that take no memory."""
+    stored = physical(aval)
+    return np.broadcast_to(np.zeros((), dtype_of(stored)), tuple(map(int, stored.shape)))
 
 
 def _at(bucket: Mapping[str, int]) -> str:

@@ -10,6 +10,7 @@ STATUS = {
     "method": 405,
     "not-json": 406,
     "slow": 408,
+    "conflict": 409,
     "too-large": 413,
     "encoding": 415,
     "busy": 429,
@@ -23,6 +24,7 @@ STATUS = {
 GRPC_STATUS = {
     "request": "INVALID_ARGUMENT",
     "not-found": "NOT_FOUND",
+    "conflict": "ABORTED",
     "slow": "DEADLINE_EXCEEDED",
     "too-large": "RESOURCE_EXHAUSTED",
     "busy": "RESOURCE_EXHAUSTED",
@@ -38,7 +40,8 @@ class RequestError(Refusal):
     """A request that the server does not answer.
 
     Codes: "request" (what the client sent is wrong), "not-found", "method", "not-json" (JSON has no NaN and no
-    infinity), "slow" (the body took too long), "too-large", "encoding", "busy" (the queue, or the memory for bodies, is
-    full), "failed" (the function raised), "unsupported", "unavailable" (a model that cannot be served, or a server that
-    ends), "timeout". `STATUS` has the HTTP status of each, `GRPC_STATUS` that of gRPC.
+    infinity), "slow" (the body took too long), "conflict" (another request has the sequence), "too-large", "encoding",
+    "busy" (the queue, the memory for bodies or the number of sequences is at its limit), "failed" (the function
+    raised), "unsupported", "unavailable" (a model that cannot be served, or a server that ends), "timeout". `STATUS`
+    has the HTTP status of each, `GRPC_STATUS` that of gRPC.
     """

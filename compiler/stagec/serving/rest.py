@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from stagec.serving import encoding
-from stagec.serving.batching import Batcher
-from stagec.serving.model import Arrays
+from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import STATUS, RequestError
-from stagec.serving.service import Service
+from stagec.serving.service import Chosen, Service
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -64,11 +62,11 @@ class Application:
             batcher = service.batcher(match[1], match[2])
             if match[3] == "infer":
                 _only(method, "POST")
-                with service.counted(match[1], match[2]) as batcher:
-                    return await self._infer(batcher, scope, receive)
+                with service.counted(match[1], match[2]) as chosen:
+                    return await self._infer(chosen, scope, receive)
             _only(method, "GET", "HEAD")
             if match[3] == "config":
-                return _json(batcher.config())
+                return _json(service.config(batcher))
             return _json({"name": match[1], "ready": True} if match[3] else batcher.model.metadata())
         if path == "/v2/repository/index":
             _only(method, "POST")
@@ -90,14 +88,14 @@ class Application:
             return _json({"live": True})
         return _json({"ready": not service.ending}, 503 if service.ending else 200)
 
-    async def _infer(self, batcher: Batcher, scope: Scope, receive: Receive) -> _Answer:
+    async def _infer(self, chosen: Chosen, scope: Scope, receive: Receive) -> _Answer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError("encoding", "a compressed body is not supported: send it as it is")
         async with contextlib.AsyncExitStack() as held:
             body = await self._body(headers.get("content-length"), receive, held)
             async with _while_connected(receive):
-                return await self._work(batcher, body, headers.get(encoding.HEADER_LENGTH))
+                return await self._work(chosen, body, headers.get(encoding.HEADER_LENGTH))
 
     async def _body(self, length: str | None, receive: Receive, held: contextlib.AsyncExitStack) -> bytes:
         """Return the body of a request. held: gives its bytes back to the limit of all bodies."""
@@ -123,14 +121,14 @@ class Application:
             raise RequestError("slow", f"the body took over {limits.seconds:g} seconds") from None
         return bytes(body)
 
-    async def _work(self, batcher: Batcher, body: bytes, header_length: str | None) -> _Answer:
-        model = batcher.model
+    async def _work(self, chosen: Chosen, body: bytes, header_length: str | None) -> _Answer:
+        def read(interface_of: encoding.InterfaceOf) -> encoding.Request:
+            return encoding.read(body, header_length, interface_of, chosen.batcher.model.name)
 
-        def write(request: encoding.Request, results: Arrays) -> tuple[bytes, int | None]:
+        def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None]:
             return encoding.write(model.name, model.version, request, results, model.interface)
 
-        read = functools.partial(encoding.read, body, header_length, model.interface, model.name)
-        answer, end = await self._service.answer(batcher, len(body), read, write)
+        answer, end = await self._service.answer(chosen, len(body), read, write)
         if end is None:
             return _Answer(200, answer)
         told = (b"content-type", b"application/octet-stream"), (encoding.HEADER_LENGTH.encode(), str(end).encode())

@@ -14,7 +14,7 @@ import grpc
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.serving import messages
 from stagec.serving.encoding import Request
-from stagec.serving.model import Arrays
+from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import GRPC_STATUS, RequestError
 from stagec.serving.service import Service, maybe_in_thread
 
@@ -151,15 +151,14 @@ class RpcServer:
             raise
         if method == "ModelReady":
             return {"ready": True}
-        return {"config": batcher.config()} if method == "ModelConfig" else batcher.model.metadata()
+        return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
 
     async def _infer(self, body: bytes) -> bytes:
         message = await maybe_in_thread(len(body), lambda: messages.parse("ModelInferRequest", body))
-        with self._service.counted(message.model_name, message.model_version or None) as batcher:
-            model = batcher.model
 
-            def write(request: Request, results: Arrays) -> bytes:
-                return messages.write(model.name, model.version, request, results, model.interface)
+        def write(model: Model, request: Request, results: Arrays) -> bytes:
+            return messages.write(model.name, model.version, request, results, model.interface)
 
-            read = functools.partial(messages.read, message, model.interface)
-            return await self._service.answer(batcher, len(body), read, write)
+        with self._service.counted(message.model_name, message.model_version or None) as chosen:
+            read = functools.partial(messages.read, message)
+            return await self._service.answer(chosen, len(body), read, write)

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
 from stagec.serving.refusal import RequestError
 from stagec.serving.rest import Application
+from stagec.serving.sequences import IDLE, Sequences
 from stagec.serving.service import Limits, Repository, Service
 from stagec.serving.swapping import Swapping
 
@@ -48,6 +49,7 @@ class Options:
     drain: seconds after SIGTERM in which the server still takes new requests.
     tls: files of the certificate, with those that signed it, and of its key, in PEM; empty: there is no TLS.
     control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
+    sequences: that live at a time, of each state. idle: seconds after which one ends, where the manifest does not say.
     """
 
     delay: float | None = None
@@ -58,6 +60,8 @@ class Options:
     tls: tuple[str, str] | tuple[()] = ()
     control: bool = False
     watch: str = ""
+    sequences: int = 64
+    idle: float = IDLE
     limits: Limits = field(default_factory=Limits)
 
 
@@ -81,14 +85,30 @@ def models_of(
 
     A function with variants is several models, FUNCTION-VARIANT.
     """
-    models, left_out = {}, {}
+    models: dict[str, Model] = {}
+    left_out: dict[str, str] = {}
     for function in bundle.values():
         for variant in function.variants.values() or [function]:
             try:
-                models[variant.name] = Model(variant, bundle.version, gather, policy)
+                model = Model(variant, bundle.version, gather, policy)
             except Refusal as error:
                 left_out[variant.name] = str(error).partition("\n")[0]
+                continue
+            if why := _other_state(model, models.values()):
+                left_out[variant.name] = why
+            else:
+                models[variant.name] = model
     return models, left_out
+
+
+def _other_state(model: Model, others: Iterable[Model]) -> str:
+    """Return why a model cannot share its states with others; "" if it can."""
+    for other in others:
+        for name in model.states.keys() & other.states.keys():
+            if model.avals(name) != other.avals(name):
+                mine, theirs = (", ".join(map(str, which.avals(name))) for which in (model, other))
+                return f"its state {name} is {mine}, and that of {other.name} is {theirs}"
+    return ""
 
 
 class _Json(logging.Formatter):
@@ -174,7 +194,8 @@ async def serve(
                 raise RequestError("unavailable", f"nothing can be served: {'; '.join(again.left_out.values())}")
             return repository_of(again)
 
-        service = Service(repository_of(loaded), metrics, options.limits, reloaded, options.control)
+        sequences = Sequences(options.sequences, options.idle, metrics)
+        service = Service(repository_of(loaded), metrics, options.limits, reloaded, options.control, sequences)
         certificate, key = options.tls or (None, None)
         config = uvicorn.Config(
             Application(service),

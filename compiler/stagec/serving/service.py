@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import StagecError
 from stagec.core.telling.refusal import Refusal
 from stagec.serving.batching import Batcher
-from stagec.serving.encoding import Request, known_parameters
+from stagec.serving.encoding import InterfaceOf, Request, known_parameters
 from stagec.serving.metrics import Metrics
+from stagec.serving.model import Model
 from stagec.serving.refusal import STATUS, RequestError
+from stagec.serving.sequences import Sequences, Step
 from stagec.serving.swapping import Swapping
+from stagec.serving.tensors import Interface
 
 Answer = TypeVar("Answer")
 _UNLOADED = "was unloaded by a client"
@@ -42,7 +46,8 @@ class Repository:
 
     batchers: of the models by name. left_out: why other functions of the bundle are not offered, by name.
     swapping: gives models other weights. close: unloads the bundle.
-    unloaded: models that a client has unloaded. users: requests under way.
+    unloaded: models that a client has unloaded. users: requests under way, and states of sequences.
+    replaced: whether another one is offered instead; then it is closed when it has no users.
     """
 
     batchers: Mapping[str, Batcher]
@@ -51,6 +56,28 @@ class Repository:
     close: Callable[[], None]
     unloaded: set[str] = field(default_factory=set)
     users: int = 0
+    replaced: bool = False
+
+    def enter(self) -> None:
+        """Count one that uses it."""
+        self.users += 1
+
+    def leave(self) -> None:
+        """Count one less."""
+        self.users -= 1
+        self.close_unused()
+
+    def close_unused(self) -> None:
+        """Unload the bundle where nobody needs it any more."""
+        if self.replaced and not self.users:
+            self.close()
+
+
+class Chosen(NamedTuple):
+    """The queue of a model, and the repository that has it."""
+
+    batcher: Batcher
+    repository: Repository
 
 
 class Service:
@@ -66,6 +93,7 @@ class Service:
         limits: Limits,
         load: Callable[[], Repository],
         control: bool = False,
+        sequences: Sequences | None = None,
     ) -> None:
         """load: loads the bundle as it is now; it takes long, and runs in a thread.
 
@@ -76,10 +104,11 @@ class Service:
         self._repository, self._load, self._control = repository, load, control
         self._loading = asyncio.Lock()
         self._held = 0
+        self._sequences = sequences or Sequences(1, 60, metrics)
 
     def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
         """Return what the protocol says of a server. extensions: of the protocol, that the caller has."""
-        return {"name": "stagec", "version": VERSION, "extensions": [*extensions, "model_configuration"]}
+        return {"name": "stagec", "version": VERSION, "extensions": [*extensions, "model_configuration", "sequence"]}
 
     def batcher(self, name: str, version: str | None) -> Batcher:
         """Return the queue of a model. version: None: any. Raises RequestError ("not-found", "unavailable")."""
@@ -95,6 +124,10 @@ class Service:
         if version not in (None, batcher.model.version):
             raise RequestError("not-found", f"{name} has version {batcher.model.version} and no other")
         return batcher
+
+    def config(self, batcher: Batcher) -> dict[str, Any]:
+        """Return Triton's ModelConfig of a model."""
+        return batcher.config(self._sequences.idle(batcher.model))
 
     def index(self) -> Iterable[dict[str, str]]:
         """Yield name, version, state and reason of each model."""
@@ -146,25 +179,24 @@ class Service:
         old, self._repository = self._repository, repository
         versions = {name: batcher.model.version for name, batcher in repository.batchers.items()}
         self.metrics.log.info("models are %s", versions)
-        _close_unused(old)
+        old.replaced = True
+        old.close_unused()
 
     @contextlib.contextmanager
-    def counted(self, name: str, version: str | None) -> Iterator[Batcher]:
+    def counted(self, name: str, version: str | None) -> Iterator[Chosen]:
         """Give the queue of a model for one request, which is counted by how it ends. Raises as `batcher`."""
-        batcher, repository = self.batcher(name, version), self._repository
+        chosen = Chosen(self.batcher(name, version), self._repository)
         status = 499  # a client that is gone, as nginx counts it
-        repository.users += 1
+        chosen.repository.enter()
         try:
-            yield batcher
+            yield chosen
             status = 200
         except RequestError as error:
             status = STATUS[error.code]
             raise
         finally:
             self.metrics.requests.labels(name, status).inc()
-            repository.users -= 1
-            if repository is not self._repository:
-                _close_unused(repository)
+            chosen.repository.leave()
 
     def hold(self, count: int, held: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
         """Count bytes of a request, until `held` ends. Raises RequestError ("busy") where they are too many."""
@@ -177,27 +209,52 @@ class Service:
         self._held += count
 
     async def answer(
-        self, batcher: Batcher, size: int, read: Callable[[], Request], write: Callable[[Request, Any], Answer]
+        self,
+        chosen: Chosen,
+        size: int,
+        read: Callable[[InterfaceOf], Request],
+        write: Callable[[Model, Request, Any], Answer],
     ) -> Answer:
         """Return what `write` makes of a request's results.
 
-        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and what these and
-        `Batcher.call` raise.
+        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and what these,
+        `Sequences.begin` and `Batcher.call` raise.
         """
-        name, seconds = batcher.model.name, self.limits.seconds
+        name, seconds = chosen.batcher.model.name, self.limits.seconds
+
+        def interface_of(step: Step | None) -> Interface:
+            return self._living(chosen, step).batcher.model.interface
+
         with self.metrics.seconds.labels(name).time():
             try:
                 async with asyncio.timeout(seconds):
-                    request = await maybe_in_thread(size, read)
-                    results = await batcher.call(request.arrays)
-                    return await maybe_in_thread(sum(a.nbytes for a in results), lambda: write(request, results))
+                    request = await maybe_in_thread(size, lambda: read(interface_of))
+                    batcher, repository = self._living(chosen, request.step)
+                    model, step, begin = batcher.model, request.step, None
+                    if step is not None:
+                        begin = functools.partial(self._sequences.begin, model, step, repository)
+                    results = await batcher.call(request.arrays, begin)
+                    size = sum(array.nbytes for array in results)
+                    return await maybe_in_thread(size, lambda: write(model, request, results))
             except TimeoutError:
                 raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
 
-
-def _close_unused(repository: Repository) -> None:
-    if not repository.users:
-        repository.close()
+    def _living(self, chosen: Chosen, step: Step | None) -> Chosen:
+        """Return what a request runs with: one of a sequence has the bundle with which this began."""
+        model = chosen.batcher.model
+        if step is None and model.states:
+            what = f"it keeps {', '.join(model.states)} for a sequence: give the parameter sequence_id"
+            raise RequestError("request", f"{model.name}: {what}")
+        if step is not None and not model.states:
+            raise RequestError("unsupported", f"{model.name} keeps no state: sequence_id is for functions that do")
+        owner = self._sequences.owner(model, step)
+        if owner is None or owner is chosen.repository:
+            return chosen
+        assert isinstance(owner, Repository)
+        if model.name not in owner.batchers:
+            what = "the sequence has a bundle that has no such model, and was replaced: begin another one"
+            raise RequestError("not-found", f"{model.name}: {what}")
+        return Chosen(owner.batchers[model.name], owner)
 
 
 async def maybe_in_thread(size: int, work: Callable[[], Answer]) -> Answer:

@@ -1,8 +1,8 @@
 """The tensors of a function, as the Open Inference Protocol describes them: names, datatypes and shapes.
 
 A function takes and returns pytrees; the protocol knows lists of named tensors. Each leaf is one tensor, whose name is
-the leaf's path, `x`, `batch['image']`, `result['probs']`, or one that the manifest gives. Bound weights and masks are
-not inputs.
+the leaf's path, `x`, `batch['image']`, `result['probs']`, or one that the manifest gives. Bound weights, masks and
+state are not inputs.
 """
 
 from __future__ import annotations
@@ -125,14 +125,17 @@ def interface_of(usage: Call) -> Interface:
 
     Raises RequestError ("unsupported") for a dtype that the protocol has not.
     """
-    named = [usage.serve.get(key, {}) for key in ("inputs", "outputs")]
-    paths = usage.input_paths, dict(enumerate(usage.output_paths))
-    return Interface(
-        *(
-            tuple(_tensor(leaf, names.get(path, path), avals[leaf]) for leaf, path in rows.items())
-            for names, rows, avals in zip(named, paths, (usage.in_avals, usage.out_avals), strict=True)
-        )
+    states = usage.states.values()
+    sides = (
+        ("inputs", usage.input_paths, usage.in_avals, {leaf for state in states for leaf in state.taken}),
+        ("outputs", dict(enumerate(usage.output_paths)), usage.out_avals, {leaf for s in states for leaf in s.given}),
     )
+    tensors = []
+    for key, paths, avals, kept in sides:
+        names = usage.serve.get(key, {})
+        shown = {leaf: path for leaf, path in paths.items() if leaf not in kept}
+        tensors.append(tuple(_tensor(leaf, names.get(path, path), avals[leaf]) for leaf, path in shown.items()))
+    return Interface(*tensors)
 
 
 def _tensor(leaf: int, name: str, aval: Aval) -> Tensor:

@@ -35,13 +35,16 @@ def write(bundle: str, models: Mapping[str, Model], folder: Path, delay: float) 
     left_out: dict[str, str] = {}
     first = None
     for name, model in models.items():
+        if model.states:
+            left_out[name] = f"{model.alone}, and only `stagec serve` has sequences"
+            continue
         narrow = [t.name for t in (*model.interface.inputs, *model.interface.outputs) if t.datatype == "BF16"]
         if narrow:
             left_out[name] = f"{narrow[0]} is BF16, which Triton's Python backend cannot give to NumPy"
             continue
         place = folder / name / "1"
         place.mkdir(parents=True)
-        config = messages.classes()["ModelConfig"](**{**model.config(delay), "platform": "", "backend": "python"})
+        config = messages.classes()["ModelConfig"](**{**model.config(delay, 0), "platform": "", "backend": "python"})
         (folder / name / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
         (place / "model.py").write_text(_CODE.format(name=name), "utf-8")
         if first is None:

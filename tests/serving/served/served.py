@@ -49,3 +49,20 @@ def scaled(x):
 
 def filled(x):
     return jnp.full(8_000_000, x)
+
+
+def begin(x):
+    return x, x.sum()
+
+
+def add(total, x):
+    total = total["total"]
+    return total * 2, {"total": total + x}
+
+
+def peek(total):
+    return total
+
+
+def learned(state, rate):
+    return {"loss": jnp.sum(state**2), "state": state - rate * state}

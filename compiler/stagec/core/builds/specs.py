@@ -91,7 +91,7 @@ class FunctionSpec:
     matmul_precision: str | None = None
     padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    serve: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    serve: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     golden: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[Mapping[str, Any]] = ()
     plugins: Sequence[str] = ()

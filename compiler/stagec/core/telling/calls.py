@@ -34,6 +34,18 @@ class Argument(NamedTuple):
         return self.place.startswith("kwargs")
 
 
+class State(NamedTuple):
+    """What a server keeps between the calls of a sequence.
+
+    taken: the leaves of the arguments that it is passed as. given: those of the result that take its place, as many,
+    or none where one of both is not. idle: seconds without a call after which it is dropped; None: the server says it.
+    """
+
+    taken: tuple[int, ...]
+    given: tuple[int, ...]
+    idle: float | None
+
+
 @dataclass(frozen=True)
 class Call:
     """All that a caller of a function must know.
@@ -46,7 +58,8 @@ class Call:
     donated: for each of `in_avals` whether a call consumes its buffer; empty: of none it is known.
     bound: number of the leaf -> the weight that takes its place where the caller leaves it out. Whole arguments are.
     filled: keyword arguments that the loader makes where the caller leaves them out.
-    serve: "inputs" and "outputs": path of an array -> the name that the manifest gives it for servers.
+    serve: for servers: "inputs" and "outputs": path of an array -> the name that the manifest gives it;
+        "state": as `states` has it.
     """
 
     name: str
@@ -59,7 +72,7 @@ class Call:
     donated: Sequence[bool] = ()
     bound: Mapping[int, str] = field(default_factory=dict)
     filled: Sequence[str] = ()
-    serve: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    serve: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @functools.cached_property
     def arguments(self) -> tuple[Argument, ...]:
@@ -146,12 +159,28 @@ class Call:
     @property
     def input_paths(self) -> dict[int, str]:
         """The path of each array that a caller passes, by the number of its leaf: not of those that the bundle has."""
+        left_out = {leaf for argument in self.arguments if argument.name in self.filled for leaf in argument.leaves}
+        return {leaf: path for leaf, path in enumerate(self._paths) if leaf not in left_out | self.bound.keys()}
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        """The path of each array of the arguments."""
         places = [argument_path(path) for path in self.in_tree.paths()]
         paths = list(map(self.path, places))
-        if len({*paths}) < len(paths):  # a parameter that only has a position may have a keyword's name
-            paths = places
-        left_out = {leaf for argument in self.arguments if argument.name in self.filled for leaf in argument.leaves}
-        return {leaf: path for leaf, path in enumerate(paths) if leaf not in left_out | self.bound.keys()}
+        # A parameter that only has a position may have a keyword's name.
+        return paths if len({*paths}) == len(paths) else places
+
+    @functools.cached_property
+    def states(self) -> dict[str, State]:
+        """What servers keep between calls, by name."""
+        return {
+            name: State(
+                tuple(_below(table.get("argument", ""), self._paths)),
+                tuple(_below(table.get("result", ""), self.output_paths)),
+                table.get("idle"),
+            )
+            for name, table in self.serve.get("state", {}).items()
+        }
 
     @property
     def output_paths(self) -> list[str]:
@@ -210,6 +239,13 @@ class Call:
         if argument.name in self.filled:
             words.append("made by the loader where you leave it out")
         return ", ".join(words)
+
+
+def _below(place: str, paths: Sequence[str]) -> Iterator[int]:
+    """Yield the numbers of the paths that are a place, or in it; none for ""."""
+    for number, path in enumerate(paths):
+        if place and path.startswith(place) and path[len(place) :][:1] in ("", "[", "."):
+            yield number
 
 
 def _positional(parameters: Sequence[str], count: int) -> list[str]:
