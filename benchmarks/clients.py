@@ -1,11 +1,13 @@
 """Clients of a server: connections that send one request after the other, each when its answer is there.
 
-python -m benchmarks.clients PORT CLIENTS SECONDS REQUEST: REQUEST is a file with all bytes of one. Prints JSON.
+python -m benchmarks.clients PORT CLIENTS SECONDS REQUEST [FIRST]: files with all bytes of a request, and of the first
+one of each client where that is another. `@@@@@@` in them is the number of the client. Prints JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
 import time
@@ -15,8 +17,8 @@ from pathlib import Path
 class _Client(asyncio.Protocol):
     """One connection. It reads as little of an answer as it must: status, length, and that all of it is there."""
 
-    def __init__(self, request: bytes, seconds: list[float], failed: list[str]) -> None:
-        self._request, self._seconds, self._failed = request, seconds, failed
+    def __init__(self, request: bytes, first: bytes, seconds: list[float], failed: list[str]) -> None:
+        self._request, self._next, self._seconds, self._failed = request, first, seconds, failed
         self._received, self._length = b"", -1
         self.ended = asyncio.get_running_loop().create_future()
         self.ending = False
@@ -52,11 +54,12 @@ class _Client(asyncio.Protocol):
     def _send(self) -> None:
         self._received, self._length = b"", -1
         self._began = time.perf_counter()
-        self._transport.write(self._request)
+        self._transport.write(self._next)
+        self._next = self._request
 
 
-async def load(port: int, clients: int, seconds: float, request: bytes) -> dict[str, float]:
-    """Return what clients saw, in seconds and in numbers of requests.
+async def load(port: int, clients: int, seconds: float, request: bytes, first: bytes = b"") -> dict[str, float]:
+    """Return what clients saw, in seconds and in numbers of requests. first: of each client, where it is another.
 
     per_second: answers. p50, p99: percentiles of the time of a request. answers: all, before and after that time too.
     failed: how many had another status than 200, or no answer.
@@ -64,9 +67,14 @@ async def load(port: int, clients: int, seconds: float, request: bytes) -> dict[
     times: list[float] = []
     failed: list[str] = []
     loop = asyncio.get_running_loop()
+
+    def client(number: int) -> _Client:
+        own = [data.replace(b"@@@@@@", b"%06d" % number) for data in (request, first or request)]
+        return _Client(*own, times, failed)
+
     connections = [
-        (await loop.create_connection(lambda: _Client(request, times, failed), "127.0.0.1", port))[1]
-        for _ in range(clients)
+        (await loop.create_connection(functools.partial(client, number), "127.0.0.1", port))[1]
+        for number in range(clients)
     ]
     await asyncio.sleep(seconds / 4)  # the first ones find cold caches
     early = len(times)
@@ -88,5 +96,6 @@ async def load(port: int, clients: int, seconds: float, request: bytes) -> dict[
 
 
 if __name__ == "__main__":
-    port, clients, seconds, request = sys.argv[1:]
-    print(json.dumps(asyncio.run(load(int(port), int(clients), float(seconds), Path(request).read_bytes()))))
+    port, clients, seconds, *files = sys.argv[1:]
+    data = [Path(file).read_bytes() for file in files]
+    print(json.dumps(asyncio.run(load(int(port), int(clients), float(seconds), *data))))

@@ -12,8 +12,11 @@ WIDTHS = (784, 1024, 1024, 10)
 IMAGE, PATCH, WIDTH, HEADS, LAYERS, CLASSES = 224, 16, 192, 3, 12, 1000
 """ViT-Ti/16."""
 PATCHES = (IMAGE // PATCH) ** 2
-SHAPES: dict[str, tuple[int, ...]] = {"mlp": (WIDTHS[0],), "vit": (IMAGE, IMAGE, 3)}
+CACHE, VOCABULARY, HEAD = (6, 128, 4), 4096, 64
+"""Of the decoder: layers, positions and heads of the cache; tokens; elements of a head."""
+SHAPES: dict[str, tuple[int, ...]] = {"mlp": (WIDTHS[0],), "vit": (IMAGE, IMAGE, 3), "decode": ()}
 """Of one row of the argument."""
+DTYPES = {"mlp": np.float32, "vit": np.float32, "decode": np.int32}
 
 
 def weights(model: str) -> dict[str, Any]:
@@ -27,6 +30,13 @@ def weights(model: str) -> dict[str, Any]:
         pairs = itertools.pairwise(WIDTHS)
         layers = [{f"w{i}": drawn(*pair), f"b{i}": drawn(pair[1])} for i, pair in enumerate(pairs)]
         return {name: array for layer in layers for name, array in layer.items()}
+    if model == "decode":
+        width = CACHE[2] * HEAD
+        made = {"embed": drawn(VOCABULARY, width)}
+        for i in range(CACHE[0]):
+            made |= {f"qkv{i}": drawn(width, 3 * width), f"out{i}": drawn(width, width)}
+            made |= {f"up{i}": drawn(width, 4 * width), f"down{i}": drawn(4 * width, width)}
+        return made
     patch = PATCH * PATCH * 3
     made = {"embed": drawn(patch, WIDTH), "position": drawn(PATCHES, WIDTH), "head": drawn(WIDTH, CLASSES)}
     for i in range(LAYERS):
@@ -68,6 +78,30 @@ def vit(params: dict[str, Any], images: Any) -> Any:
         x = x + mixed @ params[f"out{i}"]
         x = x + jax.nn.relu(norm(x) @ params[f"up{i}"]) @ params[f"down{i}"]
     return norm(x.mean(1)) @ params["head"]
+
+
+def empty_cache() -> dict[str, Any]:
+    """Return what a decoder has seen before the first token."""
+    zeros = np.zeros((*CACHE, HEAD), np.float32)
+    return {"keys": zeros, "values": zeros, "length": np.int32(0)}
+
+
+def decode(params: dict[str, Any], cache: dict[str, Any], tokens: Any) -> tuple[Any, dict[str, Any]]:
+    """Return f32[1,vocabulary] of i32[1] and what came before, and the cache with it."""
+    import jax
+    import jax.numpy as jnp
+
+    keys, values, at = cache["keys"], cache["values"], cache["length"]
+    x = params["embed"][tokens]
+    seen = jnp.arange(CACHE[1]) <= at
+    for i in range(CACHE[0]):
+        q, k, v = jnp.split((x @ params[f"qkv{i}"]).reshape(1, 1, 3 * CACHE[2], HEAD), 3, axis=2)
+        keys = jax.lax.dynamic_update_slice(keys, k, (i, at, 0, 0))
+        values = jax.lax.dynamic_update_slice(values, v, (i, at, 0, 0))
+        scores = jnp.where(seen, jnp.einsum("hd,phd->hp", q[0, 0], keys[i]) / math.sqrt(HEAD), -jnp.inf)
+        x = x + jnp.einsum("hp,phd->hd", jax.nn.softmax(scores), values[i]).reshape(1, -1) @ params[f"out{i}"]
+        x = x + jax.nn.relu(x @ params[f"up{i}"]) @ params[f"down{i}"]
+    return x @ params["embed"].T, {"keys": keys, "values": values, "length": at + 1}
 
 
 def onnx_model(model: str) -> bytes:

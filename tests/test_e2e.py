@@ -6,11 +6,13 @@ valid stays so; what it breaks it repairs.
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -715,6 +717,22 @@ def test_a_bundle_is_signed_and_verified(built: Workspace) -> None:
     words = ("verify", "bazel-bin/models/models.aot", "--key", public, "--signature", "models.aot.dsse.json")
     done = command(*words, "--json", cwd=built.root)
     assert [one["ok"] for one in json.loads(done.stdout)["checks"]] == [True, True, True], done.stderr
+
+
+# As for signing, it fetches what no other test needs.
+@pytest.mark.pinned
+def test_a_bundle_is_served(built: Workspace) -> None:
+    done = built.run("build", "//models:models.serve")
+    assert done.returncode == 0, done.stderr
+    program = built.root / "bazel-bin" / "models" / "models.serve"
+    options = ["--port", "0", "--grpc-port", "0", "--drain", "0"]
+    with subprocess.Popen([program, *options], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        told = list(itertools.takewhile(lambda line: not line.startswith("listening on http"), server.stdout))
+        server.terminate()
+    assert server.returncode == 0
+    assert told[-1].startswith("listening on grpc://127.0.0.1:")
+    assert any(line.startswith("gelu") for line in told), told
 
 
 def test_a_lock_of_ones_own_for_other_hardware(built: Workspace) -> None:

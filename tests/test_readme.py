@@ -103,6 +103,7 @@ def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
         "//models:models.scale",
         "//models:models.scale.cpu-avx2.batch1",
         "//models:models.scale.cpu-avx2.batch32",
+        "//models:models.serve",
         "//models:models.sign",
         "//models:models.update_baseline",
     ]

@@ -16,6 +16,7 @@ load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path", "workspace_path")
 load("//rules/private:report.bzl", "aot_report")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
+load("//rules/private:serving.bzl", "aot_server")
 load("//rules/private:signing.bzl", "aot_signing")
 
 # What planning imports, besides the modules of platforms. A change in one of these files plans every manifest again; a change in any other file of the
@@ -405,7 +406,8 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
     # Nobody reads it after each build of //...
     aot_report(name = name + ".report", provenance = ":" + name + ".provenance", bundle = ":" + name, **_tagged(common, "manual"))
 
-    # Without a tag //... would fetch what signs.
+    # Without a tag //... would fetch what serves, and what signs.
+    aot_server(name = name + ".serve", bundle = ":" + name, **_tagged(common, "manual"))
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", **_tagged(common, "manual"))
     built = {"": []}  # exports are tested where no executable is of the build's own environment, too
     for one in compiled if plan["reproducible"] else []:

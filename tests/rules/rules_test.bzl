@@ -469,6 +469,17 @@ def _jax_cache_test_impl(ctx):
 
 jax_cache_test = analysis_test(_jax_cache_test_impl)
 
+def _serving_test_impl(ctx):
+    target = ctx.attr.target
+    files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    return verdict(
+        ctx,
+        difference("missing files", [n for n in ("sample.aot",) if n not in files], []) +
+        _launcher_problems(target, ["stagec_python", "stagec_serving"], ["stagec_python", "stagec_serving"]),
+    )
+
+serving_test = analysis_test(_serving_test_impl)
+
 def _signing_test_impl(ctx):
     target = ctx.attr.target
     files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]

@@ -1,6 +1,8 @@
 """Functions as a server runs them: which requests run together, and that nobody sees it in the result."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,3 +96,37 @@ def test_sizes_that_no_bucket_has(models: dict[str, Model]) -> None:
         "scaled: no bucket has these sizes: x is f32[2,9] (buckets: batch = 1, length = 2; batch = 1, length = 8; "
         "batch = 4, length = 2; batch = 4, length = 8; smaller sizes of batch, length are padded)"
     )
+
+
+class Alone(Model):
+    """A model whose calls are those of a Python function, and whose buckets are others."""
+
+    def __init__(self, of: Model, buckets: list[int], call: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.__dict__ = {**of.__dict__, "buckets": [{"batch": size} for size in buckets], "calls": 0}
+        self._function = call
+
+    def _call(self, arrays: Any, kept: Any = None) -> Any:
+        self.calls += 1
+        size = min(bucket["batch"] for bucket in self.buckets if bucket["batch"] >= len(arrays[0]))
+        padded = np.zeros((size, 16), np.float32)
+        padded[: len(arrays[0])] = arrays[0]
+        return {"batch": size}, [self._function(padded)[: len(arrays[0])]] * 2
+
+
+@pytest.mark.parametrize("buckets", [[2], [1, 2], [3], [1, 8, 32], [8, 9]])
+def test_whatever_depends_on_other_rows_is_seen(models: dict[str, Model], buckets: list[int]) -> None:
+    """In each bucket by three calls."""
+    why = {
+        "its place": lambda x: x * np.arange(1, len(x) + 1)[:, None],
+        "the last place": lambda x: np.where(np.arange(len(x))[:, None] == len(x) - 1, x + 1, x),
+        "the row before": lambda x: x + np.roll(x, 1, 0),
+        "all rows": lambda x: x - x.mean(0),
+        "the last row": lambda x: x + x[-1],
+    }
+    right = Alone(models["predict"], buckets, lambda x: x * 2)
+    assert right._why_not_gathered("batch") == ""
+    assert right.calls == 3 * sum(size > 1 for size in buckets)
+    for what, function in why.items():
+        assert Alone(models["predict"], buckets, function)._why_not_gathered("batch"), what
+    padded = Alone(models["predict"], [8, 9], lambda x: x * (x != 0).any(1).sum())
+    assert padded._why_not_gathered("batch").startswith("result['label']: padding changes the result of other rows")

@@ -32,7 +32,10 @@ Arrays = Sequence[NDArray[Any]]
 PLATFORM = "stagec_aot"
 """What clients get as the platform of each model."""
 _TRIALS = 6
-"""Random inputs of the smallest bucket that are compared, two at a time: of integers, 0 or 1, two may be equal."""
+"""Random inputs of the smallest bucket that are compared, two at a time, where some are integers.
+
+These are drawn as 0 or 1, so two rows may be equal. Two floats are not, so two inputs are enough.
+"""
 
 
 class Model:
@@ -251,10 +254,11 @@ class Model:
                 return f"{tensor.name} is {tensor.aval}, and its rows are not those of {rows}"
         if not self.interface.inputs or not self.interface.outputs:
             return "it has no inputs, or no outputs"
+        of_smallest = _TRIALS if any(tensor.dtype.kind in "biu" for tensor in self.interface.inputs) else 2
         sizes = sorted(bucket[rows] for bucket in self.buckets if bucket[rows] > 1)
         for bucket in self.buckets:
             others = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0} and b[rows] < bucket[rows]]
-            trials_of = 0 if bucket[rows] == 1 else _TRIALS if bucket[rows] == sizes[0] else 2
+            trials_of = 0 if bucket[rows] == 1 else of_smallest if bucket[rows] == sizes[0] else 2
             for seed in range(0, trials_of, 2):
                 first, second = self._random(bucket, seed), self._random(bucket, seed + 1)
                 for array, values in zip(second, first, strict=True):
