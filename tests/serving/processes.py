@@ -58,14 +58,22 @@ def _start_to_fork() -> None:
             os.environ["PYTHONPATH"] = before
 
 
-def _run(words: list[str], printed: Connection, said: Connection) -> None:
+def _run(words: list[str], printed: Connection, said: Connection, program: str) -> None:
     sys.modules["jax"] = None  # type: ignore[assignment]
     for number, pipe in enumerate((printed, said), 1):
         os.dup2(pipe.fileno(), number)
         pipe.close()
     from stagec.cli import main
 
-    status = main(words)
+    status: Any = 0
+    if program:
+        sys.argv[1:] = words
+        try:
+            exec(program, {})
+        except SystemExit as error:
+            status = error.code
+    else:
+        status = main(words)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -74,23 +82,26 @@ def _run(words: list[str], printed: Connection, said: Connection) -> None:
 class Server:
     """A process of `stagec serve`.
 
-    told: what it has printed until it listens. errors: what it wrote on stderr, when it has ended. status: then, the
-    number of a signal negative.
+    told: what it has printed until it listens. When it has ended, rest: what it has printed since then; errors: what it
+    wrote on stderr; status: the number of a signal is negative.
     """
 
-    def __init__(self, bundle: Path, *options: str) -> None:
-        """Raises AssertionError with what it says, where it does not start."""
+    def __init__(self, bundle: Path, *options: str, program: str = "") -> None:
+        """Raises AssertionError with what it says, where it does not start.
+
+        program: Python that does what the command line says, as sys.argv has it; "": `stagec` itself.
+        """
         _start_to_fork()
         (read, printed), (read_errors, said) = _FORKS.Pipe(duplex=False), _FORKS.Pipe(duplex=False)
         words = ["serve", str(bundle), "--port", "0", "--drain", "1", *options]
-        self._process = _FORKS.Process(target=_run, args=(words, printed, said), daemon=True)
+        self._process = _FORKS.Process(target=_run, args=(words, printed, said, program), daemon=True)
         self._process.start()
         for pipe in (printed, said):
             pipe.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
         self.output, self._errors = (os.fdopen(os.dup(pipe.fileno())) for pipe in (read, read_errors))
-        self.told = self.errors = self.grpc = ""
+        self.told = self.rest = self.errors = self.grpc = ""
         for line in self.output:
             self.told += line
             if match := re.search(r"grpc://(\S+)", line):
@@ -154,7 +165,7 @@ class Server:
                 self.send(signal.SIGKILL)
                 raise AssertionError("the server does not end")
             with self.output, self._errors as errors:
-                self.errors = errors.read()
+                self.rest, self.errors = self.output.read(), errors.read()
         return self.errors
 
 
@@ -188,14 +199,27 @@ def until(check: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def threads(*targets: Callable[[], None]) -> Iterator[None]:
-    """Run functions in threads of their own; wait for them after a block that succeeds, and for none after another."""
-    started = [threading.Thread(target=target, daemon=True) for target in targets]
+    """Run functions in threads of their own; wait for them after a block that succeeds, and for none after another.
+
+    Raises what the first of them raises that fails.
+    """
+    errors: list[BaseException] = []
+
+    def run(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # noqa: BLE001  # it is raised below
+            errors.append(error)
+
+    started = [threading.Thread(target=run, args=(target,), daemon=True) for target in targets]
     for thread in started:
         thread.start()
     yield
     for thread in started:
         thread.join(120)
         assert not thread.is_alive()
+    if errors:
+        raise errors[0]
 
 
 class Clients:

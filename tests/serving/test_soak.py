@@ -22,7 +22,7 @@ SECONDS = float(os.environ.get("STAGEC_SOAK_SECONDS", "4"))
 
 def test_a_soak(served: Path) -> None:
     """Both protocols, and sequences that begin and end."""
-    server = Server(served, "--grpc-port", "0", "--idle", "1")
+    server = Server(served, "--grpc-port", "0", "--idle", "10")
     ended, answered = threading.Event(), Counter[str]()
 
     def in_sequences(number: int) -> None:
@@ -36,7 +36,7 @@ def test_a_soak(served: Path) -> None:
                     where = {"sequence_start": step == 0, "sequence_end": step == 2 and sequence % 2 == 0}
                     doubled = client.infer("add", [tensor], sequence_id=sequence, **where).as_numpy("doubled")
                     answered["right" if doubled.tolist() == [2 * step] * 3 else "wrong"] += 1
-                if ended.wait(0.05):
+                if ended.wait(0.5):
                     return
 
     with threads(*(functools.partial(in_sequences, number) for number in range(2))), Clients(server) as clients:

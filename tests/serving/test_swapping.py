@@ -23,7 +23,7 @@ from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
 from stagec.serving.refusal import RequestError
 from stagec.serving.swapping import Swapping
-from tests.serving.processes import INFER, REQUEST, Clients, serving
+from tests.serving.processes import INFER, REQUEST, Clients, refused, serving
 from tests.serving.test_serving_page import BLOCKS
 from tests.signed import CURVES, write_curve
 
@@ -179,3 +179,31 @@ def test_clients_change_weights_over_both_protocols(served: Path, folder: Path, 
     assert len(clients.seen) >= 2
     with serving(place) as server:
         assert server.ask("POST", load, {"parameters": {"weights": "b.safetensors"}})[0] == 501
+
+
+def test_adapters_are_models_of_their_own(served: Path, folder: Path, bundle: stagec.Bundle, tmp_path: Path) -> None:
+    """They share what is the same, are mapped when they are first asked for, and follow a swap."""
+    with serving(
+        served, "--adapter", f"b={folder / 'b.safetensors'}", "--adapter", f"a={folder}/same/a.safetensors"
+    ) as server:
+        assert "predict.b 1.2.0: gathered along batch to 32\n" in server.told
+        assert "learned.a 1.2.0: not gathered: it keeps state: learned\n" in server.told
+        assert "scaled.b" not in server.told
+        maps = Path(f"/proc/{server.pid}/maps")
+        assert "b.safetensors" not in maps.read_text("utf-8")
+        answers = {}
+        for name in ("predict", "predict.a", "predict.b"):
+            status, answers[name] = server.ask("POST", f"/v2/models/{name}/infer", REQUEST)
+            assert (status, answers[name].pop("model_name")) == (200, name)
+        assert "b.safetensors" in maps.read_text("utf-8")
+        assert answers["predict"] == answers["predict.a"]
+        padded = np.zeros((8, 16), np.float32)
+        padded[:3] = np.float32(REQUEST["inputs"][0]["data"]).reshape(3, 16)  # type: ignore[index]
+        with bundle.with_weights(folder / "b.safetensors") as wanted:
+            logits = wanted["predict"](padded)["logits"][:3]
+        assert np.float32(answers["predict.b"]["outputs"][1]["data"]).tobytes() == logits.tobytes()
+        assert server.counted('stagec_requests_total{.*"predict.b"') == 1
+    assert "x.safetensors: cannot be read: No such file" in refused(served, "--adapter", "b=x.safetensors")
+    assert "--adapter b: expected a name of letters, digits, _ and -, and a file" in refused(served, "--adapter", "b")
+    other = refused(served, "--adapter", f"b={folder / 'b.safetensors'}", "--adapter-of", "x.safetensors")
+    assert other == "--adapter-of is x.safetensors: the files are weights.safetensors\n  name one of them\n"

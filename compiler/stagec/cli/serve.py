@@ -48,6 +48,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
     add_weights(parser)
     parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="also serve the functions with the weights of this safetensors file, as FUNCTION.NAME; may be repeated",
+    )
+    parser.add_argument(
+        "--adapter-of",
+        metavar="FILE",
+        help="the file whose place adapters take, as the manifest names it (default: the only one)",
+    )
+    parser.add_argument(
         "--gather",
         metavar="DIM",
         default="batch",
@@ -108,23 +120,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     import asyncio
+    import re
     import sys
     from pathlib import Path
 
     from stagec.loader.serving import load
     from stagec.serving import server
     from stagec.serving.service import Limits
-    from stagec.serving.swapping import Swapping
+    from stagec.serving.swapping import Swapping, adapted
 
     server.log_to(sys.stderr, options.json_logs)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise StagecError(Problem("", "", "--tls-cert and --tls-key go together", "give both, or neither"))
+    adapters = dict(word.partition("=")[::2] for word in options.adapter)
+    for name, file in adapters.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not file:
+            given = f"{name}={file}" if file else name
+            what = f"--adapter {given}: expected a name of letters, digits, _ and -, and a file"
+            raise StagecError(Problem("", "", what, "write for example --adapter french=french.safetensors"))
     listener = server.listen(options.host, options.port, options.socket)
 
     def opened() -> server.Loaded:
         bundle = load(options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights)
-        swapping = Swapping(bundle, options.weights or Path(options.bundle).parent, options.key)
-        return server.Loaded(*server.models_of(bundle, options.gather, options.policy), swapping, bundle.close)
+        models, left_out = server.models_of(bundle, options.gather, options.policy)
+        more = adapted(bundle, models, adapters, options.adapter_of, options.key)
+        folder = options.weights or Path(options.bundle).parent
+        swapping = Swapping(bundle, folder, options.key, more.bundles)
+
+        def close() -> None:
+            for each in (*more.bundles.values(), bundle):
+                each.close()
+
+        return server.Loaded({**models, **more.models}, left_out, swapping, close)
 
     host, port = (options.host, 0) if options.socket else listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

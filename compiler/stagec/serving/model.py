@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval, physical
 from stagec.core.sizes.size import names_in
+from stagec.core.telling.calls import Call
 from stagec.core.trees.tree import argument_path
 from stagec.loader import trials
 from stagec.loader.bundle import Bundle
@@ -41,7 +42,7 @@ These are drawn as 0 or 1, so two rows may be equal. Two floats are not, so two 
 class Model:
     """A function, or a variant of one, that a server offers.
 
-    name: of the function; of a variant FUNCTION-VARIANT. version: of the bundle.
+    name: of the function; of a variant FUNCTION-VARIANT; with an adapter, that follows a dot. version: of the bundle.
     interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` says why.
     states: what it keeps between the calls of a sequence, by name.
@@ -89,19 +90,25 @@ class Model:
                 self._call(self._random(bucket, 0), self._begun())
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
 
-    def of(self, bundle: Bundle) -> Model:
+    @property
+    def usage(self) -> Call:
+        """How the function is called."""
+        return self._usage
+
+    def of(self, bundle: Bundle, name: str = "", warm: bool = True) -> Model:
         """Return the same function of a bundle with other weights, after a call with each bucket.
 
-        Whether rows are independent is known: the executables are the same. Raises LoadError, CallError.
+        Whether rows are independent is known: the executables are the same. name: its own; "": the same one.
+        warm: False: the first request maps the weights. Raises LoadError, CallError.
         """
         variants = (function for family in bundle.values() for function in (family, *family.variants.values()))
-        function = next(function for function in variants if function.name == self.name)
+        function = next(function for function in variants if function.name == self._function.name)
         model = copy.copy(self)
-        model._function = function
+        model.name, model._function = name or self.name, function
         weights = iter(function.weights.values())
         model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
         model._flat = {}
-        for bucket in self.buckets:
+        for bucket in self.buckets if warm else ():
             model._call(self._random(bucket, 0), model._begun())
         return model
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from stagec.serving import encoding
+from stagec.serving import encoding, tracing
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import STATUS, RequestError
 from stagec.serving.service import Chosen, Service
@@ -62,8 +62,9 @@ class Application:
             batcher = service.batcher(match[1], match[2])
             if match[3] == "infer":
                 _only(method, "POST")
-                with service.counted(match[1], match[2]) as chosen:
-                    return await self._infer(chosen, scope, receive)
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+                with tracing.request(match[1], headers), service.counted(match[1], match[2]) as chosen:
+                    return await self._infer(chosen, headers, receive)
             _only(method, "GET", "HEAD")
             if match[3] == "config":
                 return _json(service.config(batcher))
@@ -88,8 +89,7 @@ class Application:
             return _json({"live": True})
         return _json({"ready": not service.ending}, 503 if service.ending else 200)
 
-    async def _infer(self, chosen: Chosen, scope: Scope, receive: Receive) -> _Answer:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    async def _infer(self, chosen: Chosen, headers: Mapping[str, str], receive: Receive) -> _Answer:
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError("encoding", "a compressed body is not supported: send it as it is")
         async with contextlib.AsyncExitStack() as held:

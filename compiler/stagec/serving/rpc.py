@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from stagec.core.telling.errors import Problem, StagecError
-from stagec.serving import messages
+from stagec.serving import messages, tracing
 from stagec.serving.encoding import Request
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import GRPC_STATUS, RequestError
@@ -112,14 +112,15 @@ class RpcServer:
                 if body is None:
                     raise RequestError("request", f"{method} needs a message")
                 self._service.hold(len(body), held)
-                response = await self._response(method, body)
+                headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+                response = await self._response(method, body, headers)
             except RequestError as error:
                 await context.abort(getattr(grpc.StatusCode, GRPC_STATUS[error.code]), str(error)[:_MOST_TEXT])
             await context.write(response)
 
-    async def _response(self, method: str, body: bytes) -> bytes:
+    async def _response(self, method: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         if method == "ModelInfer":
-            return await self._infer(body)
+            return await self._infer(body, headers)
         request = messages.parse(f"{method}Request", body)
         if method.startswith("RepositoryModel"):
             # KServe's message has the name in the first field, Triton's that of a repository.
@@ -153,12 +154,13 @@ class RpcServer:
             return {"ready": True}
         return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
 
-    async def _infer(self, body: bytes) -> bytes:
+    async def _infer(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         message = await maybe_in_thread(len(body), lambda: messages.parse("ModelInferRequest", body))
+        name, version = message.model_name, message.model_version or None
 
         def write(model: Model, request: Request, results: Arrays) -> bytes:
             return messages.write(model.name, model.version, request, results, model.interface)
 
-        with self._service.counted(message.model_name, message.model_version or None) as chosen:
+        with tracing.request(name, headers), self._service.counted(name, version) as chosen:
             read = functools.partial(messages.read, message)
             return await self._service.answer(chosen, len(body), read, write)

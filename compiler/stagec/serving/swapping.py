@@ -6,9 +6,10 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.core.data import strict_json
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.loader.bundle import Bundle
@@ -23,16 +24,63 @@ _NAME = re.compile(r"(?:[\w+-][\w.+-]*/)*[\w+-][\w.+-]*\.safetensors", re.ASCII)
 _PARAMETERS = json_shapes.record({"weights": json_shapes.text}, {"file": json_shapes.text})
 
 
+class Adapted(NamedTuple):
+    """Models with weights of other files, by name, and the bundle that has these for each."""
+
+    models: Mapping[str, Model]
+    bundles: Mapping[str, Bundle]
+
+
+def adapted(
+    bundle: Bundle,
+    models: Mapping[str, Model],
+    files: Mapping[str, str],
+    of: str | None = None,
+    keys: Sequence[Key] | None = None,
+) -> Adapted:
+    """Return `FUNCTION.NAME` for each file and each function that binds the file whose place it takes.
+
+    They share the executables, and the arrays that are the same. What is not is mapped when it is first asked for.
+    files: by NAME. of: whose place they take, as the manifest names it; None: the only one. keys: who must have signed
+    them. Raises LoadError, StagecError.
+    """
+    bound = {
+        name: {weight.partition(":")[0] for weight in model.usage.bound.values()} for name, model in models.items()
+    }
+    every = sorted(set().union(*bound.values()))
+    if files and of not in every and (of is not None or len(every) != 1):
+        what = f"--adapter-of is {of}" if of else "--adapter needs --adapter-of"
+        raise StagecError(Problem("", "", f"{what}: the files are {', '.join(every) or 'none'}", "name one of them"))
+    chosen: dict[str, Model] = {}
+    bundles: dict[str, Bundle] = {}
+    for name, path in files.items():
+        view = bundle.with_weights(path, of, keys=keys)
+        for function, model in models.items():
+            if (of or every[0]) in bound[function]:
+                chosen[f"{function}.{name}"] = model.of(view, f"{function}.{name}", warm=False)
+                bundles[f"{function}.{name}"] = view
+    return Adapted(chosen, bundles)
+
+
 class Swapping:
     """Loads files of weights from one folder, and from no other.
 
     Nothing is closed that a call may use: what a model had before is freed when its last call is over.
     """
 
-    def __init__(self, bundle: Bundle, folder: str | Path, keys: Sequence[Key] | None = None) -> None:
-        """bundle: that of the models. keys: who must have signed the files, as for `Bundle.with_weights`."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        folder: str | Path,
+        keys: Sequence[Key] | None = None,
+        adapted: Mapping[str, Bundle] | None = None,
+    ) -> None:
+        """bundle: that of the models; adapted: that of some, by name.
+
+        keys: who must have signed the files, as for `Bundle.with_weights`.
+        """
         self._bundle, self._folder, self._keys = bundle, Path(folder).resolve(), keys
-        self._bundles: dict[str, Bundle] = {}
+        self._bundles = dict(adapted or {})
         self._turn = asyncio.Lock()
 
     async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> None:
