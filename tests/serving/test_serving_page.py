@@ -16,7 +16,7 @@ import pytest
 from stagec.cli import serve
 from stagec.serving.metrics import Metrics
 from tests.building import ROOT, build, stagec as run_stagec
-from tests.serving.processes import PROGRAM, Server
+from tests.serving.processes import PROGRAM, Server, serving
 
 PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -83,3 +83,31 @@ def test_metrics_are_those_of_the_server() -> None:
     named = {*re.findall(r"^\| `(stagec_\w+)`", PAGE, re.MULTILINE)}
     families = re.findall(r"^# TYPE (stagec_\w+) ", Metrics().as_text().decode(), re.MULTILINE)
     assert named == {name for name in families if not name.endswith("_created")}
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(served: Path) -> None:
+    """Every name in its queries, with labels that it has; and no metric of ours is left out."""
+    dashboard = json.loads((ROOT / "docs" / "serving.dashboard.json").read_text("utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"\b(?:stagec|process)_\w+", query)}
+    with serving(served) as server:
+        step = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+        inputs = [{"name": "x", "shape": [3], "datatype": "FP32", "data": [1, 2, 3]}]
+        for parameters in (step, {}):
+            server.ask("POST", "/v2/models/add/infer", {"inputs": inputs, "parameters": parameters})
+        _, text = server.ask("GET", "/metrics")
+        assert 'stagec_model{kind="executable",model="predict",target="cpu",version="1.2.0"} 1.0' in text
+        assert server.counted('stagec_loads_total{outcome="loaded"}') == 1
+        assert server.counted("stagec_load_seconds") > 0
+    labels: dict[str, set[str]] = {}
+    for name, given in re.findall(r"^(\w+)(?:{(.*)})? [^ ]+$", text, re.MULTILINE):
+        labels.setdefault(name, set()).update(re.findall(r"(\w+)=", given))
+    assert asked <= labels.keys()
+    for query in queries:
+        for by in re.findall(r"by \(([^)]*)\)", query):
+            (name, *_) = re.findall(r"\bstagec_\w+", query)
+            assert {word.strip() for word in by.split(",")} <= labels[name], query
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in labels if name.startswith("stagec")}
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
+    assert {name for name in families if not name.endswith("_created")} <= shown
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

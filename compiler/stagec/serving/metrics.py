@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -19,6 +19,7 @@ class Metrics:
 
     requests: by model and status. seconds: from the last byte of a request to its answer, by model.
     waiting: requests in the queue, by model. sequences: those that live, by state.
+    loads: of bundles, by how they ended ("loaded" or "failed"). load_seconds: that the last one took.
     """
 
     log = logging.getLogger("stagec.serving")
@@ -37,6 +38,10 @@ class Metrics:
         self.sequences = Gauge("stagec_sequences", "Sequences that have a state", ("state",), registry=registry)
         what = "Sequences that ended, by reason"
         self._ended = Counter("stagec_sequences_ended", what, ("state", "reason"), registry=registry)
+        self.loads = Counter("stagec_loads", "Loads of the bundle, by outcome", ("outcome",), registry=registry)
+        self.load_seconds = Gauge("stagec_load_seconds", "Seconds that the last load took", registry=registry)
+        what = "1 for each model that is offered: what runs"
+        self._offered = Gauge("stagec_model", what, ("model", "version", "target", "kind"), registry=registry)
         for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
             # It takes a lock each time, and there are few.
             metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
@@ -46,6 +51,12 @@ class Metrics:
         self._calls.labels(model, naming.bucket(bucket)).inc()
         self._rows.labels(model).observe(rows)
         self._call_seconds.labels(model).observe(seconds)
+
+    def offered(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
+        """Say which models are offered: name, version, target, and "executable" or "compiled" of each."""
+        self._offered.clear()
+        for row in rows:
+            self._offered.labels(*row).set(1)
 
     def ended(self, state: str, reason: str) -> None:
         """Count the end of a sequence. reason: "end", "idle", "restarted" or "failed"."""

@@ -46,6 +46,7 @@ class Model:
     interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` says why.
     states: what it keeps between the calls of a sequence, by name.
+    target, kind: what runs: an "executable" for a target, or what was "compiled" here.
     largest: how many rows the largest bucket has; 1 where requests are not gathered.
     """
 
@@ -58,7 +59,10 @@ class Model:
         self.name, self.version = function.name, version
         self._function, self._usage = function, function.usage
         self.interface = interface_of(self._usage)
-        candidates = function.select().candidates
+        selected = function.select()
+        chosen, candidates = selected.chosen, selected.candidates
+        self.target = chosen.offer.target if chosen else ""
+        self.kind = "executable" if chosen and chosen.offer.kind == "executable" else "compiled"
         usable = [
             candidate.offer
             for candidate in candidates

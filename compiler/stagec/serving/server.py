@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -176,7 +177,19 @@ async def serve(
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError where nobody can listen there.
     """
     metrics, identity = Metrics(), _identity(options.watch)
-    loaded = load()
+
+    def counted() -> Loaded:
+        began = time.monotonic()
+        try:
+            loaded = load()
+        except Exception:
+            metrics.loads.labels("failed").inc()
+            raise
+        metrics.loads.labels("loaded").inc()
+        metrics.load_seconds.set(time.monotonic() - began)
+        return loaded
+
+    loaded = counted()
     count = options.threads or len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(count, "stagec-call") as threads:
         free = asyncio.Semaphore(count)
@@ -189,7 +202,7 @@ async def serve(
             return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
 
         def reloaded() -> Repository:
-            again = load()
+            again = counted()
             if not again.models:
                 raise RequestError("unavailable", f"nothing can be served: {'; '.join(again.left_out.values())}")
             return repository_of(again)

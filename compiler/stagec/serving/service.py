@@ -104,6 +104,7 @@ class Service:
         self._repository, self._load, self._control = repository, load, control
         self._loading = asyncio.Lock()
         self._held = 0
+        self._tell(repository)
         self._sequences = sequences or Sequences(1, 60, metrics)
 
     def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
@@ -179,8 +180,13 @@ class Service:
         old, self._repository = self._repository, repository
         versions = {name: batcher.model.version for name, batcher in repository.batchers.items()}
         self.metrics.log.info("models are %s", versions)
+        self._tell(repository)
         old.replaced = True
         old.close_unused()
+
+    def _tell(self, repository: Repository) -> None:
+        models = (batcher.model for batcher in repository.batchers.values())
+        self.metrics.offered((model.name, model.version, model.target, model.kind) for model in models)
 
     @contextlib.contextmanager
     def counted(self, name: str, version: str | None) -> Iterator[Chosen]:
