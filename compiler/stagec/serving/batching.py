@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stagec.core.builds import naming
-from stagec.serving import tracing
+from stagec.serving import spans
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import RequestError
@@ -30,7 +30,7 @@ class _Waiting:
     """A request, or a part of one.
 
     since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
-    traced: as of `tracing.context`.
+    traced: as of `spans.context`.
     """
 
     arrays: Arrays
@@ -143,7 +143,7 @@ class Batcher:
             group = self._groups[kind] = _Group()
             self._start(self._serve(kind, group))
         loop = asyncio.get_running_loop()
-        item = _Waiting(arrays, self.model.count(arrays), loop.time(), loop.create_future(), turn, tracing.context())
+        item = _Waiting(arrays, self.model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
         group.add(item, self.model.largest)
         item.result.add_done_callback(lambda _: self._leave(group, item))
         self._count(1)
@@ -194,7 +194,7 @@ class Batcher:
             requests = [item.arrays for item in items]
             state = turn.arrays if turn else None
             rows = sum(item.count for item in items)
-            with tracing.call(self.model.name, [item.traced for item in items]) as attributes:
+            with spans.call(self.model.name, [item.traced for item in items]) as attributes:
                 bucket, results = await loop.run_in_executor(self._threads, self.model.run, requests, state)
                 attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}
             self._metrics.ran(self.model.name, bucket, rows, loop.time() - began)

@@ -110,6 +110,8 @@ _DATA_TYPES = (
 )
 
 
+_FINAL = "triton_enable_empty_final_response"
+"""A parameter of Triton's clients for streams, which perf_analyzer always sends: here each answer is the only one."""
 _MAPS = {"map": "Parameter", "repository_map": "RepositoryParameter"}
 
 
@@ -206,8 +208,10 @@ def read(message: Any, interface_of: InterfaceOf) -> Request:
         Given(tensor.name, tensor.datatype, [*tensor.shape], functools.partial(_values, tensor, data))
         for tensor, data in zip(message.inputs, raw, strict=True)
     )
-    parameters = known_parameters("the request", plain(message.parameters), "binary_data_output", *PARAMETERS)
+    known = "binary_data_output", _FINAL, *PARAMETERS
+    parameters = known_parameters("the request", plain(message.parameters), *known)
     _raw_alone(parameters, "binary_data_output")
+    flag(parameters, _FINAL, True)
     step = step_of(parameters)
     interface = interface_of(step)
     arrays = arrays_of(given, interface.inputs)

@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from stagec.serving import encoding, tracing
+from stagec.serving import encoding, spans
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import STATUS, RequestError
 from stagec.serving.service import Chosen, Service
@@ -63,7 +63,7 @@ class Application:
             if match[3] == "infer":
                 _only(method, "POST")
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-                with tracing.request(match[1], headers), service.counted(match[1], match[2]) as chosen:
+                with spans.request(match[1], headers), service.counted(match[1], match[2]) as chosen:
                     return await self._infer(chosen, headers, receive)
             _only(method, "GET", "HEAD")
             if match[3] == "config":

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from stagec.core.telling.errors import Problem, StagecError
-from stagec.serving import messages, tracing
+from stagec.serving import messages, spans
 from stagec.serving.encoding import Request
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import GRPC_STATUS, RequestError
@@ -161,6 +161,6 @@ class RpcServer:
         def write(model: Model, request: Request, results: Arrays) -> bytes:
             return messages.write(model.name, model.version, request, results, model.interface)
 
-        with tracing.request(name, headers), self._service.counted(name, version) as chosen:
+        with spans.request(name, headers), self._service.counted(name, version) as chosen:
             read = functools.partial(messages.read, message)
             return await self._service.answer(chosen, len(body), read, write)

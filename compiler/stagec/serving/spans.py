@@ -44,7 +44,7 @@ def context() -> Any:
     if api is None:
         return None
     span = api[1].get_current_span().get_span_context()
-    return span if span.is_valid else None
+    return span if span.trace_id else None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tritonclient.grpc as triton
 
-from stagec.serving import tracing
+from stagec.serving import spans
 from tests.serving.processes import INFER, REQUEST, Server, serving
 from tests.serving.test_rpc import inputs
 
@@ -70,8 +70,8 @@ def test_nothing_happens_without_the_package() -> None:
     program = """
 import sys
 sys.modules["opentelemetry"] = None
-from stagec.serving import tracing
-with tracing.request("predict", {"traceparent": "x"}), tracing.call("predict", [tracing.context()]) as attributes:
+from stagec.serving import spans
+with spans.request("predict", {"traceparent": "x"}), spans.call("predict", [spans.context()]) as attributes:
     attributes["rows"] = 3
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -81,6 +81,6 @@ with tracing.request("predict", {"traceparent": "x"}), tracing.call("predict", [
 
 def test_nobody_asks_for_spans(served: Path) -> None:
     """With the API alone, and no SDK, spans are not valid and no call has one."""
-    assert tracing.context() is None
+    assert spans.context() is None
     with serving(served) as server:
         assert server.ask("POST", INFER, REQUEST)[0] == 200
