@@ -52,6 +52,7 @@ def _stagec_impl(module_ctx):
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
     declare_jaxlibs(locks["lock"], jaxlibs)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"))
+    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"))
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")

@@ -50,6 +50,7 @@ def stagec_repositories(
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
     declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"))
+    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"))
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
     uv_environment(name = "stagec_uv")
     isolation_check(name = "stagec_isolation")

@@ -4,7 +4,7 @@ load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportIn
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
 # What is written for a reader, of exports and of executables; see aot_export and aot_executable.
-_TEXTS = ["debug", "description", "hlo_after", "hlo_before", "hlo_proto", "inventory", "jaxpr", "stablehlo", "timeline"]
+_TEXTS = ["debug", "description", "hlo_after", "hlo_before", "hlo_proto", "inventory", "jaxpr", "ptx", "stablehlo", "timeline"]
 
 def _gathered(targets, group):
     """One output group of all targets that have it."""

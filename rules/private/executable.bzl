@@ -51,6 +51,11 @@ def _aot_executable_impl(ctx):
     hlo_proto = ctx.actions.declare_file(name + ".hlo_after.pb")
     profile = ctx.actions.declare_file(name + ".profile.json")
     timeline = ctx.actions.declare_file(name + ".timeline.json")
+    optimized = {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto, "--timeline": timeline}
+    ptx = []
+    if platform == "cuda":
+        ptx = [ctx.actions.declare_file(name + ".ptx")]
+        optimized["--ptx"] = ptx[0]
     compiled = {
         "--output": executable,
         "--description": description,
@@ -65,7 +70,7 @@ def _aot_executable_impl(ctx):
     for mnemonic, progress, outputs, packages in [
         (MNEMONICS[platform], "Compiling", compiled, plugin),
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
-        ("StagecOptimize", "Optimizing", {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto, "--timeline": timeline}, plugin),
+        ("StagecOptimize", "Optimizing", optimized, plugin),
     ]:
         arguments = ctx.actions.args()
         arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
@@ -94,6 +99,7 @@ def _aot_executable_impl(ctx):
             hlo_proto = depset([hlo_proto]),
             inventory = depset([inventory]),
             profile = depset([profile]),
+            ptx = depset(ptx),
             stablehlo = depset([stablehlo]),
             timeline = depset([timeline]),
         ),
@@ -122,6 +128,7 @@ aot_executable = rule(
           "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
           "and after XLA optimized it; `hlo_proto` is `<name>.hlo_after.pb`, the latter as HloModuleProto, with the elements " +
           "of constants; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
+          "`ptx` is `<name>.ptx`, the kernels of an executable for NVIDIA devices as PTX; " +
           "`profile` is `<name>.profile.json`, the seconds that each phase took; `timeline` is `<name>.timeline.json`, an " +
           "estimate of what a device does when in a call, for Perfetto.",
     attrs = {

@@ -53,10 +53,27 @@ def test_limits_are_in_the_slices_of_their_target(tmp_path: Path) -> None:
         "bytes_accessed": 40_000_000,
         "collectives": {"all-reduce": 2, "all-gather": 0},
         "executable_size": 500_000,
+        "registers": None,
+        "shared_memory": None,
+        "spills": None,
         "compile_time": 60.0,
         "allow_unknown": True,
     }
     assert found["m.f.cpu-avx2"] == Limits()
+
+
+def test_limits_of_kernels_are_for_nvidia_devices_alone(tmp_path: Path) -> None:
+    text = '[functions.f.limits."v5e:2x2"]\nspills = 0\nregisters = 128\nshared_memory = "64KiB"\n'
+    with pytest.raises(StagecError) as refused:
+        limits_of(text, tmp_path)
+    path = 'm.toml: functions.f.limits."v5e:2x2".'
+    what = 'only executables for NVIDIA devices have kernels, and "v5e:2x2" is for tpu\n  leave it out'
+    assert str(refused.value) == "\n".join(f"{path}{key}: {what}" for key in ("registers", "shared_memory", "spills"))
+    of_h200 = HEAD.replace('"cpu-avx2", "v5e:2x2"', '"h200"') + text.replace('"v5e:2x2"', "h200")
+    (tmp_path / "manifest.toml").write_text(of_h200)
+    (executable,) = plan(load_manifest(tmp_path / "manifest.toml", "m.toml")).executables
+    limits = executable.spec.limits
+    assert (limits.registers, limits.shared_memory, limits.spills) == (128, 65536, 0)
 
 
 @pytest.mark.parametrize(

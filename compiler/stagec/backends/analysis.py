@@ -25,6 +25,7 @@ _MEMORY = {
     "peak_bytes": "peak_memory_in_bytes",
 }
 """Our names of sizes -> XLA's."""
+KERNEL_METRICS = ("registers", "shared_memory", "spills")
 _NEVER_NOTHING = ("code_bytes", "peak_bytes")
 """Where 0 means that XLA did not look: there is no program without code, nor one without arrays."""
 
@@ -63,6 +64,19 @@ def analyze(
 def of_module(module: CompiledModule, hardware: Hardware) -> dict[str, Any]:
     """Return `analyze` of what a backend made."""
     return analyze(module.memory_analysis, module.hlo, hardware, len(module.device_ids), module.coords)
+
+
+def of_kernels(kernels: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
+    """Return what limits and baselines have of kernels, rows of `backends.cuda.kernels`.
+
+    "registers" and "shared_memory" are those of the kernel with the most, "spills" those of all; "unknown" where that
+    of some kernel is. All are 0 where there is none.
+    """
+    columns = {name: [kernel[name] for kernel in kernels] for name in KERNEL_METRICS}
+    return {
+        name: UNKNOWN if UNKNOWN in values else sum(values) if name == "spills" else max(values, default=0)
+        for name, values in columns.items()
+    }
 
 
 def _metric(value: float | None) -> Metric:

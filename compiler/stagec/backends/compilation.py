@@ -56,6 +56,7 @@ class CompiledModule:
     coords: for each partition, x, y, z and core of that device; empty where the platform has no coordinates.
     devices: parts of JAX's keys in its compilation cache that follow the device (`jax_entries`); empty for CPUs.
     optimized: jaxlib's HloModule of `hlo`, with those elements; None where nobody needs it.
+    kernels: what is known of each kernel (`backends.cuda.kernels`); empty for other platforms.
     """
 
     executable: bytes
@@ -66,6 +67,7 @@ class CompiledModule:
     coords: Sequence[Sequence[int]] = ()
     devices: Mapping[str, bytes] = field(default_factory=dict)
     optimized: Any = None
+    kernels: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,10 @@ import argparse
 import dataclasses
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import read, read_text, write_whole
@@ -36,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hlo-proto", help="where to write that as XLA's HloModuleProto, with the elements of constants"
     )
+    parser.add_argument("--ptx", help="where to write its kernels for NVIDIA devices as PTX, of which XLA makes code")
     parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
     parser.add_argument("--jax-entry", help="where to write the names that it has in JAX's compilation cache, as JSON")
     parser.add_argument(
@@ -98,14 +102,30 @@ def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
         for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
             if path:
                 write_whole(path, lowered.as_text(dialect).encode())
-    if options.hlo_after or options.hlo_proto or options.timeline:
-        compiled = building.optimize(serialized, spec, lowered_for)
+    if options.hlo_after or options.hlo_proto or options.timeline or options.ptx:
+        compiled, ptx = _optimized(building.optimize, serialized, spec, lowered_for)
         if options.hlo_after:
             write_whole(options.hlo_after, compiled.as_text().encode())
         if options.hlo_proto:
             write_whole(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto())
         if options.timeline:
             write_whole(options.timeline, _timeline(compiled, spec).encode())
+        if options.ptx:
+            write_whole(options.ptx, ptx.encode())
+
+
+def _optimized(
+    optimize: Callable[..., Compiled], serialized: bytes, spec: ExecutableSpec, lowered_for: bytes
+) -> tuple[Compiled, str]:
+    """Return what XLA makes of a program, and its kernels as PTX: "" for other platforms, or where XLA makes none."""
+    if spec.target.platform != "cuda":
+        return optimize(serialized, spec, lowered_for), ""
+    with tempfile.TemporaryDirectory(prefix="stagec-") as scratch:
+        dumped = {**spec.target.compiler_options, "xla_dump_to": scratch, "xla_dump_hlo_as_proto": False}
+        target = dataclasses.replace(spec.target, compiler_options=dumped)
+        compiled = optimize(serialized, dataclasses.replace(spec, target=target), lowered_for)
+        # Threads make them, in no order; where there is no more to make, a module is empty.
+        return compiled, "\n".join(sorted(filter(None, (path.read_text() for path in Path(scratch).glob("*.ptx")))))
 
 
 def _timeline(compiled: Compiled, spec: ExecutableSpec) -> str:

@@ -29,5 +29,5 @@ def run(options: argparse.Namespace) -> Answer:
     sys.path += map(str, plugins.values())
     environments = {name: (python, path) for name, python, path in (split(text, 3) for text in options.environment)}
     roots = options.import_root or ["."]
-    report = explanation.explain(options.first, options.second, roots, packages, plugins, environments)
+    report = explanation.explain(options.first, options.second, roots, packages, plugins, environments, True)
     return Answer(report, explanation.as_text(report), 0 if report["equal"] else 1)

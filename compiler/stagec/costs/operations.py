@@ -30,6 +30,8 @@ _LABELS = re.compile(r" dim_labels=(\w*)_(\w*)->(\w*)")
 _GROUPS = tuple(re.compile(rf" {kind}_group_count=(\d+)") for kind in ("feature", "batch"))
 _WINDOW = re.compile(r" window=\{([^}]*)\}")
 _LENGTHS = re.compile(r" fft_length=\{([\d,]*)\}")
+MULTIPLIED = ("dot", "ragged-dot", "scaled-dot", "convolution", "custom-call")
+"""Opcodes of products and convolutions, also those of a library."""
 TARGET = re.compile(r' custom_call_target="([^"]*)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
 NOTHING = frozenset(

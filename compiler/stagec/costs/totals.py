@@ -90,6 +90,60 @@ def itemize(text: str, devices: int, seconds: Callable[[Exchange], float | None]
     return Items(operations, exchanges)
 
 
+@dataclass(frozen=True)
+class Runs:
+    """An instruction of a program, with what it computes as a whole.
+
+    times: how often it runs; of what only some branch of a conditional has, the most. flops, bytes: of one run; None
+    where they are not known. multiplied: the operations of products and convolutions among them, which units of their
+    own compute.
+    """
+
+    times: int | None
+    flops: float | None
+    bytes: float | None
+    multiplied: float
+
+
+def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
+    """Return the instructions that a program runs, by name, without those that only name arrays. devices: on how many.
+
+    What a fusion or a custom call has is that instruction's. Loops and branches are their instructions.
+    """
+    counter = Counter(devices, lambda _: 0.0, itemized=True)
+    instructions: dict[str, Runs] = {}
+
+    def walk(scope: Scope, times: int | None) -> None:
+        for instruction in scope.computation.instructions.values():
+            match instruction.operation:
+                case "while":
+                    turns = scope.turns(instruction)
+                    condition, body = scope.loop(instruction)
+                    turned = None if turns is None or times is None else times * turns
+                    walk(body, turned)
+                    walk(condition, None if turned is None or times is None else turned + times)
+                case "conditional":
+                    for name, given in instruction.branches:
+                        if name in program.computations:
+                            walk(Scope(program, name, scope, (given,)), times)
+                case "call" | "async" if instruction.called in program.computations:
+                    walk(Scope(program, instruction.called, scope, instruction.operands), times)
+                case _ if instruction.opcode not in hlo.FREE:
+                    metrics = counter.of(instruction, scope, set())
+                    before = instructions.get(instruction.name)
+                    again = before.times if before else 0
+                    instructions[instruction.name] = Runs(
+                        None if times is None or again is None else times + again,
+                        metrics.get(FLOPS, 0),
+                        metrics.get(BYTES, 0),
+                        sum(metrics.get((_OPERATION, opcode, "flops"), 0) or 0 for opcode in operations.MULTIPLIED),
+                    )
+
+    if program.entry:
+        walk(Scope(program, program.entry), 1)
+    return instructions
+
+
 class Counter:
     """Counts computations. unknown: what it came across, by its name for a person. itemized: for `itemize`."""
 

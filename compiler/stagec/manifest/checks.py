@@ -150,6 +150,12 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
         if target not in function.targets:
             write = nearest(target, function.targets) or "leave the table out"
             yield problem(("limits", target), f'"{target}" is not in targets', write)
+            continue
+        platform = manifest.targets[target].platform
+        for key in ("registers", "shared_memory", "spills"):
+            if platform != "cuda" and getattr(function.limits[target], key) is not None:
+                what = f'only executables for NVIDIA devices have kernels, and "{target}" is for {platform}'
+                yield problem(("limits", target, key), what, "leave it out")
     if function.jax_cache and frontends.of_entry(function.entry, function.frontend).name != "jax":
         what = "JAX does not trace this function, so no program has it in JAX's compilation cache"
         yield problem(("jax_cache",), what, "leave it out")

@@ -253,6 +253,20 @@ class Limits(Table):
         examples=[4, {"all-reduce": 2, "all-gather": 0}],
     )
     executable_size: Bytes = Field(None, description="Size of the executable's file.", examples=["20MB"])
+    registers: Annotated[int | None, PlainValidator(read_count), WithJsonSchema(AMOUNT_SCHEMA)] = Field(
+        None,
+        description="Registers of a thread, in each kernel. Only for NVIDIA devices, as are shared_memory and spills.",
+        examples=[128],
+    )
+    shared_memory: Bytes = Field(
+        None, description="Shared memory of a block, in each kernel. Only for NVIDIA devices.", examples=["64KiB"]
+    )
+    spills: Bytes = Field(
+        None,
+        description="Bytes that a thread of each kernel stores and loads because registers run out, added up. Only for "
+        "NVIDIA devices.",
+        examples=[0],
+    )
     compile_time: Annotated[
         float | None, PlainValidator(read_seconds), WithJsonSchema({"type": ["integer", "number"], "minimum": 0})
     ] = Field(None, description="Seconds that compiling may take. If it takes longer, stagec warns.", examples=[60])
@@ -280,6 +294,24 @@ class Baseline(Table):
     )
     executable_size: Tolerance = Field(
         None, description="Size of the executable's file. Default: 5%.", examples=["10%"]
+    )
+    registers: Tolerance = Field(
+        None,
+        description="Registers of a thread of the kernel with the most, on NVIDIA devices. Default: the test shows "
+        "them, and never fails because of them.",
+        examples=["10%"],
+    )
+    shared_memory: Tolerance = Field(
+        None,
+        description="Shared memory of a block of the kernel with the most, on NVIDIA devices. Default: the test shows "
+        "it, and never fails because of it.",
+        examples=["0%"],
+    )
+    spills: Tolerance = Field(
+        None,
+        description="Bytes that a thread of each kernel stores and loads because registers run out, added up, on "
+        "NVIDIA devices. Default: 0.",
+        examples=[16],
     )
     collectives: Tolerance = Field(
         None, description="How often devices exchange arrays in a call, for each kind. Default: 0.", examples=[1]

@@ -1,6 +1,6 @@
-"""What the file of a library says of itself: its build, its code, what it imports, its sections.
+"""What an ELF file says of itself: its sections; of a library also its build, its code, and what it imports.
 
-For x86-64 and aarch64 (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
+Libraries are for x86-64 and aarch64 (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _LOAD, _DYNAMIC, _NOTE, _FUNCTIONS = 1, 2, 4, 0x6474E550  # kinds of segments; the last is PT_GNU_EH_FRAME
 _EXECUTABLE, _WRITABLE = 1, 2  # flags of a segment
@@ -21,6 +22,8 @@ _RELOCATIONS = ((23, 2), (7, 8))  # the tags of a table of relocations and of it
 _ARCHITECTURES = {62: "x86_64", 183: "aarch64"}  # EM_X86_64, EM_AARCH64
 # Relocations that are the address of a function: GLOB_DAT and JUMP_SLOT, of R_X86_64 and of R_AARCH64.
 _ADDRESSES = {"x86_64": (6, 7), "aarch64": (1025, 1026)}
+_NO_CONTENT = 8  # SHT_NOBITS: a section that has a size, and no bytes in the file
+_LONGEST = 2**14  # bytes of a name: a damaged file may have one that does not end
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,39 @@ class Segment:
     offset: int
     address: int
     size: int
+
+
+class Section(NamedTuple):
+    """A section.
+
+    content: where in the file it is; empty of one that only has a size. link: the index of another section, by kind.
+    """
+
+    name: str
+    content: slice
+    size: int
+    link: int
+
+
+def sections(data: bytes | mmap.mmap) -> list[Section]:
+    """Return the sections of a 64-bit file, by index. Raises struct.error or LookupError when it is none."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise LookupError("no ELF file")
+    (start,), (count, names) = struct.unpack_from("<Q", data, 0x28), struct.unpack_from("<HH", data, 0x3C)
+    headers = list(struct.iter_unpack("<IIQQQQIIQQ", data[start : start + 64 * count]))
+    found = [
+        Section(text(data, headers[names][4] + title), slice(at, at + (size if kind != _NO_CONTENT else 0)), size, link)
+        for title, kind, _, _, at, size, link, *_ in headers
+    ]
+    if len(found) != count or any(section.content.stop > len(data) for section in found):
+        raise LookupError("a file that is cut off")
+    return found
+
+
+def text(data: bytes | mmap.mmap, at: int) -> str:
+    """Return the text that begins there, up to the next zero byte."""
+    end = data.find(b"\0", at, at + _LONGEST)
+    return data[at:end].decode("ascii", "replace") if end >= 0 else ""
 
 
 @contextlib.contextmanager
@@ -93,7 +129,7 @@ class File:
             for slot, info, _ in struct.iter_unpack("<QQQ", self.data[start : start + tags[size]]):
                 if info & 0xFFFFFFFF in _ADDRESSES[self.architecture]:
                     (name,) = struct.unpack_from("<I", self.data, symbols + 24 * (info >> 32))
-                    if self._text(strings + name) == function:
+                    if text(self.data, strings + name) == function:
                         return int(slot)
         return None
 
@@ -109,12 +145,7 @@ class File:
 
     def section(self, name: str) -> bytes:
         """Return the content of a section; b"" when there is none of that name."""
-        (start,), (count, names) = struct.unpack_from("<Q", self.data, 0x28), struct.unpack_from("<HH", self.data, 0x3C)
-        headers = list(struct.iter_unpack("<IIQQQQIIQQ", self.data[start : start + 64 * count]))
-        for title, _, _, _, offset, size, *_ in headers:
-            if self._text(headers[names][4] + title) == name:
-                return self.data[offset : offset + size]
-        return b""
+        return next((self.data[section.content] for section in sections(self.data) if section.name == name), b"")
 
     def _of_kind(self, kind: int) -> list[Segment]:
         return [segment for segment in self.segments if segment.kind == kind]
@@ -123,6 +154,3 @@ class File:
         """Return where in the file the byte of an address is."""
         around = [s for s in self._of_kind(_LOAD) if s.address <= address < s.address + s.size]
         return address - around[0].address + around[0].offset
-
-    def _text(self, at: int) -> str:
-        return self.data[at : self.data.find(b"\0", at)].decode("ascii", "replace")

@@ -76,11 +76,42 @@ UNORDERED: Paths = {
     "recv_thunk.source_target_pairs": (45, 4),
 }
 """What XLA:GPU takes from a hash table, entry by entry."""
-KERNEL: Paths = {
-    "custom_kernel_thunk.custom_kernel.name": (36, 3, 1),
+INSTRUCTION: Paths = {"thunk_info.profile_annotation": (1, 1)}
+"""Where a thunk has the name of the HLO instruction that it runs."""
+CUSTOM_KERNEL: Paths = {
+    "custom_kernel_thunk.custom_kernel.kernel_spec.kernel_name": (36, 3, 2, 4),
     "custom_kernel_thunk.custom_kernel.kernel_spec.cubin.data": (36, 3, 2, 2, 1),
+    "custom_kernel_thunk.custom_kernel.block_dims.coordinates": (36, 3, 3, 2),
+    "custom_kernel_thunk.custom_kernel.thread_dims.coordinates": (36, 3, 4, 1),
+    "custom_kernel_thunk.custom_kernel.shared_memory_bytes": (36, 3, 6),
 }
-"""Where a thunk has a kernel: its name, and its machine code."""
+"""Where a thunk has a kernel: the name of its function, its machine code, how many blocks there are and how many
+threads in each, and how many bytes of shared memory a launch adds to those of the code."""
+COLLECTIVE_KERNEL: Paths = {
+    "collective_kernel_thunk.kernel_name": (59, 6),
+    "collective_kernel_thunk.cubin": (59, 10),
+    "collective_kernel_thunk.launch_dimensions.block_counts.coordinates": (59, 7, 1, 2),
+    "collective_kernel_thunk.launch_dimensions.thread_counts_per_block.coordinates": (59, 7, 2, 1),
+    "collective_kernel_thunk.shmem_bytes": (59, 8),
+}
+"""The same of a kernel that exchanges arrays."""
+ALL_REDUCE_KERNEL: Paths = {
+    "all_reduce_thunk.kernel_name": (39, 7),
+    "all_reduce_thunk.cubin": (39, 12),
+    "all_reduce_thunk.launch_dimensions.block_counts.coordinates": (39, 10, 1, 2),
+    "all_reduce_thunk.launch_dimensions.thread_counts_per_block.coordinates": (39, 10, 2, 1),
+    "all_reduce_thunk.shmem_bytes": (39, 6),
+}
+"""The same of a kernel that runs in the place of NCCL's, where arrays are small."""
+KERNEL: Paths = {
+    "kernel_thunk.kernel_name": (8, 3),
+    "kernel_thunk.launch_dimensions.block_counts.coordinates": (8, 4, 1, 2),
+    "kernel_thunk.launch_dimensions.thread_counts_per_block.coordinates": (8, 4, 2, 1),
+    "kernel_thunk.shmem_bytes": (8, 6),
+}
+"""The same of a kernel whose code is in the executable's one binary."""
+STATE: Paths = {"custom_call_thunk.execution_state.state": (30, 8, 2)}
+"""Where a thunk has what a custom call has prepared: a kernel of Mosaic GPU's has its machine code there."""
 
 JAXLIB = Library(
     "jaxlib",
@@ -111,7 +142,17 @@ CUDA = Library(
             "thunks": (13,),
             "cpu_target_machine_options.cpu": (15, 2),
         },
-        "xla.gpu.ThunkProto": {**NESTED, **PAIRED, **UNORDERED, **KERNEL},
+        "xla.gpu.ThunkProto": {
+            **NESTED,
+            **PAIRED,
+            **UNORDERED,
+            **INSTRUCTION,
+            **CUSTOM_KERNEL,
+            **COLLECTIVE_KERNEL,
+            **ALL_REDUCE_KERNEL,
+            **KERNEL,
+            **STATE,
+        },
     },
 )
 TPU = Library("libtpu", {"x86_64": {"hash_seeds": hash_seeds.sites}}, {})  # its messages are neither read nor edited

@@ -10,12 +10,20 @@ from stagec.core.builds.platforms import Plugin
 
 def folder(package: str) -> Path | None:
     """Return the folder of a Python package without importing it; None when it is not installed."""
+    return next(iter(_places(package)), None)
+
+
+def file(package: str, name: str) -> Path | None:
+    """Return a file of a package that several wheels have a part of; None where no part has it."""
+    return next((place / name for place in _places(package) if (place / name).is_file()), None)
+
+
+def _places(package: str) -> list[Path]:
     try:
         spec = util.find_spec(package)
     except ModuleNotFoundError:  # the package around it is missing
-        return None
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+        return []
+    return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
 
 def library(plugin: Plugin) -> Path | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.backends.analysis import UNKNOWN, Metric
+from stagec.backends.analysis import KERNEL_METRICS, UNKNOWN, Metric, of_kernels
 from stagec.bundle.description import LARGEST
 from stagec.core.data import strict_json
 from stagec.core.telling.errors import Problem, StagecError
@@ -25,14 +25,15 @@ DEFAULTS: Mapping[str, int | str] = {
     "flops": "0%",
     "bytes_accessed": "1%",
     "executable_size": "5%",
+    "spills": 0,
     "collectives": 0,
 }
-"""By how much a metric may grow where the manifest does not say it; `operations` may always grow."""
+"""By how much a metric may grow where the manifest does not say it; the others may always grow."""
 _ARRAYS = 16
 """How many arrays of an executable a baseline has: the largest."""
 _LISTED = 6
 """How many operations or arrays a message lists."""
-_BYTES = ("peak_memory", "bytes_accessed", "executable_size")
+_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
 
 Measured = dict[str, Any]
 """Of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by what they are."""
@@ -52,7 +53,9 @@ def measure(executables: Iterable[Executable]) -> dict[str, Measured]:
             key = " ".join(filter(None, (row["kind"], row["name"], row["type"])))
             if key in arrays or len(arrays) < _ARRAYS:
                 arrays[key] = arrays.get(key, 0) + row["bytes"]
-        measured[executable.name] = {
+        of_cuda = executable.description.target.platform == "cuda"
+        metrics = {
+            **(of_kernels(executable.inventory["kernels"]) if of_cuda else {}),
             "arrays": dict(sorted(arrays.items())),
             "bytes_accessed": analysis["bytes_accessed"],
             "collectives": {kind: row["count"] for kind, row in sorted(analysis["collectives"].items())},
@@ -62,6 +65,7 @@ def measure(executables: Iterable[Executable]) -> dict[str, Measured]:
             "peak_memory": analysis["peak_bytes"],
             "stablehlo_sha256": executable.description.stablehlo_sha256,
         }
+        measured[executable.name] = dict(sorted(metrics.items()))
     if problems:
         raise StagecError(*problems)
     return dict(sorted(measured.items()))
@@ -158,6 +162,9 @@ def compare(
 def _rows(before: Measured, after: Measured, allowed: Mapping[str, int | str]) -> Iterator[Row]:
     for metric in ("peak_memory", "flops", "bytes_accessed", "executable_size"):
         yield Row(metric, before[metric], after[metric], allowed[metric])
+    for metric in KERNEL_METRICS:
+        if metric in after:
+            yield Row(metric, before.get(metric, UNKNOWN), after[metric], allowed.get(metric))
     for metric in ("collectives", "operations"):
         for kind in sorted({*before[metric], *after[metric]}):
             yield Row(f"{metric}.{kind}", before[metric].get(kind, 0), after[metric].get(kind, 0), allowed.get(metric))
@@ -242,7 +249,8 @@ _BASELINE = json_shapes.record(
                     **dict.fromkeys(("bytes_accessed", "executable_size", "flops", "peak_memory"), _METRIC),
                     **dict.fromkeys(("arrays", "collectives", "operations"), json_shapes.table(_METRIC)),
                     "stablehlo_sha256": json_shapes.sha256,
-                }
+                },
+                dict.fromkeys(KERNEL_METRICS, _METRIC),
             )
         ),
     }

@@ -14,13 +14,13 @@ from stagec.core.telling.errors import blaming
 from stagec.core.trees.folding import what_it_is
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, argument_path
-from stagec.reports import explanation, measurements
+from stagec.reports import explanation, kernels, measurements
 
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")
 """What of a function's entry in the index a caller sees."""
 
 METRICS = ("bytes", "flops", "peak_bytes")
-"""What is compared of executables: size of the file, operations of a call, most bytes in use on one device."""
+"""What is compared of executables, besides kernels: size, operations of a call, most bytes in use on one device."""
 
 _MOST_LEAVES = 20
 """How many leaves of a structure a person gets to read."""
@@ -99,7 +99,10 @@ def _executables(archive: Archive) -> dict[str, Row]:
         for entry in function["executables"]:
             description = measurements.description_of(archive, entry)
             metrics = {"bytes": description.executable_bytes, **description.analysis}
-            rows[entry["description"].removesuffix(".json")] = {key: metrics[key] for key in METRICS}
+            name = entry["description"].removesuffix(".json")
+            rows[name] = {key: metrics[key] for key in METRICS}
+            if description.target.platform == "cuda":
+                rows[name]["kernels"] = kernels.figures(kernels.in_bundle(archive, entry, description))
     return rows
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import argument_path
-from stagec.reports import inputs
+from stagec.reports import inputs, kernels
 from stagec.reports.inputs import Inputs
 from stagec.stages import export_description
 from stagec.stages.exported import Exported
@@ -41,6 +41,7 @@ def explain(
     packages: Sequence[str],
     plugins: Mapping[str, Path] | None = None,
     environments: Mapping[str, tuple[str, str]] | None = None,
+    with_kernels: bool = False,
 ) -> dict[str, Any]:
     """Return a report on how what the files `first` and `second` stand for differs; "equal" says whether it does.
 
@@ -52,6 +53,8 @@ def explain(
     plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.
     environments: by name, Python and PYTHONPATH of what compiles for other jaxlibs. An executable for one that is not
     here is not compared, and a row says so.
+    with_kernels: whether "kernels" has what became of the kernels for NVIDIA devices, where both files have them: rows
+    with "artifact", "kernel", "figure", "first" and "second".
     Raises StagecError for any other file, and where the current inputs cannot be traced.
     """
     given = roots, packages, plugins or {}, environments or {}
@@ -63,7 +66,7 @@ def explain(
     single = [next(iter(side.values())) for side in sides if not isinstance(side, Inputs) and "" in side]
     wanted = single[0] if len(single) == 1 else None
     left, right = (_of(side, wanted, path) for side, path in zip(sides, (first, second), strict=True))
-    rows = []
+    rows, changes = [], []
     for name in sorted({*left, *right, *({} if wanted else unknown)}):
         before, after = left.get(name), right.get(name)
         if before is None or after is None:
@@ -75,14 +78,26 @@ def explain(
             {"artifact": name, "component": component, "first": old, "second": new}
             for component, old, new in components.differences(*_comparable(before, after))
         ]
-    return {"kind": "explanation", "equal": not rows, "first": first, "second": second, "differences": rows}
+        if with_kernels and before.kernels and after.kernels:
+            changes += [{"artifact": name, **row} for row in kernels.changes(before.kernels(), after.kernels())]
+    report = {"kind": "explanation", "equal": not rows, "first": first, "second": second, "differences": rows}
+    return {**report, "kernels": changes} if with_kernels else report
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Return the report for a person to read."""
     if report["equal"]:
         return f"{report['first']} and {report['second']} are made from the same components\n"
-    return "\n".join(lines(report["differences"])) + "\n"
+    return "\n".join([*lines(report["differences"]), *_kernel_lines(report.get("kernels", ()))]) + "\n"
+
+
+def _kernel_lines(changes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What became of kernels, below a title."""
+    names = [" ".join(filter(None, (row["artifact"], row["kernel"]))) for row in changes]
+    what = [
+        f"  {name}: {row['figure']} {row['first']} -> {row['second']}" for name, row in zip(names, changes, strict=True)
+    ]
+    return ["so these kernels differ", *what] if what else []
 
 
 def lines(differences: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -109,12 +124,14 @@ class _Artifact:
     made_from: its components; None of an exported artifact without a description.
     identity: function, variant, target ("" of an exported artifact) and bucket; None where it is not known.
     serialized: the exported artifact; empty where it is not at hand. path: of the file, where it is alone in it.
+    kernels: reads those of an executable for NVIDIA devices; None where there is none at hand.
     """
 
     made_from: components.Table | None
     identity: tuple[str, str, str, str] | None = None
     serialized: bytes = b""
     path: str = ""
+    kernels: Callable[[], Sequence[Mapping[str, Any]]] | None = None
 
 
 _Artifacts = Mapping[str, _Artifact]
@@ -132,7 +149,7 @@ def _read(
         if path.endswith(".aot"):
             return _bundle(Archive(path))
         if path.endswith(".xla"):
-            return {"": _description_at(Path(path).with_suffix(".json"))}
+            return {"": _executable_at(path)}
         if path.endswith(".exported"):
             beside, serialized = Path(f"{path}.json"), reading.whole(path)
             if beside.is_file():
@@ -217,8 +234,16 @@ def _bundle(archive: Archive) -> _Artifacts:
         for executable in function["executables"]:
             # An executable may be one member with others, a description never is.
             stem = executable["description"].removesuffix(".json")
-            artifacts[stem] = _description(archive.read(executable["description"], LARGEST))
+            text = archive.read(executable["description"], LARGEST)
+            of_archive = functools.partial(kernels.in_bundle, archive, executable, Description.from_json(text))
+            artifacts[stem] = dataclasses.replace(_description(text), kernels=of_archive)
     return artifacts
+
+
+def _executable_at(path: str) -> _Artifact:
+    text = reading.whole(Path(path).with_suffix(".json"), LARGEST)
+    of_file = functools.partial(kernels.in_file, path, Description.from_json(text))
+    return dataclasses.replace(_description(text), kernels=of_file)
 
 
 def _description_at(path: Path) -> _Artifact:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stagec.bundle import index
@@ -15,7 +17,7 @@ from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import naming
 from stagec.core.data import child, reading
 from stagec.core.telling.errors import blaming
-from stagec.reports import processes
+from stagec.reports import kernels, processes
 
 _START = 1000
 """Bytes of a file that tell its kind."""
@@ -23,13 +25,24 @@ _IDS = 16
 """How many devices' ids a line shows."""
 
 
-def inspect(path: str) -> dict[str, Any]:
+def inspect(path: str, ptx: str = "", sass: str = "") -> dict[str, Any]:
     """Return a report on the file at `path`; "kind" says what it is. Native code reads it in a child process alone.
 
-    Raises StagecError when the file is of another kind, or is damaged.
+    ptx, sass: a kernel of an executable or of PTX, of which the report has "code" then, as PTX or SASS.
+    Raises StagecError when the file is of another kind, or is damaged, or has no such kernel.
     """
-    write = "give a bundle (.aot), an exported artifact (.exported) or the description of an executable (.json)"
+    write = (
+        "give a bundle (.aot), an executable (.xla) with its description beside it, an exported artifact (.exported), "
+        "a description (.json) or kernels (.ptx)"
+    )
+    if ptx or sass:
+        with blaming(path):
+            return {"kind": "code", "kernel": ptx or sass, "code": _code(path, ptx, sass)}
     with blaming(path, write):
+        if path.endswith(".xla"):
+            return _compiled(path)
+        if path.endswith(".ptx"):
+            return _ptx(reading.whole(path))
         start = reading.start(path, _START)
         if start.startswith(b"PK"):
             return _bundle(Archive(path))
@@ -48,6 +61,8 @@ def as_text(report: dict[str, Any], flat: bool = False) -> str:
             return _bundle_text(report, flat)
         case "exported":
             return _exported_text(report, flat)
+        case "ptx":
+            return "\n".join(kernels.lines(report["kernels"])) + "\n"
     return _executable_text(report, flat)
 
 
@@ -63,7 +78,48 @@ def _bundle(archive: Archive) -> dict[str, Any]:
             described = _executable(archive.read(executable["description"], LARGEST))
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
             executable.update({name: described[name] for name in ("processes",) if name in described})
+            if described["target"]["platform"] == "cuda":
+                description = Description.from_json(archive.read(executable["description"], LARGEST))
+                executable["kernels"] = kernels.in_bundle(archive, executable, description)
     return report
+
+
+def _compiled(path: str) -> dict[str, Any]:
+    """Return a description that lies beside an executable, and its kernels. Raises ValueError, and OSError."""
+    data = reading.whole(path)
+    text = reading.whole(Path(path).with_suffix(".json"), LARGEST)
+    description = Description.from_json(text)
+    if hashlib.sha256(data).hexdigest() != description.executable_sha256:
+        raise ValueError(f"{Path(path).with_suffix('.json').name} beside it describes another executable")
+    return {**_executable(text), "kernels": kernels.of_executable(data, description, timed=True)}
+
+
+def _ptx(data: bytes) -> dict[str, Any]:
+    """Return what ptxas makes of each kernel of PTX. Raises ValueError."""
+    code = map(kernels.assemble, kernels.modules(data.decode("utf-8")).values())
+    return {"kind": "ptx", "kernels": [row for cubin in code for row in kernels.of_code(cubin)]}
+
+
+def _code(path: str, ptx: str, sass: str) -> str:
+    """Return the PTX or SASS of a kernel. Raises ValueError, and OSError."""
+    if not path.endswith((".ptx", ".xla")):
+        raise ValueError("it has no kernels to show: PTX and SASS are those of an executable (.xla), or of PTX (.ptx)")
+    data = reading.whole(path)
+    if path.endswith(".ptx"):
+        texts = kernels.modules(data.decode("utf-8"))
+        if (ptx or sass) not in texts:
+            raise ValueError(_no_kernel(ptx or sass, texts))
+        return texts[ptx] if ptx else kernels.sass(kernels.assemble(texts[sass]), sass)
+    if ptx:
+        raise ValueError("an executable does not keep PTX: build its output group ptx, and inspect that file")
+    codes = kernels.code_of(data)
+    if sass not in codes:
+        raise ValueError(_no_kernel(sass, codes))
+    return kernels.sass(codes[sass], sass)
+
+
+def _no_kernel(name: str, names: Iterable[str]) -> str:
+    return f'it has no code of a kernel "{name}"; it has {", ".join(names) or "none"}'
 
 
 def _executable(text: bytes) -> dict[str, Any]:
@@ -135,6 +191,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
             made_with = f"jaxlib {executable['versions']['jaxlib']}" if len(several) > 1 else ""
             what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]), made_with)))
             after[len(rows)] = _process_lines(executable, "      ")
+            after[len(rows)] += [f"      {kernels.summary(executable['kernels'])}"] if "kernels" in executable else []
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (what, *figures, digest) in enumerate(rows):
@@ -203,9 +260,15 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *_assignment_lines(report["device_assignment"]),
         *_process_lines(report, "  "),
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
+        *_kernel_lines(report),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kernel_lines(report: dict[str, Any]) -> list[str]:
+    rows = report.get("kernels", [])
+    return [f"  kernels    {kernels.summary(rows)}", *(f"    {line}" for line in kernels.lines(rows))] if rows else []
 
 
 def _process_lines(report: dict[str, Any], indent: str) -> list[str]:

@@ -35,7 +35,12 @@ _METRICS = (
     *("peak_bytes", "argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes"),
     *("flops", "bytes_accessed", "unknown"),
 )
-_KINDS = {"peak_memory": "bytes", "bytes_accessed": "bytes", "executable_size": "bytes", "compile_time": "seconds"}
+_KERNEL = (
+    *("name", "runs", "blocks", "threads", "registers", "shared_memory", "spills", "occupancy", "limited_by"),
+    *("seconds", "bound"),
+)
+_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
+_KINDS = {**dict.fromkeys(_BYTES, "bytes"), "compile_time": "seconds"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ def _executable(executable: Executable, seconds: float | None) -> dict[str, Any]
     if inventory:
         table["more"] = inventory["more"] if inventory["more"]["count"] else None
         table["operations"] = [[kind, row["count"], row["flops"]] for kind, row in inventory["operations"].items()]
+        table["kernels"] = [[row[name] for name in _KERNEL] for row in inventory["kernels"]]
         table["exchanges"] = [
             [row["kind"], row["axes"], *(row[key] for key in ("count", "bytes", "sent_bytes", "seconds"))]
             for row in inventory["exchanges"]
@@ -152,7 +158,9 @@ def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]
     memory = executable.inventory["hardware"]["memory"]
     if memory:
         yield ["memory of a device", executable.description.analysis["peak_bytes"], memory, "bytes"]
-    for name, taken, limit in limits.compared(executable.inventory["limits"], executable.description):
+    for name, taken, limit in limits.compared(
+        executable.inventory["limits"], executable.description, executable.inventory["kernels"]
+    ):
         known = seconds if name == "compile_time" and seconds is not None else taken
         yield [name, known, limit, _KINDS.get(name, "")]
 

@@ -48,7 +48,7 @@ def compile_exported(
         exported, lowered = lower(serialized, spec, lowered_for)
         compiled = _compile(exported, lowered, spec)
         stablehlo = mlir.to_portable(lowered.module)
-        description = compiled.description._replace(
+        described = compiled.description._replace(
             manifest=spec.manifest,
             function=spec.function,
             variant=spec.variant,
@@ -59,11 +59,12 @@ def compile_exported(
         )
         hardware = compilation.backend(spec.target.platform).hardware(spec.target)
         names = functools.partial(_names, exported, lowered)
-        problems = list(limits.exceeded(description, compiled.as_text(), hardware, names, spec))
+        compiled = dataclasses.replace(compiled, description=described, stablehlo=stablehlo)
+        problems = list(limits.exceeded(compiled, hardware, names, spec))
         if problems:
             raise StagecError(*problems)
-        taken = inventory.take(description, compiled.as_text(), hardware, names(), spec) if itemized else None
-    return dataclasses.replace(compiled, description=description, stablehlo=stablehlo, inventory=taken)
+        taken = inventory.take(compiled, hardware, names(), spec) if itemized else None
+    return dataclasses.replace(compiled, inventory=taken)
 
 
 def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, list[Entry]]:

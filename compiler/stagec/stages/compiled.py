@@ -68,6 +68,7 @@ class Compiled:
     stablehlo: the module that XLA compiled, in StableHLO's portable form; None unless it was built from a manifest.
     inventory: what it consists of (`stages.inventory`); None unless it was asked for.
     optimized: jaxlib's HloModule of `hlo`; None unless this process compiled it for a named target.
+    kernels: what is known of each kernel for NVIDIA devices; empty unless this process compiled it for one.
 
     Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
     plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several
@@ -82,6 +83,7 @@ class Compiled:
     stablehlo: bytes | None = field(default=None, repr=False)
     inventory: Mapping[str, Any] | None = field(default=None, repr=False)
     optimized: Any = field(default=None, repr=False)
+    kernels: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
     _executable: Executable | None = field(default=None, repr=False)  # the same, loaded, if this process compiled it
 

@@ -77,5 +77,11 @@ def compile_program(program: Lowered, options: Mapping[str, CompilerOption], tar
     versions = {**description.versions, **(hardware.versions or {})}
     description = description._replace(versions=dict(sorted(versions.items())))
     return Compiled(
-        module.executable, description, module.hlo, mesh, optimized=module.optimized, _parameters=program._parameters
+        module.executable,
+        description,
+        module.hlo,
+        mesh,
+        optimized=module.optimized,
+        kernels=module.kernels,
+        _parameters=program._parameters,
     )

@@ -1,4 +1,4 @@
-"""What an optimized program consists of: its arrays, operations and exchanges, and the limits that hold for it.
+"""What an optimized program consists of: its arrays, operations, exchanges and kernels, and its limits.
 
 It is a file beside the executable that no bundle has, for reports and baselines: `stagec compile --inventory FILE`.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.backends.analysis import UNKNOWN, buffers
 from stagec.backends.compilation import Hardware
-from stagec.bundle.description import LARGEST, Description
+from stagec.bundle.description import LARGEST
 from stagec.core.builds.specs import ExecutableSpec
 from stagec.core.data import strict_json
 from stagec.core.trees import json_shapes
@@ -19,8 +19,11 @@ from stagec.costs import collectives, totals
 from stagec.costs.links import Seconds
 from stagec.stages.limits import named
 
-FORMAT = 1
-"""Version of the JSON form. 1: the first."""
+if TYPE_CHECKING:
+    from stagec.stages.compiled import Compiled
+
+FORMAT = 2
+"""Version of the JSON form. 2 (November 2026): "kernels". 1: the first."""
 _ARRAYS = 60
 """How many arrays are listed one by one: the largest."""
 
@@ -28,18 +31,18 @@ Inventory = Mapping[str, Any]
 """The keys of `take`."""
 
 
-def take(
-    description: Description, program: str, hardware: Hardware, names: Sequence[str], spec: ExecutableSpec
-) -> dict[str, Any]:
+def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: ExecutableSpec) -> dict[str, Any]:
     """Return the inventory of an executable.
 
-    program: the optimized HLO as text. names: of the arguments that it takes.
+    names: of the arguments that it takes.
     "executable_sha256" says of which executable. "operations": opcode -> "count" and "flops". "exchanges": rows of
     "kind", "axes" of the mesh, "count", "bytes", "sent_bytes" and "seconds". "arrays": the largest, rows of "kind"
     (argument, result, temporary), "name", "type" and "bytes" on one device; "more": "count" and "bytes" of the others.
+    "kernels": rows of `backends.cuda.kernels`; none for other platforms.
     "hardware": "memory", "bandwidth" and "flops" of one device, null where they are not known. "limits": those of the
     manifest, by key. Counts are as often as they run; "unknown" where that is not known.
     """
+    description, program = compiled.description, compiled.as_text()
     mesh = description.device_assignment
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)) if mesh else {}
     devices = description.nr_devices
@@ -65,6 +68,7 @@ def take(
             for buffer in named(largest[:_ARRAYS], description, names)
         ],
         "more": {"count": len(largest[_ARRAYS:]), "bytes": sum(buffer.bytes for buffer in largest[_ARRAYS:])},
+        "kernels": list(compiled.kernels),
         "hardware": {"memory": hardware.memory, "bandwidth": hardware.bandwidth, "flops": hardware.flops},
         "limits": limits,
     }
@@ -108,6 +112,17 @@ _INVENTORY = json_shapes.record(
             )
         ),
         "more": json_shapes.record({"count": json_shapes.count, "bytes": json_shapes.count}),
+        "kernels": json_shapes.array(
+            json_shapes.record(
+                {
+                    "name": json_shapes.text,
+                    "instructions": json_shapes.array(json_shapes.text),
+                    **dict.fromkeys(("limited_by", "bound"), json_shapes.text),
+                    **dict.fromkeys(("blocks", "threads", "registers", "shared_memory", "spills", "stack"), _METRIC),
+                    **dict.fromkeys(("occupancy", "runs", "seconds"), _METRIC),
+                }
+            )
+        ),
         "hardware": json_shapes.record(dict.fromkeys(("memory", "bandwidth", "flops"), _RATE)),
         "limits": json_shapes.table(_LIMIT),
     }

@@ -9,15 +9,18 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stagec.backends.analysis import UNKNOWN, Buffer, buffers
+from stagec.backends.analysis import KERNEL_METRICS, UNKNOWN, Buffer, buffers, of_kernels
 from stagec.backends.compilation import DoesNotFit, Hardware
 from stagec.bundle.description import Description
 from stagec.core.builds import naming
 from stagec.core.builds.specs import ExecutableSpec
 from stagec.core.sizes.avals import DTYPES, Aval
 from stagec.core.telling.errors import Problem
+
+if TYPE_CHECKING:
+    from stagec.stages.compiled import Compiled
 
 _LARGEST = 8
 """How many arrays a message lists."""
@@ -27,13 +30,14 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def exceeded(
-    description: Description, program: str, hardware: Hardware, names: Callable[[], Sequence[str]], spec: ExecutableSpec
+    compiled: Compiled, hardware: Hardware, names: Callable[[], Sequence[str]], spec: ExecutableSpec
 ) -> Iterator[Problem]:
     """Yield what is over a limit of `spec`, or over the memory of the device.
 
-    program: the optimized HLO as text. names: returns those of the arguments that it takes.
+    names: returns those of the arguments that it takes.
     A metric that is not known is over its limit, unless that is allowed, and within the memory of the device.
     """
+    description, program = compiled.description, compiled.as_text()
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
@@ -41,13 +45,15 @@ def exceeded(
         what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"
         yield Problem(spec.manifest, spec.key, what, _table(description, program, names()), _about(spec))
     wanted = {name: limit for name in _KNOWN if (limit := getattr(limits, name)) is not None}
-    for key, metric, limit in compared(wanted, description):
+    for key, metric, limit in compared(wanted, description, compiled.kernels):
         at = f"{limits.key}.{key}"
         name = _NAMES.get(key, key.rpartition(".")[2])
         if metric == UNKNOWN and limits.allow_unknown:
             continue
         if metric == UNKNOWN:
-            counted = key != "peak_memory" and analysis["unknown"]
+            counted = [] if key == "peak_memory" else analysis["unknown"]
+            if key in KERNEL_METRICS:
+                counted = [f"kernel {kernel['name']}" for kernel in compiled.kernels if kernel[key] == UNKNOWN]
             why = f"it depends on {_listed(counted)}" if counted else "XLA does not say it of this program"
             what = f"{name} is unknown: {why}"
             write = "leave the limit out, or write allow_unknown = true beside it"
@@ -55,12 +61,15 @@ def exceeded(
             what = f"{name} {' is over the limit of '.join(_pair(key, metric, limit))}"
             write = _table(description, program, names()) if key == "peak_memory" else ""
             write = _moved(description) if key.startswith("collectives") else write
+            write = _kernels(key, compiled.kernels) if key in KERNEL_METRICS else write
         else:
             continue
         yield Problem(spec.manifest, at, what, write, _about(spec))
 
 
-def compared(limits: Mapping[str, Any], description: Description) -> Iterator[tuple[str, Any, float]]:
+def compared(
+    limits: Mapping[str, Any], description: Description, kernels: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, Any, float]]:
     """Yield the name of each limit, what the executable takes, and the limit; `collectives.KIND` for each with one."""
     analysis = description.analysis
     counts = {kind: row["count"] for kind, row in analysis["collectives"].items()}
@@ -70,6 +79,7 @@ def compared(limits: Mapping[str, Any], description: Description) -> Iterator[tu
         "bytes_accessed": analysis["bytes_accessed"],
         "executable_size": description.executable_bytes,
         "collectives": UNKNOWN if UNKNOWN in counts.values() else sum(counts.values()),
+        **of_kernels(kernels),
     }
     for name, limit in limits.items():
         if isinstance(limit, Mapping):
@@ -130,13 +140,16 @@ def in_bytes(size: float) -> str:
     return f"{size:,.1f} {_UNITS[scale]}" if scale else f"{size:,.0f} bytes"
 
 
-_KNOWN = ("peak_memory", "flops", "bytes_accessed", "executable_size", "collectives")
+_KNOWN = ("peak_memory", "flops", "bytes_accessed", "executable_size", "collectives", *KERNEL_METRICS)
 """Limits of what is known when an executable is there."""
-_BYTES = ("peak_memory", "bytes_accessed", "executable_size")
+_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
 _NAMES = {
     "peak_memory": "peak memory",
     "bytes_accessed": "bytes accessed",
     "executable_size": "size of the executable",
+    "registers": "registers of a thread",
+    "shared_memory": "shared memory of a block",
+    "spills": "spilled registers of all kernels",
 }
 
 
@@ -181,6 +194,13 @@ def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 def _aval_size(aval: Aval) -> int:
     return -(-math.prod(map(int, aval.shape)) * DTYPES[aval.dtype].bits // 8)
+
+
+def _kernels(key: str, kernels: Sequence[Mapping[str, Any]]) -> str:
+    """The kernels that take most of something."""
+    most = sorted((kernel for kernel in kernels if kernel[key]), key=lambda kernel: -kernel[key])[:_LARGEST]
+    rows = [(in_bytes(row[key]) if key in _BYTES else f"{row[key]:,}", "kernel", row["name"]) for row in most]
+    return "\n".join(["the most:", *_rows(rows)])
 
 
 def _moved(description: Description) -> str:

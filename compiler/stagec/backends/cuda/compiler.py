@@ -19,19 +19,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
-from stagec.backends.cuda import nvidia, riegeli
+from stagec.backends.cuda import container, kernels, nvidia, riegeli
 from stagec.core.builds import jax_entries
 from stagec.core.builds.specs import CudaTarget
 from stagec.core.data import wire
@@ -62,23 +61,21 @@ _HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
 # XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
 # the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
 _CUDA, _CUDNN, _CUB = "13.0.0", (9, 12, 0), "3.0.0"
-_EXECUTABLE = known_builds.EXECUTABLE["serialized_executable"]
-_FIELDS = known_builds.CUDA.messages["xla.gpu.GpuExecutableProto"]
 (_PART,) = known_builds.CUDA.messages["xla.SplitProtoManifest"].values()
 # Kinds of xla.gpu.ThunkProto, by field number, and where in their messages there are ...
 _PAIRED = {path[0]: path[1] for path in known_builds.PAIRED.values()}
 """... the number that a start and its end have in common ..."""
-_NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
-"""... other thunks: paths of fields ..."""
 _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDERED.values()}
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
-_KERNEL_NAME, _KERNEL_CODE = known_builds.KERNEL.values()
 _AUTOTUNING = "autotuning.textproto"
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
 _KERNELS: Mapping[str, int] = {"0.10.1": 41, "0.10.2": 45}
 """For a version of jaxlib, XLA's number for how it makes kernels: it passes over results with another one."""
 _kept: list[str] = []
 """The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
+
+
+layers = container.layers
 
 
 def environment(target: CudaTarget) -> dict[str, str]:
@@ -155,14 +152,16 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     optimized = executable.hlo_modules()[0]
+    canonical, program = canonicalize(executable.serialize()), optimized.to_string()
     return CompiledModule(
-        executable=canonicalize(executable.serialize()),
+        executable=canonical,
         cost_analysis=_cost(executable),
         memory_analysis=memory(executable),
-        hlo=optimized.to_string(),
+        hlo=program,
         device_ids=[device.id for device in devices],
         devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()},
         optimized=optimized,
+        kernels=kernels.of(canonical, device, program, count),
     )
 
 
@@ -294,7 +293,7 @@ def canonicalize(serialized: bytes) -> bytes:
             varying.append(record.field)
             path, field = _UNORDERED[record.field]
             message = wire.edit(message, path, lambda inner: wire.sort_repeated(inner, frozenset({field})))
-        for path in [path for kind, path in _NESTED if kind == record.field]:
+        for path in [path for kind, path in container.NESTED if kind == record.field]:
             message = wire.edit(message, path, thunk)
         return wire.Record(record.field, record.wire_type, message)
 
@@ -306,7 +305,7 @@ def canonicalize(serialized: bytes) -> bytes:
 
         def change(i: int, record: bytes) -> bytes | None:
             before = len(varying)
-            edited = wire.edit(record, _FIELDS["thunks"], thunk) if i in messages else record
+            edited = wire.edit(record, container.FIELDS["thunks"], thunk) if i in messages else record
             return edited if len(varying) > before else None
 
         return riegeli.edit(file, change)
@@ -315,64 +314,7 @@ def canonicalize(serialized: bytes) -> bytes:
         edited = executable(record) if record.startswith(riegeli.SIGNATURE) else record
         return edited if edited != record else None
 
-    head, body = _split(serialized)
+    head, body = container.split(serialized)
     if body.startswith(riegeli.SIGNATURE):
         return head + riegeli.edit(body, outer)
-    return head + wire.edit(body, _EXECUTABLE, executable)
-
-
-def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
-
-    Where there is no text for a reader it is "". Raises ValueError when the bytes are not a serialized executable.
-    """
-    from jaxlib import xla_client
-
-    ptx, binary, *others, rest = _parts(serialized)
-    module = next(wire.find(rest, _FIELDS["hlo_module_with_config.hlo_module"]), b"")
-    yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
-    yield "PTX", ptx, ptx.decode("utf-8", "replace")
-    # jaxlib 0.10.1 has one binary for all kernels. Since 0.10.2 each kernel has its own, and PTX is not kept.
-    kernels = [("", binary)] if binary else list(_kernels(wire.find(rest, _FIELDS["thunks"])))
-    lines = [f"{hashlib.sha256(code).hexdigest()} {len(code):,} bytes {name}".rstrip() for name, code in kernels]
-    yield "binary", b"".join(code for _, code in kernels), "".join(f"{line}\n" for line in lines)
-    yield "thunks and constants", b"".join([*others, rest]), ""
-    yield "container", serialized, ""
-
-
-def _kernels(thunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the machine code of each kernel in thunks, and in those that they have."""
-    for thunk in thunks:
-        name = next(wire.find(thunk, _KERNEL_NAME), b"").decode("utf-8", "replace")
-        yield from ((name, code) for code in wire.find(thunk, _KERNEL_CODE))
-        for kind, path in _NESTED:
-            yield from _kernels(wire.find(thunk, (kind, *path)))
-
-
-def stored_cpu_name(serialized: bytes) -> str:
-    """Return LLVM's name of the CPU that an executable says drives the device; "" when none is stored."""
-    *_, rest = _parts(serialized)
-    return next(wire.find(rest, _FIELDS["cpu_target_machine_options.cpu"]), b"").decode("utf-8", "replace")
-
-
-def _parts(serialized: bytes) -> list[bytes]:
-    """Return the records of an executable: PTX, binary, what XLA splits off beside, and the rest of the message.
-
-    Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto, whose
-    executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto. Since jaxlib 0.11.1 the
-    message around it is such a file too, and the executable one of its records.
-    """
-    _, body = _split(serialized)
-    records = riegeli.records(body) if body.startswith(riegeli.SIGNATURE) else wire.find(body, _EXECUTABLE)
-    executable = next((record for record in records if record.startswith(riegeli.SIGNATURE)), None)
-    if executable is None:
-        raise ValueError("no executable")
-    _manifest, *parts = riegeli.records(executable)
-    if len(parts) < 3:
-        raise ValueError("an executable in fewer parts than expected")
-    return parts
-
-
-def _split(serialized: bytes) -> tuple[bytes, bytes]:
-    size, at = wire.read_varint(serialized, 0)
-    return serialized[: at + size], serialized[at + size :]
+    return head + wire.edit(body, container.EXECUTABLE, executable)

@@ -251,6 +251,8 @@ class Limits:
     peak_memory: bytes on one device.
     collectives: how often devices exchange arrays; or how often in one way, for some of `COLLECTIVES`.
     executable_size: bytes of the file.
+    registers: of a thread of a kernel. shared_memory: bytes of a block of a kernel. spills: bytes that a thread of each
+        kernel stores and loads because registers run out, added up. Executables for NVIDIA devices alone have kernels.
     compile_time: seconds; advice only.
     allow_unknown: whether a metric that is not known is within its limit.
     """
@@ -261,6 +263,9 @@ class Limits:
     bytes_accessed: int | None = None
     collectives: int | Mapping[str, int] | None = None
     executable_size: int | None = None
+    registers: int | None = None
+    shared_memory: int | None = None
+    spills: int | None = None
     compile_time: float | None = None
     allow_unknown: bool = False
 

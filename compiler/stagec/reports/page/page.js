@@ -239,6 +239,16 @@ function exchanges(both) {
   return figure("Exchanges by axis", "Bytes that a device sends in a call, by kind of exchange and axes of the mesh.", bars(names, series, bytes, true), content);
 }
 
+function kernels(both) {
+  const rows = both.flatMap((one, side) => (one?.kernels ?? []).map(([name, runs, blocks, threads, registers, shared, spills, occupancy, by, least, bound]) => [
+    `${name}${TWO ? ` (${SIDES[side]})` : ""}`, [count(runs)], [count(blocks)], [count(threads)], [count(registers)], [bytes(shared)],
+    [element("span", spills > 0 ? { class: "bad" } : {}, bytes(spills))], [known(occupancy) ? `${(100 * occupancy).toFixed(0)} % (${by})` : occupancy], [seconds(least)], bound,
+  ]));
+  if (!rows.length) return null;
+  const head = ["Kernel", ["Runs"], ["Blocks"], ["Threads"], ["Registers"], ["Shared memory"], ["Spills"], ["Occupancy"], ["A run takes at least"], "Bound by"];
+  return figure("Kernels", "What each takes of a multiprocessor, read from its machine code, and what bounds a run of it, by peak rates.", null, table("Kernels", head, rows));
+}
+
 function roof(both) {
   const points = both.map((one, side) => {
     if (!one?.roofline || !known(one.flops) || !known(one.bytes_accessed) || !one.flops || !one.bytes_accessed) return null;
@@ -260,7 +270,7 @@ function executable(both) {
   return element("div", {},
     element("p", {}, `${one.hardware}. `, element("span", { class: "soft" }, one.devices > 1 ? `${one.devices} devices${one.mesh ? `, mesh ${one.mesh}` : ""}. ` : "", notes.join("; "))),
     metrics(both), limits(both),
-    element("div", { class: "charts" }, ...both.map((side, i) => (side ? memory(side, i) : null)), operations(both), exchanges(both), roof(both)));
+    element("div", { class: "charts" }, ...both.map((side, i) => (side ? memory(side, i) : null)), operations(both), exchanges(both), roof(both), kernels(both)));
 }
 
 function openFunction(details) {

@@ -1,0 +1,120 @@
+"""The kernels of an executable for NVIDIA devices: what each takes of a device, and what it waits for.
+
+Nothing here needs a device, or a tool of NVIDIA's. docs/costs.md says what is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from stagec.backends.analysis import UNKNOWN
+from stagec.backends.cuda import container, cubins
+from stagec.backends.cuda.container import Launch
+from stagec.costs import hlo, totals
+from stagec.costs.totals import Runs
+from stagec.hardware.cuda_devices import Device
+from stagec.hardware.occupancy import occupancy
+
+Kernel: TypeAlias = dict[str, Any]
+"""A row of `of`."""
+LAUNCH_SECONDS = 1e-6
+"""What a launch takes at least: kKernelLaunchOverhead of xla/service/gpu/model/gpu_performance_model_base.h."""
+_TRANSACTION = 32
+"""Bytes of main memory that a multiprocessor moves in a cycle at most, as XLA assumes in the same place."""
+
+
+_UNEVEN = 1.1
+"""From how much longer on the busiest multiprocessor needs is a matter of occupancy."""
+
+
+def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -> list[Kernel]:
+    """Return what is known of the kernels of an executable, in the order in which they are launched first.
+
+    program: its optimized HLO as text; "": nothing is said of time. devices: for how many it is.
+    A row has "name", of the function in the code; "instructions" of HLO that it computes; "blocks", "threads" of each;
+    "registers" of a thread; "shared_memory", bytes of a block; "spills" and "stack", bytes of a thread (`cubins`);
+    "occupancy", the share of a multiprocessor's warps that run at a time, and "limited_by", which resource limits it;
+    "runs" in a call; "seconds", what one run takes at least, and "bound" by what: "compute", "memory", "launch" or
+    "occupancy". What is not known is "unknown".
+    Raises ValueError when the bytes are not such an executable. A kernel whose code cannot be read has unknown numbers.
+    """
+    runs = totals.runs(hlo.parse(program), devices) if program else {}
+    functions: dict[bytes, dict[str, cubins.Function]] = {}
+    kernels: dict[str, Kernel] = {}
+    for launch in container.launches(serialized):
+        for name, function in _functions(launch, functions):
+            row = kernels.setdefault(name, _row(launch, name, function, device))
+            if launch.instruction not in row["instructions"]:
+                row["instructions"].append(launch.instruction)
+    return [
+        row | _time(row, [runs[name] for name in row["instructions"] if name in runs], device)
+        for row in kernels.values()
+    ]
+
+
+def _functions(
+    launch: Launch, read: dict[bytes, dict[str, cubins.Function]]
+) -> Iterable[tuple[str, cubins.Function | None]]:
+    """Return the functions of a launch: one, or all of a code that does not say which. read: what was read before."""
+    if launch.code is None:
+        return [(launch.function, None)]
+    if launch.code not in read:
+        try:
+            read[launch.code] = cubins.read(launch.code)
+        except ValueError:
+            read[launch.code] = {}
+    functions = read[launch.code]
+    if launch.function or not functions:
+        return [(launch.function or launch.instruction, functions.get(launch.function))]
+    return functions.items()
+
+
+def _row(launch: Launch, name: str, function: cubins.Function | None, device: Device) -> Kernel:
+    threads = launch.threads or (function.threads if function else None)
+    row: Kernel = {"name": name, "instructions": [], "blocks": _known(launch.blocks), "threads": _known(threads)}
+    for key in ("registers", "shared_memory", "spills", "stack"):
+        row[key] = UNKNOWN
+    row |= {"occupancy": UNKNOWN, "limited_by": UNKNOWN}
+    if function is None:
+        return row
+    row |= {"registers": function.registers, "spills": function.spills, "stack": function.stack}
+    if launch.shared is None or threads is None:
+        return row
+    row["shared_memory"] = function.shared + launch.shared
+    fits = occupancy(device, threads, function.registers, row["shared_memory"], function.barriers)
+    return row | ({"occupancy": round(fits.share, 4), "limited_by": fits.limit} if fits else {})
+
+
+def _known(value: int | None) -> int | Literal["unknown"]:
+    return UNKNOWN if value is None else value
+
+
+def _time(row: Kernel, runs: Sequence[Runs], device: Device) -> dict[str, Any]:
+    """Return how often a kernel runs, and what bounds one run. All instructions that it computes are the same."""
+    if not runs:
+        return {"runs": UNKNOWN, "seconds": UNKNOWN, "bound": UNKNOWN}
+    times = [run.times for run in runs]
+    seconds, bound = bounds(runs[0], row["blocks"], device) or (UNKNOWN, UNKNOWN)
+    return {"runs": UNKNOWN if None in times else sum(filter(None, times)), "seconds": seconds, "bound": bound}
+
+
+def bounds(run: Runs, blocks: int | Literal["unknown"], device: Device) -> tuple[float, str] | None:
+    """Return what a run takes at least, and by what; None where its operations or bytes are not known.
+
+    blocks: of the launch. Where there are fewer than multiprocessors, or some have one more than others, the operations
+    and bytes of the busiest one bound the run: that is "occupancy".
+    """
+    if run.flops is None or run.bytes is None:
+        return None
+    clock, cores = device.clock_rate_ghz * 1e9, device.core_count
+    ordinary = cores * device.fpus_per_core * 2 * clock
+    compute = max(run.multiplied / device.bf16_flops, (run.flops - run.multiplied) / ordinary)
+    times = {"launch": LAUNCH_SECONDS, "memory": run.bytes / device.memory_bandwidth, "compute": compute}
+    if blocks != UNKNOWN and blocks:
+        busy = blocks / -(-blocks // cores)
+        waiting = max(compute * cores / busy, run.bytes / (busy * _TRANSACTION * clock))
+        if waiting > _UNEVEN * max(times.values()):
+            times["occupancy"] = waiting
+    bound = max(times, key=lambda name: times[name])
+    return times[bound], bound

@@ -1,0 +1,79 @@
+"""How many blocks of a kernel run on a multiprocessor of an NVIDIA device at the same time, by CUDA's own rules.
+
+They are those of `cuda_occupancy.h`, which comes with CUDA and needs no device; the tests compare with it. Left out is
+a limit that XLA does not set: the part of shared memory that a program prefers as L1 cache.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stagec.hardware.cuda_devices import CAPABILITY, Device
+
+_PARTITIONS, _REGISTER_UNIT, _MOST_REGISTERS = 4, 256, 255
+"""Of a multiprocessor, each with a part of the registers; registers of a warp are a multiple of the second number; of a
+thread, there are no more than the third."""
+_SHARED_UNIT, _RESERVED = 128, 1024
+"""Bytes: shared memory of a block is a multiple of the first; the second is added to it for the system."""
+_BLOCKS = {
+    **dict.fromkeys(((8, 0), (9, 0), (10, 0), (10, 3)), 32),
+    **dict.fromkeys(((8, 9), (12, 0), (12, 1)), 24),
+    **dict.fromkeys(((8, 6), (8, 7)), 16),
+}
+"""Blocks on a multiprocessor at the same time, by compute capability."""
+_TWO_BARRIERS = {(8, 0), (9, 0), (10, 0)}
+"""Capabilities that have two barriers for each block of those; the others have one."""
+
+
+class Occupancy(NamedTuple):
+    """What fits on a multiprocessor.
+
+    blocks: of a kernel at the same time; 0: it cannot run. warps: of these blocks; most: what the device could have.
+    limit: what there would have to be more of: "registers", "shared memory", "threads", "blocks" or "barriers".
+    """
+
+    blocks: int
+    warps: int
+    most: int
+    limit: str
+
+    @property
+    def share(self) -> float:
+        """The warps, as a share of those that the device could have."""
+        return self.warps / self.most
+
+
+def occupancy(device: Device, threads: int, registers: int, shared: int, barriers: int = 0) -> Occupancy | None:
+    """Return what fits on a multiprocessor; None where the rules of its compute capability are not known.
+
+    threads: of a block. registers: of a thread. shared: bytes of shared memory of a block. barriers: of a block.
+    """
+    match = CAPABILITY.fullmatch(device.compute_capability)
+    capability = (int(match[1]), int(match[2])) if match else (0, 0)
+    if capability not in _BLOCKS:
+        return None
+    warps = max(1, _up(threads, device.threads_per_warp) // device.threads_per_warp)
+    of_warp = _up(registers * device.threads_per_warp, _REGISTER_UNIT)
+    memory = _up(shared + _RESERVED, _SHARED_UNIT)
+    limits = {"blocks": _BLOCKS[capability]}
+    limits["threads"] = device.threads_per_core_limit // device.threads_per_warp // warps
+    limits["shared memory"] = device.shared_memory_per_core // memory
+    if of_warp:
+        in_all = device.registers_per_core_limit // _PARTITIONS // of_warp * _PARTITIONS
+        limits["registers"] = in_all // warps
+    if barriers and capability[0] >= 9:
+        limits["barriers"] = _BLOCKS[capability] * (2 if capability in _TWO_BARRIERS else 1) // barriers
+    if threads > device.threads_per_block_limit:
+        limits["threads"] = 0
+    if memory > device.shared_memory_per_block_optin + _RESERVED:
+        limits["shared memory"] = 0
+    if registers > _MOST_REGISTERS or of_warp * _up(warps, _PARTITIONS) > device.registers_per_block_limit:
+        limits["registers"] = 0
+    limit = min(limits, key=lambda name: limits[name])
+    most = device.threads_per_core_limit // device.threads_per_warp
+    return Occupancy(limits[limit], limits[limit] * warps, most, limit)
+
+
+def _up(number: int, unit: int) -> int:
+    """Return the next multiple of a unit."""
+    return -(-number // unit) * unit

@@ -1,0 +1,206 @@
+"""The kernels of an executable for NVIDIA devices, for people: what each takes, and its PTX and SASS.
+
+What a kernel takes is read from its machine code, without NVIDIA's tools. Its SASS is what nvdisasm prints, and the
+machine code of PTX is what ptxas makes of it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stagec.backends.analysis import UNKNOWN, of_kernels
+from stagec.backends.cuda import container, cubins, kernels
+from stagec.backends.cuda.kernels import Kernel
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import Description
+from stagec.core.data import child, reading
+from stagec.core.telling.errors import StagecError, blaming
+from stagec.hardware import cuda_devices
+from stagec.pjrt import compatibility, packages
+from stagec.stages.limits import in_bytes
+
+FIGURES = ("registers", "shared_memory", "spills", "occupancy", "blocks", "threads")
+"""What of a kernel is compared."""
+_PROGRAMS = "nvidia.cu13.bin"
+_TOOLS = {"ptxas": "compiler/cuda.lock", "nvdisasm": "compiler/cuda_tools.lock"}
+"""NVIDIA's programs, and the lock that has each."""
+_SECONDS = 300
+_VERSION = re.compile(r"^\s*\.version\b", re.MULTILINE)
+_TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+_ENTRY = re.compile(r"\.entry\s+([\w$.]+)")
+_FUNCTION = re.compile(r"^//-+ \.text\.(\S+) +-+$", re.MULTILINE)
+"""The line of nvdisasm's with which a function begins."""
+
+
+def of_executable(data: bytes, description: Description, timed: bool = False) -> list[Kernel]:
+    """Return the kernels of an executable (`backends.cuda.kernels.of`); none for another platform.
+
+    timed: with what bounds each. Native code reads the program for that, in a child process.
+    Raises ValueError when the bytes are not such an executable, or its description does not say which device it is for.
+    """
+    if description.target.platform != "cuda":
+        return []
+    try:
+        device = cuda_devices.read(description.target.settings.get("figures", {}))  # type: ignore[arg-type]
+    except StagecError as error:
+        raise ValueError(f"its description has no device: {error}") from error
+    program = child.call(optimized, data) if timed else ""
+    return kernels.of(data, device, program, description.nr_devices)
+
+
+def optimized(data: bytes) -> str:
+    """Return the optimized HLO of an executable as text. Raises ValueError; jaxlib may end the process."""
+    module = next(part for name, part, _ in container.layers(data) if name == "optimized HLO")
+    return str(compatibility.hlo().HloModule.from_serialized_hlo_module_proto(module).to_string()) if module else ""
+
+
+def of_code(code: bytes) -> list[Kernel]:
+    """Return the functions of machine code in the same form; what a launch decides is not known."""
+    return [
+        {
+            **dict.fromkeys(("blocks", "runs", "seconds", "bound", "occupancy", "limited_by"), UNKNOWN),
+            "name": name,
+            "instructions": [],
+            "threads": function.threads or UNKNOWN,
+            "registers": function.registers,
+            "shared_memory": function.shared,
+            "spills": function.spills,
+            "stack": function.stack,
+        }
+        for name, function in cubins.read(code).items()
+    ]
+
+
+def figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what is compared, by the name of the kernel."""
+    return {row["name"]: {name: row[name] for name in FIGURES} for row in rows}
+
+
+def in_bundle(archive: Archive, executable: Mapping[str, Any], description: Description) -> list[Kernel]:
+    """Return the kernels of an executable, an entry of a bundle's index. Raises StagecError, naming the bundle."""
+    if description.target.platform != "cuda":
+        return []
+    with blaming(archive.path, what=f"{executable['executable']}: "):
+        return of_executable(archive.read(executable["executable"], reading.LARGEST), description)
+
+
+def in_file(path: str, description: Description) -> list[Kernel]:
+    """Return the kernels of the executable in a file. Raises StagecError, naming it."""
+    with blaming(path, what="not the executable that its description is of: "):
+        return of_executable(reading.whole(path), description)
+
+
+def changes(first: Iterable[Mapping[str, Any]], second: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what differs: "kernel", "figure" of `FIGURES`, and what it is in the "first" and "second"; None: none."""
+    before, after = figures(first), figures(second)
+    for name in {**before, **after}:
+        for figure in FIGURES:
+            old, new = before.get(name, {}).get(figure), after.get(name, {}).get(figure)
+            if old != new:
+                yield {"kernel": name, "figure": figure, "first": old, "second": new}
+
+
+def summary(rows: Sequence[Kernel]) -> str:
+    """Return a line about all kernels."""
+    taken = of_kernels(rows)
+    spills = "no spills" if taken["spills"] == 0 else f"spills of {_bytes(taken['spills'])}"
+    most = f"at most {taken['registers']} registers and {_bytes(taken['shared_memory'])} of shared memory, {spills}"
+    return f"{len(rows)} kernel{'s' * (len(rows) != 1)}: {most}" if rows else "no kernels"
+
+
+def lines(rows: Sequence[Kernel]) -> Iterator[str]:
+    """Yield a table for a person."""
+    table = [("", "runs", "blocks x threads", "registers", "shared", "spills", "occupancy", "at least", "bound by")]
+    for row in rows:
+        occupancy = row["occupancy"]
+        if occupancy != UNKNOWN:
+            occupancy = f"{occupancy:.0%} ({row['limited_by']})"
+        sizes = f"{_count(row['blocks'])} x {_count(row['threads'])}"
+        seconds = row["seconds"] if row["seconds"] == UNKNOWN else f"{row['seconds'] * 1e6:,.3g} us"
+        figure = [_count(row[name]) for name in ("registers", "shared_memory", "spills")]
+        table.append((row["name"], _count(row["runs"]), sizes, *figure, occupancy, seconds, row["bound"]))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for name, *cells in table:
+        row_text = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)]
+        yield "  ".join([f"{name:<{widths[0]}}", *row_text])
+
+
+def code_of(data: bytes) -> dict[str, bytes]:
+    """Return the machine code of the kernels of an executable, by name. Raises ValueError when it is something else."""
+    code: dict[str, bytes] = {}
+    for launch in container.launches(data):
+        if launch.code is not None:
+            names = [launch.function] if launch.function else list(cubins.read(launch.code))
+            code |= dict.fromkeys(names, launch.code)
+    return code
+
+
+def modules(ptx: str) -> dict[str, str]:
+    """Return the modules of PTX, by the name of the first kernel in each. Raises ValueError where there is none."""
+    starts = [match.start() for match in _VERSION.finditer(ptx)]
+    parts = [ptx[start:end].strip() + "\n" for start, end in zip(starts, [*starts, None][1:], strict=False)]
+    found = {match[1]: part for part in parts if (match := _ENTRY.search(part))}
+    if not found:
+        raise ValueError("it has no kernel in PTX")
+    return found
+
+
+def assemble(module: str) -> bytes:
+    """Return the machine code that ptxas makes of a module of PTX, for the device that it names. Raises ValueError."""
+    target = _TARGET.search(module)
+    if target is None:
+        raise ValueError("the PTX does not say for which device it is: it has no .target sm_90 or the like")
+    with tempfile.TemporaryDirectory(prefix="stagec-") as scratch:
+        Path(scratch, "kernel.ptx").write_text(module)
+        _run(scratch, "ptxas", f"-arch={target[1]}", "kernel.ptx", "-o", "kernel.cubin")
+        return Path(scratch, "kernel.cubin").read_bytes()
+
+
+def sass(code: bytes, name: str) -> str:
+    """Return the instructions of a kernel as nvdisasm prints them. Raises ValueError where it cannot."""
+    with tempfile.TemporaryDirectory(prefix="stagec-") as scratch:
+        Path(scratch, "kernel.cubin").write_bytes(code)
+        text = _run(scratch, "nvdisasm", "-c", "kernel.cubin")
+    _, *pairs = _FUNCTION.split(text)
+    functions = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    if name not in functions:
+        raise ValueError(f"nvdisasm shows no kernel {name}")
+    return functions[name].strip("\n") + "\n"
+
+
+def _run(where: str, tool: str, *arguments: str) -> str:
+    """Run a program of NVIDIA's in a folder. Raises ValueError where there is none, or it fails."""
+    program = packages.file(_PROGRAMS, tool)
+    if program is None:
+        raise ValueError(f"{tool} is not installed: pip install --no-deps -r {_TOOLS[tool]}, of a clone of stagec")
+    try:
+        done = subprocess.run(
+            [program.absolute(), *arguments],
+            cwd=where,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{tool} did not end within {_SECONDS} seconds") from None
+    except OSError as error:
+        raise ValueError(f"{tool} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        first = next(iter((done.stderr or done.stdout).strip().splitlines()), f"exit status {done.returncode}")
+        raise ValueError(f"{tool} refuses it: {first}")
+    return done.stdout
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _bytes(value: Any) -> str:
+    return value if value == UNKNOWN else in_bytes(value)
