@@ -7,10 +7,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from statistics import median
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import chart, clients, edits, overhead, serving
 from benchmarks.measuring import Options, Row, as_table, interleaved, ratio
+from benchmarks.published import __main__ as published, llama
 from tests.building import ROOT
 
 ROWS = [
@@ -102,3 +105,28 @@ def test_the_page_has_the_figures_that_were_measured() -> None:
     for (ours, our_unit, theirs, their_unit), (of, *sides) in zip(cells, measured, strict=True):
         for shown, unit, side in zip((ours, theirs), (our_unit, their_unit), sides, strict=True):
             assert float(shown) == float(f"{median(of[side]) * {'s': 1, 'ms': 1000}[unit]:.2g}"), side
+
+
+def test_attention_of_the_published_steps_is_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of queries at a time gives what all at a time give."""
+    monkeypatch.setattr(llama, "PIECE", 4)
+    keys = jax.random.split(jax.random.key(0), 3)
+    query, key, value = (jax.random.normal(k, (2, 12, heads, 8)) for k, heads in zip(keys, (4, 2, 2), strict=True))
+    whole = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    assert jnp.allclose(llama._attend(query, key, value), whole, atol=1e-6)
+    sizes = {"vocabulary": 32, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head": 8, "hidden": 32}
+    state, loss = jax.eval_shape(llama.train_step, *llama._avals(sizes, 2, 12))
+    assert (loss.shape, state) == ((), llama._avals(sizes, 2, 12)[0])
+
+
+def test_the_table_of_published_times() -> None:
+    made = published.table({name: (1.0, 2 * known.seconds) for name, known in published.TIMES.items()})
+    assert made.startswith(
+        "| step | published | roofline, ratio | timeline, ratio |\n| --- | --- | --- | --- |\n| Llama "
+    )
+    assert made.count(" s, 2.00 |\n") == len(published.TIMES)
+    _, _, rest = published.PAGE.read_text().partition("<!-- published -->\n")
+    shown = rest.partition("<!-- end -->\n")[0]
+    ratios = [float(ratio) for ratio in re.findall(r" s, ([\d.]+) \|", shown)]
+    assert len(ratios) == 2 * len(published.TIMES)
+    assert all(0.5 <= ratio <= 2 for ratio in ratios), "an estimate that is off by more has to leave the page"

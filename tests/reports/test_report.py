@@ -102,10 +102,45 @@ def test_a_function_is_drawn_when_it_is_opened(bundle: Path, tmp_path: Path, bro
     assert any(row.startswith("dot") for row in shown["rows"])
     assert any("all-gather" in row and "data" in row for row in shown["rows"])
     assert any(row.startswith("argument") and "w f32[8,3]" in row for row in shown["rows"])
+    assert "Kernels" not in shown["text"]
     # A name of the model's is text, whatever it is.
     assert "</script><b>" in browser.run(f"{OPEN}('twice').then((shown) => shown.rows.join())")
     assert browser.problems == []
     assert browser.requests == [page.as_uri()]
+
+
+def test_kernels_are_shown(bundle: Path, tmp_path: Path, browser: chromium.Page) -> None:
+    files = []
+    for name in ("m.layer.cpu-avx2.n2", "m.layer.cpu-avx2.n4", "m.twice.cpu-avx2"):
+        inventory = json.loads(bundle.with_name(f"{name}.inventory.json").read_text())
+        inventory["kernels"] = [KERNEL, {**KERNEL, "name": "topk", **dict.fromkeys(KERNEL_FIGURES, "unknown")}]
+        (tmp_path / name).write_text(json.dumps(inventory))
+        files += ["--inventory", tmp_path / name]
+    page = tmp_path / "m.html"
+    checked("report", bundle, "--output", page, *files)
+    opened(browser, page)
+    rows = browser.run(f"{OPEN}('twice').then((shown) => shown.rows)")
+    assert "fusion312.0 K128241.00 KiB16 bytes50 % (registers)1.00 µslaunch" in rows
+    assert "topk3unknownunknownunknownunknownunknownunknownunknownunknown" in rows
+    assert browser.problems == []
+
+
+KERNEL_FIGURES = ("blocks", "threads", "registers", "shared_memory", "spills", "occupancy", "seconds", "bound")
+KERNEL = {
+    "name": "fusion",
+    "instructions": ["fusion.1"],
+    "runs": 3,
+    "blocks": 12_000,
+    "threads": 128,
+    "registers": 24,
+    "shared_memory": 1024,
+    "spills": 16,
+    "stack": 8,
+    "occupancy": 0.5,
+    "limited_by": "registers",
+    "seconds": 1e-6,
+    "bound": "launch",
+}
 
 
 def test_light_dark_print_and_a_phone(bundle: Path, tmp_path: Path, browser: chromium.Page) -> None:

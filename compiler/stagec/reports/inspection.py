@@ -268,7 +268,11 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
 
 def _kernel_lines(report: dict[str, Any]) -> list[str]:
     rows = report.get("kernels", [])
-    return [f"  kernels    {kernels.summary(rows)}", *(f"    {line}" for line in kernels.lines(rows))] if rows else []
+    if not rows:
+        return []
+    total = kernels.in_all(rows)
+    after = [] if total is None else [f"    one after the other, they take at least {total:.3g} s"]
+    return [f"  kernels    {kernels.summary(rows)}", *(f"    {line}" for line in kernels.lines(rows)), *after]
 
 
 def _process_lines(report: dict[str, Any], indent: str) -> list[str]:

@@ -113,6 +113,12 @@ def summary(rows: Sequence[Kernel]) -> str:
     return f"{len(rows)} kernel{'s' * (len(rows) != 1)}: {most}" if rows else "no kernels"
 
 
+def in_all(rows: Sequence[Kernel]) -> float | None:
+    """Return how many seconds a call takes at least where its kernels run one after the other; None: not known."""
+    pairs = [(row["runs"], row["seconds"]) for row in rows]
+    return None if any(UNKNOWN in pair for pair in pairs) else sum(runs * seconds for runs, seconds in pairs)
+
+
 def lines(rows: Sequence[Kernel]) -> Iterator[str]:
     """Yield a table for a person."""
     table = [("", "runs", "blocks x threads", "registers", "shared", "spills", "occupancy", "at least", "bound by")]

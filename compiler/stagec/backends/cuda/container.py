@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 def launches(serialized: bytes) -> list[Launch]:
     """Return the kernels that an executable launches, in the order in which it has them.
 
-    Calls of NVIDIA's libraries are not among them. Raises ValueError when the bytes are no serialized executable.
+    Calls of NVIDIA's libraries are not among them. Raises ValueError when the bytes are not a serialized executable.
     """
     try:
         _, binary, *_, rest = parts(serialized)

@@ -1,0 +1,91 @@
+"""Compare estimates of train steps with times that the vendors published, and write the table of docs/costs.md.
+
+python -m benchmarks.published
+
+It needs the packages of tests/requirements.lock, compiler/cuda.lock and compiler/tpu.lock, and no device. XLA takes
+some minutes for each step, so nothing runs this regularly.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.building import ROOT, checked, write_specs
+
+PAGE = ROOT / "docs" / "costs.md"
+_BEGIN, _END = "<!-- published -->\n", "<!-- end -->\n"
+_GOOGLE = "https://github.com/AI-Hypercomputer/tpu-recipes/blob/main/training/trillium"
+_NVIDIA = "https://catalog.ngc.nvidia.com/orgs/nvidia/teams/dgxc-benchmarking/resources"
+
+
+class Published(NamedTuple):
+    """A time of a step. what: model, devices and batch. source: who published it, as a link."""
+
+    what: str
+    seconds: float
+    source: str
+
+
+TIMES = {
+    "llama_3_1_8b.v6e-2x4": Published(
+        "Llama 3.1 8B, 8 v6e, 24 sequences of 8,192 tokens",
+        3.443,
+        f"[Google's recipe for MaxText]({_GOOGLE}/Llama3.1-8B-MaxText/v6e-8/README.md)",
+    ),
+    "llama_2_70b.h100x64": Published(
+        "Llama 2 70B, 64 H100, 128 sequences of 4,096 tokens",
+        6.999,
+        f"[NVIDIA's recipe for MaxText]({_NVIDIA}/maxtext-llama2-70b-dgxc-benchmarking-c)",
+    ),
+}
+"""By function and target of published.toml."""
+
+
+def estimated(name: str, out: Path) -> tuple[float, float]:
+    """Return the seconds of the roofline and of the timeline of an executable that was compiled into `out`."""
+    roofline = json.loads((out / f"{name}.json").read_text())["analysis"]["roofline"]
+    process = re.search(r"by peak rates: ([\d.]+) ms", (out / f"{name}.timeline.json").read_text())
+    assert process is not None
+    return roofline["seconds"], float(process[1]) / 1e3
+
+
+def table(estimates: dict[str, tuple[float, float]]) -> str:
+    """Return the table: published seconds, and each estimate with its ratio to them."""
+    rows = [
+        f"| {what} | {seconds:.2f} s, {source} | {roofline:.2f} s, {roofline / seconds:.2f} | "
+        f"{timeline:.2f} s, {timeline / seconds:.2f} |"
+        for (what, seconds, source), (roofline, timeline) in ((TIMES[name], both) for name, both in estimates.items())
+    ]
+    head = ["| step | published | roofline, ratio | timeline, ratio |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows, ""])
+
+
+def main() -> int:
+    """Compile, and write the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        plan = write_specs("benchmarks/published/published.toml", ROOT, out)
+        for name in (export["name"] for export in plan["exports"]):
+            words = (
+                "--output",
+                f"{name}.exported",
+                "--description",
+                f"{name}.exported.json",
+                "--lowered",
+                f"{name}.lowered",
+            )
+            checked("export", "--spec", f"{name}.spec", *words, "--import-root", ROOT, cwd=out)
+        for name, export in ((executable["name"], executable["export"]) for executable in plan["executables"]):
+            given = ("--spec", f"{name}.spec", "--exported", f"{export}.exported", "--lowered", f"{export}.lowered")
+            checked("compile", *given, "--description", f"{name}.json", "--timeline", f"{name}.timeline.json", cwd=out)
+        made = table({name: estimated(f"published.{name}", out) for name in TIMES})
+    before, _, rest = PAGE.read_text("utf-8").partition(_BEGIN)
+    PAGE.write_text(f"{before}{_BEGIN}{made}{_END}{rest.partition(_END)[2]}", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
