@@ -55,13 +55,13 @@ def sections(data: bytes | mmap.mmap) -> list[Section]:
         raise LookupError("no ELF file")
     (start,), (count, names) = struct.unpack_from("<Q", data, 0x28), struct.unpack_from("<HH", data, 0x3C)
     headers = list(struct.iter_unpack("<IIQQQQIIQQ", data[start : start + 64 * count]))
-    found = [
+    listed = [
         Section(text(data, headers[names][4] + title), slice(at, at + (size if kind != _NO_CONTENT else 0)), size, link)
         for title, kind, _, _, at, size, link, *_ in headers
     ]
-    if len(found) != count or any(section.content.stop > len(data) for section in found):
+    if len(listed) != count or any(section.content.stop > len(data) for section in listed):
         raise LookupError("a file that is cut off")
-    return found
+    return listed
 
 
 def text(data: bytes | mmap.mmap, at: int) -> str:

@@ -150,10 +150,10 @@ def modules(ptx: str) -> dict[str, str]:
     """Return the modules of PTX, by the name of the first kernel in each. Raises ValueError where there is none."""
     starts = [match.start() for match in _VERSION.finditer(ptx)]
     parts = [ptx[start:end].strip() + "\n" for start, end in zip(starts, [*starts, None][1:], strict=False)]
-    found = {match[1]: part for part in parts if (match := _ENTRY.search(part))}
-    if not found:
+    named = {match[1]: part for part in parts if (match := _ENTRY.search(part))}
+    if not named:
         raise ValueError("it has no kernel in PTX")
-    return found
+    return named
 
 
 def assemble(module: str) -> bytes:

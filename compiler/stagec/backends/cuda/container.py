@@ -61,10 +61,10 @@ def _launches(thunks: Iterable[bytes], binary: bytes) -> Iterator[Launch]:
     for thunk in thunks:
         name = _text(thunk, _INSTRUCTION)
         for function, code, *launch in _WITH_CODE:
-            if function_name := _text(thunk, function):
-                yield Launch(name, function_name, next(wire.find(thunk, code), None), *_dims(thunk, launch))
-        if function_name := _text(thunk, _NAME):
-            yield Launch(name, function_name, binary, *_dims(thunk, _LAUNCH))
+            if called := _text(thunk, function):
+                yield Launch(name, called, next(wire.find(thunk, code), None), *_dims(thunk, launch))
+        if called := _text(thunk, _NAME):
+            yield Launch(name, called, binary, *_dims(thunk, _LAUNCH))
         for state in wire.find(thunk, _STATE):
             # The host's object file, with the device's inside.
             if (start := state.find(_CUBIN)) >= 0 and _ELF in state[:start]:
@@ -129,10 +129,10 @@ def parts(serialized: bytes) -> list[bytes]:
     executable = next((record for record in records if record.startswith(riegeli.SIGNATURE)), None)
     if executable is None:
         raise ValueError("no executable")
-    _manifest, *found = riegeli.records(executable)
-    if len(found) < 3:
+    _manifest, *rest = riegeli.records(executable)
+    if len(rest) < 3:
         raise ValueError("an executable in fewer parts than expected")
-    return found
+    return rest
 
 
 def split(serialized: bytes) -> tuple[bytes, bytes]:

@@ -25,7 +25,7 @@ name = "m"
 version = "1"
 [functions.layer]
 entry = "model:layer"
-args = ["f32[256,256]"]
+args = ["f32[1024,1024]"]
 targets = ["h200"]
 """
 MODEL = "import jax.numpy as jnp\ndef layer(x):\n    return jnp.tanh(x @ x).sum(0)\n"
@@ -59,14 +59,14 @@ def test_inspect_shows_each_kernel(bundle: Path) -> None:
     stem = bundle.with_name("m.layer.h200")
     text = checked("inspect", f"{stem}.xla")
     assert re.search(
-        r"\n  kernels    3 kernels: at most \d+ registers and [\d.]+ KiB of shared memory, no spills\n", text
+        r"\n  kernels    \d kernels: at most \d+ registers and [\d.]+ KiB of shared memory, no spills\n", text
     )
     assert re.search(
-        r"\n    gemm_fusion_dot\w* +1 +[\d,]+ x \d+ +\d+ +[\d,]+ +0 +\d+% \([\w ]+\) +1 us +launch\n", text
+        r"\n    gemm_fusion_dot\w* +1 +[\d,]+ x \d+ +\d+ +[\d,]+ +0 +\d+% \([\w ]+\) +[\d.]+ us +\w+\n", text
     )
     rows = json.loads(checked("inspect", "--json", f"{stem}.xla"))["kernels"]
     assert rows == json.loads(Path(f"{stem}.inventory.json").read_text())["kernels"]
-    (line,) = re.findall("3 kernels: .*", checked("inspect", bundle))
+    (line,) = re.findall(r"\d kernels: .*", checked("inspect", bundle))
     assert line in text
 
 
@@ -90,7 +90,7 @@ def test_ptx_and_sass_of_a_kernel(bundle: Path, tmp_path: Path) -> None:
 def test_what_has_no_such_kernel(bundle: Path) -> None:
     xla = bundle.with_name("m.layer.h200.xla")
     for words, what in [
-        ((xla, "--sass", "other"), r'it has no code of a kernel "other"; it has gemm_fusion_dot\w*, \w+, \w+'),
+        ((xla, "--sass", "other"), r'it has no code of a kernel "other"; it has gemm_fusion_dot\w*(?:, \w+)*'),
         ((xla, "--ptx", "other"), "an executable does not keep PTX: build its output group ptx, and inspect that file"),
         ((bundle, "--sass", "other"), "it has no kernels to show: PTX and SASS are those of .*"),
     ]:
