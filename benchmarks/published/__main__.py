@@ -2,8 +2,8 @@
 
 python -m benchmarks.published
 
-It needs the packages of tests/requirements.lock, compiler/cuda.lock and compiler/tpu.lock, and no device. XLA takes
-some minutes for each step, so nothing runs this regularly.
+It needs the packages of tests/requirements.lock and compiler/cuda.lock, and no device. XLA takes some minutes for each
+step, so nothing runs this regularly.
 """
 
 import json
@@ -17,12 +17,11 @@ from tests.building import ROOT, checked, write_specs
 
 PAGE = ROOT / "docs" / "costs.md"
 _BEGIN, _END = "<!-- published -->\n", "<!-- end -->\n"
-_GOOGLE = "https://github.com/AI-Hypercomputer/tpu-recipes/blob/main/training/trillium"
 _NVIDIA = "https://catalog.ngc.nvidia.com/orgs/nvidia/teams/dgxc-benchmarking/resources"
 
 
 class Published(NamedTuple):
-    """A time of a step. what: model, devices and batch. source: who published it, as a link."""
+    """A time of a step. what: model, devices and batch. source: where it is published."""
 
     what: str
     seconds: float
@@ -30,15 +29,15 @@ class Published(NamedTuple):
 
 
 TIMES = {
-    "llama_3_1_8b.v6e-2x4": Published(
-        "Llama 3.1 8B, 8 v6e, 24 sequences of 8,192 tokens",
-        3.443,
-        f"[Google's recipe for MaxText]({_GOOGLE}/Llama3.1-8B-MaxText/v6e-8/README.md)",
-    ),
     "llama_2_70b.h100x64": Published(
         "Llama 2 70B, 64 H100, 128 sequences of 4,096 tokens",
         6.999,
-        f"[NVIDIA's recipe for MaxText]({_NVIDIA}/maxtext-llama2-70b-dgxc-benchmarking-c)",
+        f"{_NVIDIA}/maxtext-llama2-70b-dgxc-benchmarking-c",
+    ),
+    "llama_3_70b.h100x128": Published(
+        "Llama 3 70B, 128 H100, 256 sequences of 8,192 tokens",
+        15.57,
+        f"{_NVIDIA}/maxtext-llama3-70b-dgxc-benchmarking-d",
     ),
 }
 """By function and target of published.toml."""
@@ -55,7 +54,7 @@ def estimated(name: str, out: Path) -> tuple[float, float]:
 def table(estimates: dict[str, tuple[float, float]]) -> str:
     """Return the table: published seconds, and each estimate with its ratio to them."""
     rows = [
-        f"| {what} | {seconds:.2f} s, {source} | {roofline:.2f} s, {roofline / seconds:.2f} | "
+        f"| {what} | [{seconds:.2f} s]({source}) | {roofline:.2f} s, {roofline / seconds:.2f} | "
         f"{timeline:.2f} s, {timeline / seconds:.2f} |"
         for (what, seconds, source), (roofline, timeline) in ((TIMES[name], both) for name, both in estimates.items())
     ]

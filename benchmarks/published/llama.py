@@ -15,18 +15,18 @@ from examples.transformer.model import State, normalize, rotate, split
 
 PIECE = 512
 """Positions of a sequence that attention and loss take at a time."""
-LLAMA_3_1_8B = {"vocabulary": 128_256, "width": 4_096, "layers": 32, "heads": 32, "kv_heads": 8, "head": 128}
-LLAMA_2_70B = {"vocabulary": 32_000, "width": 8_192, "layers": 80, "heads": 64, "kv_heads": 8, "head": 128}
-
-
-def llama_3_1_8b() -> tuple:
-    """Three sequences of 8,192 tokens for each of eight devices."""
-    return _avals({**LLAMA_3_1_8B, "hidden": 14_336}, 24, 8_192)
+SIZES = {"width": 8_192, "layers": 80, "heads": 64, "kv_heads": 8, "head": 128, "hidden": 28_672}
+"""Of both models with 70 billion parameters, but for their vocabularies."""
 
 
 def llama_2_70b() -> tuple:
     """Two sequences of 4,096 tokens for each of 64 devices."""
-    return _avals({**LLAMA_2_70B, "hidden": 28_672}, 128, 4_096)
+    return _avals({**SIZES, "vocabulary": 32_000}, 128, 4_096)
+
+
+def llama_3_70b() -> tuple:
+    """Two sequences of 8,192 tokens for each of 128 devices."""
+    return _avals({**SIZES, "vocabulary": 128_256}, 256, 8_192)
 
 
 def train_step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:

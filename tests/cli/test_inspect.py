@@ -107,7 +107,8 @@ def test_inspect_something_else(tmp_path: Path, content: bytes, what: str) -> No
     assert done.returncode == 2
     assert done.stderr.startswith(f"file: {what}")
     assert done.stderr.endswith(
-        "\n  give a bundle (.aot), an exported artifact (.exported) or the description of an executable (.json)\n"
+        "\n  give a bundle (.aot), an executable (.xla) with its description beside it, an exported artifact "
+        "(.exported), a description (.json) or kernels (.ptx)\n"
     )
 
 
