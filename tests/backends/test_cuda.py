@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.backends.cuda import compiler as cuda, nvidia
+from stagec.backends.cuda import compiler as cuda, container, nvidia
 from stagec.core.telling.errors import StagecError
 from stagec.hardware import cuda as gpus, cuda_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run
@@ -106,7 +106,7 @@ def test_another_process_makes_the_same_bytes(tmp_path: Path, module: str, mesh:
 @with_plugin
 def test_nothing_of_the_build_machine_is_stored(tmp_path: Path) -> None:
     made = compile_again(tmp_path, "cuda", "l4", layer())
-    assert cuda.stored_cpu_name(made.executable) == "x86-64-v2"
+    assert container.stored_cpu_name(made.executable) == "x86-64-v2"
     stored = b"".join(data for _, data, _ in cuda.layers(made.executable))
     assert os.fsencode(tmp_path) not in stored
     assert b"site-packages" not in stored
@@ -117,7 +117,7 @@ def test_nothing_of_the_build_machine_is_stored(tmp_path: Path) -> None:
 _UNCHANGED = """
 import sys
 from stagec.backends import plugins
-from stagec.backends.cuda import compiler as cuda, nvidia
+from stagec.backends.cuda import compiler as cuda, container, nvidia
 from stagec.hardware import catalog, cuda as gpus
 cuda.prepare_process(catalog.target("h200"))
 from jaxlib.mlir import ir
@@ -381,7 +381,7 @@ def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
 _DESCRIBE = """
 import sys
 from stagec.backends import plugins
-from stagec.backends.cuda import compiler as cuda, nvidia
+from stagec.backends.cuda import compiler as cuda, container, nvidia
 from stagec.hardware import catalog, cuda as gpus
 cuda.prepare_process(catalog.target("h200"))
 config = nvidia.target_config(gpus.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA, cuda._CUB)
