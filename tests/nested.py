@@ -78,7 +78,8 @@ def workspace_files(name: str, jaxlibs: Sequence[str] = ()) -> dict[str, str]:
     declared = ", ".join(f'"{jaxlib}": {{"lock": "//:{jaxlib}.lock"}}' for jaxlib in jaxlibs)
     tags = "".join(f'stagec.jaxlib(name = "{jaxlib}", lock = "//:{jaxlib}.lock")\n' for jaxlib in jaxlibs)
     repositories = "".join(f'"{jaxlib}", ' for jaxlib in jaxlibs)
-    workspace = _WORKSPACE.replace("\nstagec_repositories()", f"\nstagec_repositories(jaxlibs = {{{declared}}})")
+    arguments = f"jaxlibs = {{{declared}}}" if jaxlibs else ""
+    workspace = _WORKSPACE.replace("\nstagec_repositories()", f"\nstagec_repositories({arguments})")
     module = _MODULE.replace("use_repo(stagec, ", f"{tags}use_repo(stagec, {repositories}")
     return {file: text.replace("NAME", name) for file, text in {"WORKSPACE": workspace, "MODULE.bazel": module}.items()}
 

@@ -149,6 +149,7 @@ def test_query_lists_every_artifact(built: Workspace) -> None:
         "push",
         "report",
         "reproducibility_test",
+        "serve",
         "sign",
         "update_baseline",
     )

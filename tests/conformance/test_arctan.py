@@ -13,7 +13,6 @@ from tests.building import COMPILER, ROOT
 _WRONG = """
 import sys
 from stagec.backends.cpu import compiler as cpu
-from stagec.core.telling.errors import StagecError
 from stagec.core.builds.specs import CpuTarget
 target = CpuTarget("it", sys.argv[1], 2, {})
 cpu.prepare_process(target)
@@ -27,7 +26,7 @@ given = [
 compiled = stagec.jit(lambda *xs: [jnp.arctan(x) for x in xs]).lower(*given).compile(target=target)
 try:
     results = compiled(*given)
-except StagecError as error:
+except stagec.LoadError as error:
     sys.exit(f"cannot run: {error}")
 for x, y in zip(given, results, strict=True):
     off = np.abs(np.asarray(y) - np.arctan(np.float64(x))).max()

@@ -20,7 +20,7 @@ from tests.signed import CURVES, write_curve
 
 PAGE = (ROOT / "docs" / "weights.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-VERSION, SIGN, MODEL, MANIFEST, PAD, ADAPTERS, COMMANDS, PRINTED, ALIGN = (block for _, block in BLOCKS)
+VERSION, SIGN, MODEL, MANIFEST, PAD, ADAPTERS, SERVE, COMMANDS, PRINTED, ALIGN = (block for _, block in BLOCKS)
 VERSIONED = """
 [manifest]
 name = "models"
@@ -110,6 +110,18 @@ def test_adapters(folder: Path, tmp_path: Path) -> None:
             path for path, weight in adapted["predict"].weights.items() if bundle["predict"].weights[path] is weight
         }
         assert base == {path for path in adapted["predict"].weights if "lora" not in path}
+    command = [sys.executable, "-B", "-m", *SERVE.split(), "--port", "0"]
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        told = ""
+        for line in server.stdout:
+            told += line
+            if "listening" in line:
+                break
+        server.terminate()
+        server.stdout.read()
+    assert server.returncode == 0
+    assert re.findall(r"^(predict\S*) ", told, re.MULTILINE) == ["predict", "predict.french", "predict.german"]
 
 
 def test_weights_of_fewer_bits(tmp_path: Path) -> None:

@@ -561,6 +561,11 @@ def test_executables_of_another_jaxlib_or_cpu() -> None:
     with pytest.raises(stagec.LoadError, match="this machine's CPU has no avx1024") as error:
         Compiled.deserialize(dataclasses.replace(compiled, description=other).serialize())
     assert error.value.code == "cpu-feature"
+    for_it = dataclasses.replace(compiled, description=other, _executable=None)
+    for call in (for_it, for_it.call):  # as what was compiled for a target that this machine is not
+        with pytest.raises(stagec.LoadError, match="model: this machine's CPU has no avx1024"):
+            call(PARAMS, X)
+    assert for_it.memory_analysis().argument_size_in_bytes == compiled.memory_analysis().argument_size_in_bytes
 
 
 WITHOUT_JAX = """

@@ -128,9 +128,10 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the executable.
 
-        Raises CallError ("structure", "dtype", "shape", "deleted") when an argument does not fit.
+        Raises CallError ("structure", "dtype", "shape", "deleted") when an argument does not fit, and LoadError
+        ("platform", "architecture", "cpu-feature") when it was compiled for another machine.
         """
-        signature = self._signature
+        signature = self._called
         return signature.unflatten(self._run(signature.flatten(args, kwargs)))
 
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
@@ -139,7 +140,7 @@ class Compiled:
         It raises what a call raises. In JAX it is a static method, and takes `Compiled._params` first. Here,
         `Compiled.call(self, ...)` works too.
         """
-        signature = self._signature
+        signature = self._called
         leaves = signature.flatten(args, kwargs)
         results = self._run(leaves)
         return signature.unflatten(results), results, leaves
@@ -152,9 +153,9 @@ class Compiled:
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run the executable on the leaves of `(args, kwargs)`; return the leaves of the result.
 
-        Raises CallError ("dtype", "shape", "deleted").
+        Raises CallError ("dtype", "shape", "deleted"), and LoadError as a call does.
         """
-        return self._run(self._signature.check_dtypes(leaves))
+        return self._run(self._called.check_dtypes(leaves))
 
     def _run(self, leaves: Sequence[Any]) -> Sequence[Any]:
         for i, (leaf, aval) in enumerate(zip(leaves, self.description.in_avals, strict=True)):
@@ -162,6 +163,12 @@ class Compiled:
                 place, given = self._signature.path(i), Aval(aval.dtype, leaf.shape)
                 raise CallError("shape", f"{self.description.function}: {place} is {given}; expected {aval}")
         return self._signature.call(leaves)
+
+    @functools.cached_property
+    def _called(self) -> Signature:
+        """What calls go through. XLA loads code for other CPUs too, for its sizes; this process would die in a call."""
+        _check_host(self.description, self.description.function)
+        return self._signature
 
     @functools.cached_property
     def _signature(self) -> Signature:
@@ -279,13 +286,17 @@ class Compiled:
         made_with, here = description.versions["jaxlib"], compatibility.version()
         if made_with != here:
             raise LoadError("jaxlib-version", f"{name}: it was compiled with jaxlib {made_with}, here is {here}")
-        refusal = host.architecture_refusal(architecture(description.target.to_plain()), host.architecture())
-        if refusal:
-            raise LoadError("architecture", f"{name}: {refusal}")
-        refusal = host.cpu_refusal(description.target.requires, host.cpu_flags())
-        if refusal:
-            raise LoadError("cpu-feature", f"{name}: {refusal}")
+        _check_host(description, name)
         return Compiled(container[_EXECUTABLE], description, None, mesh)
+
+
+def _check_host(description: Description, name: str) -> None:
+    """Raise LoadError ("architecture", "cpu-feature") where this machine cannot run what was compiled."""
+    target = description.target
+    if refusal := host.architecture_refusal(architecture(target.to_plain()), host.architecture()):
+        raise LoadError("architecture", f"{name}: {refusal}")
+    if refusal := host.cpu_refusal(target.requires, host.cpu_flags()):
+        raise LoadError("cpu-feature", f"{name}: {refusal}")
 
 
 def _read_mesh(axes: Mapping[str, Any]) -> Mesh:
