@@ -1,7 +1,6 @@
 """Who tests are run as, root and an ordinary user, and what the system lets them do."""
 
 import functools
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import COMPILER
+from tests.building import COMPILER, ROOT
 
 USERS = ("root", "ordinary user")
 _ORDINARY = 54321
@@ -35,16 +34,25 @@ class User:
         return done.returncode == 0
 
 
+WAYS = {"namespaces": "", "Landlock": "272=1", "filter": "272=1 444=38"}
+"""What isolates actions, and the system calls that the kernel refuses where it is that, as refusing.py has them."""
+
+
+def where(way: str, user: User | None = None) -> list[str]:
+    """Return what comes before a command of a user that runs where actions are isolated in one of WAYS."""
+    refuse = [user.python if user else sys.executable, "-B", "-S", str(ROOT / "tests" / "worker" / "refusing.py")]
+    return [*refuse, *WAYS[way].split(), "--"] if WAYS[way] else []
+
+
 @functools.cache
-def isolation_problem(user: User | None = None, compiler: Path = COMPILER) -> str | None:
-    """Return what the system does not let a worker do, None where it lets it.
+def isolation(user: User | None = None, compiler: Path = COMPILER) -> tuple[str, str | None]:
+    """Return what isolates actions on this system, one of WAYS or "", and what the system does not let.
 
     user: who runs it; None: the user of the tests. compiler: stagec's sources, which the user can read.
     """
     user = user or User(None, sys.executable)
-    check = "import json; from stagec.worker import isolation; print(json.dumps(isolation.problem()))"
     done = subprocess.run(
-        [user.python, "-B", "-c", check],
+        [user.python, "-B", "-c", "from stagec.worker import isolation; isolation.tell()"],
         user=user.number,
         group=user.number,
         extra_groups=None if user.number is None else (),
@@ -53,18 +61,21 @@ def isolation_problem(user: User | None = None, compiler: Path = COMPILER) -> st
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    problem: str | None = json.loads(done.stdout)
-    return problem
+    if done.returncode:
+        return "", done.stderr
+    return next((way for way in ("Landlock", "filter") if way in done.stdout), "namespaces"), done.stdout or None
 
 
-def needs_isolation(user: User | None = None, compiler: Path = COMPILER) -> None:
-    """Skip the test where the system does not let a worker isolate its actions. Arguments: of `isolation_problem`."""
+def needs_isolation(user: User | None = None, compiler: Path = COMPILER, way: str = "") -> None:
+    """Skip the test where the system does not let a worker isolate its actions. Arguments: of `isolation`.
+
+    way: one of WAYS in which it has to.
+    """
     if user and not user.can("test", "-r", compiler / "stagec" / "__main__.py"):
         pytest.skip("this user cannot read the tests' own files")
-    problem = isolation_problem(user, compiler)
-    if problem is not None:
-        pytest.skip(f"this system does not let a worker isolate its actions: {problem}")
+    best, problem = isolation(user, compiler)
+    if not best or (way and [*WAYS].index(best) > [*WAYS].index(way)):
+        pytest.skip(f"this system does not let a worker isolate its actions so: {problem}")
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 load("//rules:providers.bzl", "IsolationInfo")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_path")
 
-_CHECK = "import sys; from stagec.worker import isolation; sys.exit(isolation.problem())"
+_CHECK = "from stagec.worker import isolation; isolation.tell()"
 
+_SAID_LESS = "this system does not let stagec's workers keep their actions in namespaces %s: docs/security.md has what " + \
+             "is not promised then"
 _SAID = "this system does not let stagec's workers isolate actions (%s), so each action runs in a Bazel sandbox, " + \
         "without a worker: docs/security.md says what a system has to allow"
 
@@ -17,6 +19,8 @@ def _isolation_check_impl(repository_ctx):
     )
     if result.return_code != 0:
         print(_SAID % (result.stderr.strip().split("\n")[-1] or "exit status %d" % result.return_code))
+    elif result.stdout:
+        print(_SAID_LESS % result.stdout.strip())
     repository_ctx.file("BUILD", """load("@stagec//rules/private:isolation.bzl", "isolation")
 
 isolation(

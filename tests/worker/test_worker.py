@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.building import checked, write_specs
+from tests.users import needs_isolation, where
 from tests.worker.bazel import Worker
 
 MANIFEST = """
@@ -101,9 +102,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def exporting(root: Path) -> Iterator[Worker]:
-    with Worker("export", root) as worker:
+@pytest.fixture(scope="module", params=("namespaces", "Landlock"))
+def exporting(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    needs_isolation(way=request.param)
+    with Worker("export", root, before=where(request.param)) as worker:
         yield worker
 
 
@@ -136,14 +138,17 @@ def artifacts(out: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_bytes_are_those_of_processes_of_their_own(root: Path) -> None:
+@pytest.mark.parametrize("way", ["namespaces", "Landlock"])
+def test_the_bytes_are_those_of_processes_of_their_own(root: Path, way: str) -> None:
+    needs_isolation(way=way)
+    before, alone = where(way), f"alone-{way}"
     pairs = [("m.solve.cpu", "m.solve"), ("m.loop.cpu.n2", "m.loop")]
     for name, exported in pairs:
-        checked("export", *export(exported, "alone"), cwd=root)
-        checked("compile", *compiling(name, exported, "alone"), cwd=root)
-    wanted = artifacts(root / "alone")
+        checked("export", *export(exported, alone), cwd=root)
+        checked("compile", *compiling(name, exported, alone), cwd=root)
+    wanted = artifacts(root / alone)
     assert len(wanted) == 8
-    with Worker("export", root) as exporter, Worker("compile", root) as compiler:
+    with Worker("export", root, before=before) as exporter, Worker("compile", root, before=before) as compiler:
         for number in range(3):
             out = f"bazel-out/{number}"
             for name, exported in pairs:
@@ -158,11 +163,11 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path) -> None:
     assert sum(seconds for _, _, seconds in profile["phases"]) == pytest.approx(profile["seconds"], abs=0.001)
     assert 50 << 20 < profile["max_rss"] < 1 << 30
     words = ["--name", "m", "--version", "1"]
-    words += ["--export", "m.solve=alone/m.solve.exported=bazel-out/m.solve.spec=alone/m.solve.exported.json"]
-    checked("bundle", *words, "--output", "alone/m.aot", cwd=root)
-    with Worker("bundle", root) as bundler:
+    words += ["--export", f"m.solve={alone}/m.solve.exported=bazel-out/m.solve.spec={alone}/m.solve.exported.json"]
+    checked("bundle", *words, "--output", f"{alone}/m.aot", cwd=root)
+    with Worker("bundle", root, before=before) as bundler:
         assert bundler.ask([*words, "--output", "bazel-out/m.aot"]) == (0, "")
-    assert (root / "bazel-out" / "m.aot").read_bytes() == (root / "alone" / "m.aot").read_bytes()
+    assert (root / "bazel-out" / "m.aot").read_bytes() == (root / alone / "m.aot").read_bytes()
 
 
 def test_each_function_has_its_own_settings(exporting: Worker, root: Path) -> None:
@@ -197,7 +202,7 @@ def alone(root: Path, name: str) -> bytes:
 def test_a_checkpoint_of_orbax_is_read(exporting: Worker, root: Path) -> None:
     """Its library opens files in threads of its own."""
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(root / "models" / "checkpoint", {"params": {"w": np.ones((2, 3), np.float16)}, "step": 1})
+        checkpointer.save(root / "models" / "checkpoint", {"params": {"w": np.ones((2, 3), np.float16)}, "step": 1}, force=True)
     files = [str(path.relative_to(root)) for path in (root / "models" / "checkpoint").glob("**/*") if path.is_file()]
     assert exporting.ask(export("m.saved"), ["models/settings.py", "bazel-out/m.saved.spec", *files]) == (0, "")
     artifact = jax.export.deserialize(bytearray((root / "bazel-out" / "m.saved.exported").read_bytes()))
@@ -289,8 +294,10 @@ def test_a_process_that_dies_takes_its_own_action_alone(exporting: Worker, root:
     assert ask(exporting, root, "def f(x):\n    return x\n") == (0, "")
 
 
-def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["namespaces", "Landlock"])
+def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path, way: str) -> None:
     """Bazel makes a repository anew as a new folder, with the same fingerprint where the same is installed."""
+    needs_isolation(way=way)
     packages, source = tmp_path / "packages", "import extra\ndef f(x):\n    print(extra.number)\n    return x\n"
     with contextlib.ExitStack() as stack:
         worker: Worker | None = None
@@ -298,7 +305,7 @@ def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path) -> Non
             shutil.rmtree(packages, ignore_errors=True)
             packages.mkdir()
             (packages / "extra.py").write_text(f"number = {number}\n")
-            worker = worker or stack.enter_context(Worker("export", root, packages=packages))
+            worker = worker or stack.enter_context(Worker("export", root, before=where(way), packages=packages))
             assert ask(worker, root, source) == (0, f"{number}\n")
             mounted = Path(f"/proc/{template_of(worker)}/mountinfo").read_text()
             assert "deleted" not in mounted
@@ -366,15 +373,20 @@ def test_a_worker_ends_with_its_bazel(root: Path) -> None:
         worker.process.stdin = None
 
 
-def test_a_worker_that_is_killed_leaves_nothing(root: Path) -> None:
-    before = sorted(root.rglob("*"))
+@pytest.mark.parametrize("way", ["namespaces", "Landlock"])
+def test_a_worker_that_is_killed_leaves_nothing(root: Path, way: str) -> None:
+    needs_isolation(way=way)
+
+    def files() -> list[Path]:
+        return [*sorted(root.rglob("*")), *Path("/tmp").glob("stagec-worker-*")]
+
+    before = files()
     (root / "models" / "changing.py").write_text(SLEEPING)
-    with Worker("export", root) as worker:
+    with Worker("export", root, before=where(way)) as worker:
         worker.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
         until(lambda: sleeping(7777))
         worker.process.kill()
-        until(lambda: not sleeping(7777))
-    assert sorted(root.rglob("*")) == before
+        until(lambda: not sleeping(7777) and files() == before)
 
 
 def test_an_input_that_changes_is_told(exporting: Worker, root: Path) -> None:

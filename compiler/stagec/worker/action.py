@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
+from stagec.worker.place import Place
 from stagec.worker.protocol import Requests
 
 _SHOWN = 1 << 19
@@ -23,14 +24,14 @@ class Action:
     """The process of an action. Nothing that it says or leaves is believed: it may be the model that speaks."""
 
     def __init__(
-        self, template: socket.socket, arguments: Sequence[str], written: Sequence[str], namespaces: Sequence[int]
+        self, template: socket.socket, arguments: Sequence[str], place: Place, namespaces: Sequence[int]
     ) -> None:
-        """Have the template fork. arguments: of the command. written, namespaces: as template.py has them."""
+        """Have the template fork. arguments: of the command. place, namespaces: of `Isolation.action`."""
         self._template = template
         self._printed, self._word = _Pipe(_SHOWN), _Pipe(_SAID)
         request = os.memfd_create("request")
         with open(request, "w", closefd=False, encoding="utf-8") as file:
-            json.dump({"arguments": arguments, "written": written}, file)
+            json.dump({"arguments": arguments, "place": place}, file)
         os.lseek(request, 0, os.SEEK_SET)
         socket.send_fds(template, [b"1"], [request, self._printed.end, self._word.end, *namespaces])
         for descriptor in (request, self._printed.end, self._word.end):

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.worker import syscalls
-from stagec.worker.root import FOLDER, WORKING
+from stagec.worker.root import BELOW
 
 
 class NotHandedOver(Exception):
@@ -27,13 +27,13 @@ def check(outputs: Sequence[str], inputs: Sequence[str]) -> None:
 def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
     """Copy the outputs that are there to the same paths below `folder`.
 
-    files: a descriptor of what the action saw as FOLDER; its processes are dead.
+    files: a descriptor of the folder that the action could write to, whose BELOW it worked in; its processes are dead.
     Raises NotHandedOver for an output that is not a plain file of the action's, for a link may lead anywhere; and for
     one that the disk does not take.
     """
     for path in outputs:
         try:
-            source = syscalls.open_beneath(files, f"{WORKING.removeprefix(f'{FOLDER}/')}/{path}")
+            source = syscalls.open_beneath(files, f"{BELOW}/{path}")
         except FileNotFoundError:  # Bazel says that it is missing
             continue
         except OSError as error:

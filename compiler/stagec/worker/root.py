@@ -15,8 +15,9 @@ from stagec.worker import syscalls
 
 FOLDER = "/action"
 """What an action may write to. It is in memory, and goes with the action."""
-WORKING = f"{FOLDER}/work/root"
-"""The working directory. Paths begin with .. where Bazel lays repositories out side by side."""
+BELOW = "work/root"
+"""The working directory, below what an action may write to. Paths begin with .. where Bazel lays repositories out side by side."""
+WORKING = f"{FOLDER}/{BELOW}"
 _TEMPORARY = {"/dev/shm": "shm", "/tmp": "tmp", "/var/tmp": "tmp"}
 """Folders for what is temporary, and their names in FOLDER."""
 
@@ -50,7 +51,9 @@ _SETTINGS = (
     "protocols",
     "services",
 )
-_DEVICES = ("full", "null", "random", "urandom", "zero")
+MACHINE = (*_SYSTEM, *(f"/etc/{name}" for name in _SETTINGS))
+"""Programs, libraries and settings of the machine, which an action sees."""
+DEVICES = tuple(f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero"))
 _STREAMS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID
 
@@ -64,7 +67,6 @@ class Root:
         Raises OSError where this process may not mount.
         """
         packages = list(packages)
-        self._states = {path: _identity(path) for path in packages}
         self._descriptor = syscalls.new_tmpfs()
         # On top of the root of this process: no path leads there but the working directory.
         syscalls.move_mount(self._descriptor, "/")
@@ -80,7 +82,7 @@ class Root:
                 os.symlink(f"{FOLDER}/{name}", path[1:])
             for name, target in _STREAMS.items():
                 os.symlink(f"/proc/self/{target}", f"dev/{name}")
-            for path in (*_SYSTEM, *(f"/etc/{name}" for name in _SETTINGS), *(f"/dev/{name}" for name in _DEVICES)):
+            for path in (*MACHINE, *DEVICES):
                 _show(path, path[1:])
             for path in shown:
                 if path not in self._among_temporary:
@@ -89,13 +91,6 @@ class Root:
         finally:
             os.fchdir(before)
             os.close(before)
-
-    def is_stale(self) -> bool:
-        """Return whether another file or folder is at the path of a package than when this was made.
-
-        What is shown is the old one, which may be deleted: Bazel makes a repository again as a new folder.
-        """
-        return any(_identity(path) != state for path, state in self._states.items())
 
     def unmount(self) -> None:
         """Undo it in this mount namespace: nothing that is deleted is kept for it."""
@@ -156,7 +151,7 @@ def import_roots() -> list[str]:
     return [real if path == own else path for path in given]
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def identity(path: str) -> tuple[int, int] | None:
     """Return what no two files or folders have in common at a time; None: nothing is there."""
     try:
         state = os.stat(path)

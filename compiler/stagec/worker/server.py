@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from stagec.worker import isolation, outputs
 from stagec.worker.action import Action, mebibytes
+from stagec.worker.place import said
 from stagec.worker.protocol import Request, Requests, Response
 
 _COMPILER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -48,7 +49,7 @@ def serve(command: str, problem: str | None = None) -> int:
     try:
         worker = None if problem else _Worker(command)
     except OSError as error:
-        problem = _CANNOT.format(isolation.said(error))
+        problem = _CANNOT.format(said(error))
     while request := requests.next():
         if request.cancel:  # it came too late
             continue
@@ -64,14 +65,9 @@ def serve(command: str, problem: str | None = None) -> int:
 class _Worker:
     def __init__(self, command: str) -> None:
         self._in_place = command in _IN_PLACE
-        self._command = command
-        self._isolation = isolation.Isolation()
-        self._template = self._start()
-
-    def _start(self) -> socket.socket:
         flags = sys.orig_argv[1 : -len(sys.argv)]
-        words = [*flags, os.path.realpath(sys.argv[0]), self._command, "--worker_template"]
-        return self._isolation.start(words, self._in_place)
+        self._words = [*flags, os.path.realpath(sys.argv[0]), command, "--worker_template"]
+        self._isolation, self._template = isolation.begin(self._words, self._in_place)
 
     def answer(self, request: Request, requests: Requests) -> Response:
         """Have an action done, and hand over what it made."""
@@ -87,13 +83,13 @@ class _Worker:
         try:
             if self._isolation.renew():
                 self.end()
-                self._template = self._start()
-            with contextlib.nullcontext() if self._in_place else isolation.new_files() as files:
+                self._template = self._isolation.start(self._words, self._in_place)
+            with contextlib.nullcontext() if self._in_place else self._isolation.new_files() as files:
                 outputs.check(declared, request.inputs)
                 before = outputs.states(here, inputs)
-                written = outputs.make_folders(declared) if files is None else isolation.WRITTEN
-                with self._isolation.action(here, inputs, files) as namespaces:
-                    action = Action(self._template, request.arguments, written, namespaces)
+                written = outputs.make_folders(declared) if files is None else ()
+                with self._isolation.action(here, inputs, files, written) as (place, namespaces):
+                    action = Action(self._template, request.arguments, place, namespaces)
                     cancelled = action.is_cancelled(requests)
                 ended = action.end(here)
                 if ended.status == 0 and not cancelled:
@@ -105,7 +101,7 @@ class _Worker:
         except OSError as error:
             if action and not ended:  # the template is in the middle of it
                 raise
-            return Response(1, _CANNOT_NOW.format(isolation.said(error)), request.request_id)
+            return Response(1, _CANNOT_NOW.format(said(error)), request.request_id)
         seconds = time.monotonic() - started
         if request.verbosity > 0:
             done = f"{seconds:.2f} s, {mebibytes(ended.memory)}"

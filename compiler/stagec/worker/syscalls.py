@@ -14,11 +14,12 @@ import struct
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 8, 1 << 12, 1 << 14, 1 << 19
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2, _MOUNT_SETATTR = 429, 430, 431, 432, 437, 442
 _CLOEXEC, _FSCONFIG_CMD_CREATE, _MOVE_MOUNT_F_EMPTY_PATH, _MNT_DETACH = 1, 6, 4, 2
 _AT_FDCWD, _AT_RECURSIVE, _MS_PRIVATE = -100, 0x8000, 1 << 18
+_VERSION_3_OF_THIS_THREAD = struct.pack("Ii", 0x20080522, 0)
 _RESOLVE_NO_XDEV, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 4, 8
 
 
@@ -89,11 +90,18 @@ def prctl(option: int, *arguments: int) -> None:
     call("prctl", option, *(ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]))
 
 
+def capabilities() -> int:
+    """Return the capabilities that this process can have, as bits."""
+    halves = ctypes.create_string_buffer(24)
+    call("capget", _VERSION_3_OF_THIS_THREAD, halves)
+    low, high = struct.unpack_from("4xI8xI", halves)
+    return int(high << 32 | low)
+
+
 def set_capabilities(capabilities: int) -> None:
     """Have these capabilities, as bits, and no others, of those that this process has; programs can inherit them."""
-    version_3_of_this_thread = struct.pack("Ii", 0x20080522, 0)
     halves = [capabilities & 0xFFFFFFFF] * 3 + [capabilities >> 32] * 3  # effective, permitted, inheritable
-    call("capset", version_3_of_this_thread, struct.pack("6I", *halves))
+    call("capset", _VERSION_3_OF_THIS_THREAD, struct.pack("6I", *halves))
 
 
 def call(name: str, *arguments: int | bytes | ctypes.c_ulong | None) -> int:

@@ -1,6 +1,6 @@
 """The process that imports what a command needs, once, and forks for every action.
 
-It runs in namespaces of the worker's (isolation.py), and each fork enters those of its action before it does anything.
+It is where the worker started it (place.py), and each fork enters the place of its action before it does anything.
 It imports packages and the compiler, never a model, and starts no XLA client: a fork after that would wait for threads
 that it does not have. So an action starts with what a new process has after its imports, and what it does is gone when
 it has ended.
@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 
 from stagec.worker import confinement, syscalls, work
 from stagec.worker.action import ENDED
-from stagec.worker.isolation import enter, keep_open
-from stagec.worker.root import WORKING
+from stagec.worker.place import Place, keep_open
 
 _DESCRIPTORS = 6
 
@@ -34,7 +33,7 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
     # importing JAX takes, and copies pages that all share (https://docs.python.org/3/library/gc.html#gc.freeze).
     gc.disable()
     prepare()
-    confinement.program()  # made once for all
+    confinement.prepare()
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("what was imported started threads: forks would wait for them")
     gc.freeze()
@@ -43,12 +42,14 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
         message, descriptors, _, _ = socket.recv_fds(connection, 1, _DESCRIPTORS)
         if not message:
             return 0
-        request, printed, said, processes, *namespaces = descriptors
-        syscalls.setns(processes, syscalls.CLONE_NEWPID)
+        request, printed, said, *namespaces = descriptors
+        if namespaces:
+            syscalls.setns(namespaces[0], syscalls.CLONE_NEWPID)
         child = os.fork()
         if not child:
-            work.do(said, functools.partial(_act, request, printed, namespaces, said, run))
-        syscalls.setns(own, syscalls.CLONE_NEWPID)
+            work.do(said, functools.partial(_act, request, printed, namespaces[1:], said, run))
+        if namespaces:
+            syscalls.setns(own, syscalls.CLONE_NEWPID)
         for descriptor in descriptors:
             os.close(descriptor)
         _, how, usage = os.wait4(child, 0)
@@ -69,12 +70,13 @@ def _act(
         os.dup2(printed, descriptor)
     with open(request, encoding="utf-8") as file:
         asked = json.load(file)
-    os.setsid()
-    enter(namespaces)
+    place = Place(*asked["place"])
+    place.enter(namespaces)
     keep_open(said)
-    if namespaces:
-        os.chdir(WORKING)
-        work.note_missed(missed, WORKING, elsewhere=True)
-    confinement.confine(asked["written"])
+    if place.working is not None:
+        os.chdir(place.working)
+    confinement.confine(place.written, place.read, place.group is not None)
+    if place.working is not None:
+        work.note_missed(missed, place.working, elsewhere=True)
     work.tell_crashes()
     return run(asked["arguments"])

@@ -33,9 +33,18 @@ def do(said: int, action: Callable[[set[str]], int]) -> NoReturn:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-            os.write(said, json.dumps({"status": status, "missed": sorted(missed)}).encode())
+            paths = [path for path in sorted(missed) if not (os.path.isabs(path) and _is_read(path))]
+            os.write(said, json.dumps({"status": status, "missed": paths}).encode())
         finally:  # whatever the model did to stdout
             os._exit(0)
+
+
+def _is_read(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def tell_crashes() -> None:
@@ -53,12 +62,13 @@ def note_missed(missed: set[str], folder: str, elsewhere: bool) -> None:
     below = f"{folder}/"
 
     def look(path: str) -> None:
-        if path.startswith(installed) or os.path.lexists(path) or len(missed) >= _MOST:
+        if path.startswith(installed) or len(missed) >= _MOST:
             return
         if path.startswith(below):
-            missed.add(path.removeprefix(below))
+            if not os.path.lexists(path):
+                missed.add(path.removeprefix(below))
         elif elsewhere and not path.startswith(_OF_THE_MACHINE):
-            missed.add(path)
+            missed.add(path)  # it may be there, and not for this process
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         with contextlib.suppress(OSError):  # the working directory may be gone

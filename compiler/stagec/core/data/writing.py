@@ -109,12 +109,13 @@ def file(parent: int, name: str, parts: Iterable[bytes | memoryview], mode: int 
     """Write a file in an open folder, in place of what has its name. Raises OSError, and what `parts` raise."""
     temporary = f".stagec.{os.urandom(8).hex()}"  # the name itself may be as long as a name can be
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
+    descriptor = os.open(temporary, flags, mode, dir_fd=parent)
     try:
         with os.fdopen(descriptor, "wb") as opened:
             opened.writelines(parts)
             opened.flush()
-            os.fchmod(descriptor, mode)
+            if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:  # an action without namespaces can change none
+                os.fchmod(descriptor, mode)
         os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         with contextlib.suppress(OSError):

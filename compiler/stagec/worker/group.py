@@ -1,0 +1,173 @@
+"""The isolation of actions where nobody can have a namespace, as in most containers: what the kernel gives to everybody.
+
+    action    a process group that it cannot leave, whose end is the end of all that was started in it; a folder on the
+              disk, with links to its inputs; no other file that Landlock can keep from it; no socket
+
+docs/security.md says what is not promised then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stagec.worker import confinement, syscalls
+from stagec.worker.place import MANY, Isolation, Place, ending, keep_open
+from stagec.worker.root import BELOW, DEVICES, MACHINE, packages
+
+
+_NAMES = "see the names of files and processes"
+_CAN = {0: "read and write your files, and end your processes", 1: f"{_NAMES}, and end yours", 6: _NAMES}
+"""What a model can do in spite of it, by the version of Landlock since which it can no more than that."""
+
+
+class Group(Isolation):
+    """The folder of a worker, and the process group of its action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = f"{os.environ.get('TMPDIR', '/tmp')}/stagec-worker-{os.urandom(8).hex()}"
+        self._group: int | None = None
+        self._actions = 0
+        os.mkdir(self._folder, 0o700)
+        # When the process that Bazel knows is killed, this one has its work to undo.
+        atexit.register(self._undo)
+        signal.signal(signal.SIGTERM, self._end)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
+        # Whoever loses its parent gets this one: only so it is known when all are dead.
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        os.setsid()  # a process can enter groups of its own session
+
+    def by(self) -> str:
+        """Say what isolates actions, and what they can do in spite of it."""
+        version = confinement.landlock()
+        by = f"Landlock {version} and a filter of system calls isolate" if version else "a filter of system calls isolates"
+        return f"{by} them: a model can {_CAN[max(since for since in _CAN if version >= since)]}"
+
+    def _confine_template(self, connection: socket.socket, in_place: bool) -> None:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        keep_open(connection.fileno())
+        # To bundle, it writes where Bazel has its outputs.
+        confinement.confine_group(None if in_place else [self._folder, *DEVICES])
+
+    @contextlib.contextmanager
+    def new_files(self) -> Iterator[int]:
+        """Make a folder on the disk for an action, and yield a descriptor of it."""
+        self._actions += 1
+        folder = f"{self._folder}/{self._actions}"
+        for path in (folder, f"{folder}/tmp", f"{folder}/work", f"{folder}/{BELOW}"):
+            os.mkdir(path, 0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+            remove(folder)
+
+    @contextlib.contextmanager
+    def action(
+        self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
+    ) -> Iterator[tuple[Place, list[int]]]:
+        """Make the process group of an action. When the block is left, all processes in it are dead."""
+        working, read = None, None
+        if files is not None:
+            own = f"{self._folder}/{self._actions}"
+            working, written = f"{own}/{BELOW}", (own, *DEVICES)
+            read = [*MACHINE, "/proc", *packages(), *link(folder, inputs, working)]
+        group = os.fork()
+        if not group:
+            with ending():
+                _lead()
+        try:
+            os.setpgid(group, group)
+            self._group = group
+            yield Place(working, written, read, group), []
+        finally:
+            _end(group)
+            self._group = None
+
+    def _end(self, *_: Any) -> None:
+        self._undo()
+        os._exit(1)
+
+    def _undo(self) -> None:
+        """Leave nothing behind, in whatever this process was interrupted."""
+        if self._group is not None:
+            _end(self._group)
+        with contextlib.suppress(OSError):
+            remove(self._folder)
+
+
+def link(folder: str, inputs: Sequence[str], working: str) -> list[str]:
+    """Make links in a new working directory to inputs, which are relative to `folder`; return what they lead to."""
+    made, linked, targets = {""}, set[str](), []
+    for name in sorted(inputs):
+        parent = name.rpartition("/")[0]
+        if parent not in made:
+            above = parent
+            while above not in made and above not in linked:
+                above = above.rpartition("/")[0]
+            if above in linked:  # it is seen there: a link here would be made in the input
+                continue
+            os.makedirs(f"{working}/{parent}", exist_ok=True)
+            made.add(parent)
+        if parent in linked:
+            continue
+        targets.append(f"{folder}/{name}")
+        with contextlib.suppress(FileExistsError):
+            os.symlink(targets[-1], f"{working}/{name}")
+        linked.add(name)
+    return targets
+
+
+def _lead() -> None:
+    """Be the process that a group is named after, and do nothing more."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.closerange(0, MANY)
+    while True:
+        signal.pause()
+
+
+def _end(group: int) -> None:
+    """Kill all processes of a group, and wait until they are dead. None can be made while the kernel does it."""
+    while True:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-group, 0)
+        time.sleep(0.0002)  # for the template, whose child is the action
+
+
+def remove(folder: str) -> None:
+    """Remove a folder, whatever is in it. Nobody may write to it any more.
+
+    Folders below it are moved to it first: of those that are nested deeply, no path is short enough.
+    """
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        os.chmod(path, 0o700)
+        with os.scandir(path) as entries:
+            for entry in list(entries):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                elif path == folder:
+                    waiting.append(entry.path)
+                else:
+                    os.chmod(entry.path, 0o700)
+                    waiting.append(f"{folder}/{os.urandom(8).hex()}")
+                    os.rename(entry.path, waiting[-1])
+        if path != folder:
+            os.rmdir(path)
+    os.rmdir(folder)

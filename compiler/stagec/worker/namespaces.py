@@ -1,0 +1,168 @@
+"""The namespaces of a worker, and of each of its actions.
+
+    worker    a user namespace, in which it may make others; the files of the machine; no network
+    action    a PID namespace, whose end is the end of all that was started in it; the files of a Root
+
+An action has no capability in any of them (confinement.py), so what is mounted stays as it is. It sees no process but
+its own, and has no descriptor but those that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+
+from stagec.worker import confinement, syscalls
+from stagec.worker.place import LONGEST, MANY, READY, Isolation, Place, end_with, ending, expect, keep_open
+from stagec.worker.root import FOLDER, WORKING, Root, packages
+
+_KINDS = ("mnt", "ipc")
+"""Namespaces that an action has besides that of processes, under the names of /proc/PID/ns."""
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+
+class Namespaces(Isolation):
+    """The namespaces of this process, the worker, which is in them from here on."""
+
+    def __init__(self) -> None:
+        """Leave those of the machine. From here on this is a child of the process that was called.
+
+        Raises OSError where the system does not let this process do so.
+        """
+        new = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWPID
+        with _users_written_by_another():
+            syscalls.unshare(new)
+        # What the machine unmounts is unmounted here; nothing goes the other way.
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
+        _bring_up_loopback()
+        super().__init__()
+        self._root = Root(packages())
+        _go_on_in_a_child()
+        self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def renew(self) -> bool:
+        stale = super().renew()
+        if stale:
+            self._root.unmount()
+            self._root = Root(packages())
+        return stale
+
+    def _confine_template(self, connection: socket.socket, in_place: bool) -> None:
+        if not in_place:
+            self._root.enter(syscalls.new_tmpfs())
+        keep_open(connection.fileno())
+        confinement.keep_capabilities()
+
+    @contextlib.contextmanager
+    def new_files(self) -> Iterator[int]:
+        """Make a folder in memory for an action, and yield a descriptor of it."""
+        descriptor = syscalls.new_tmpfs()
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def action(
+        self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
+    ) -> Iterator[tuple[Place, list[int]]]:
+        """Make the namespaces of an action. When the block is left, all processes in them are dead."""
+        descriptors: list[int] = []
+        ours, theirs = socket.socketpair()
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        first = os.fork()
+        if not first:
+            with ending(theirs):
+                self._be_first(theirs, folder, inputs, files)
+        try:
+            syscalls.setns(self._processes, syscalls.CLONE_NEWPID)
+            theirs.close()
+            message, descriptors, _, _ = socket.recv_fds(ours, LONGEST, 1 + len(_KINDS))
+            expect(message)
+            # Of /dev, it may write to what is there.
+            yield Place(None, written) if files is None else Place(WORKING, (FOLDER, "/dev")), descriptors
+        finally:
+            ours.close()
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _be_first(self, connection: socket.socket, folder: str, inputs: Sequence[str], files: int | None) -> None:
+        """Be the first process of a PID namespace, with which all others end: say where it is, and do nothing more."""
+        # The others must not look into it: it has capabilities, and its program is a file of the machine's.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        if files is not None:
+            syscalls.unshare(syscalls.CLONE_NEWIPC)
+            self._root.enter(files, folder, inputs)
+        keep_open(connection.fileno())
+        os.dup2(0, 2)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what others leave behind has no parent that waits
+        kinds = ("pid", *(() if files is None else _KINDS))
+        socket.send_fds(connection, [READY], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
+        os.closerange(3, MANY)
+        while True:
+            signal.pause()
+
+
+def _go_on_in_a_child() -> None:
+    """Return in a child, the first of its PID namespace. This process ends with it, and it with this process."""
+    child = os.fork()
+    if child:
+        end_with(child)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _users_written_by_another() -> Iterator[None]:
+    """Let the users and groups of the user namespace that the block makes be those of this one.
+
+    All of them, where this process may say so, and else its own. Another process writes it down: that is a matter of
+    this namespace.
+    """
+    go, goes = os.pipe()
+    writer = os.fork()
+    if not writer:
+        with ending():
+            os.close(goes)
+            if os.read(go, 1):
+                _write_users(f"/proc/{os.getppid()}")
+    try:
+        yield
+        os.write(goes, b"1")
+    finally:
+        os.close(goes)
+        os.close(go)
+        _, status = os.waitpid(writer, 0)
+    if status:
+        raise PermissionError(1, "uid_map: Operation not permitted")
+
+
+def _write_users(process: str) -> None:
+    for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
+        with open(f"/proc/self/{kind}_map", encoding="ascii") as file:
+            known = [line.split() for line in file]
+        try:
+            _write(f"{process}/{kind}_map", "".join(f"{first} {first} {count}\n" for first, _, count in known))
+        except PermissionError:
+            if kind == "gid":
+                _write(f"{process}/setgroups", "deny")
+            _write(f"{process}/{kind}_map", f"{own} {own} 1")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _bring_up_loopback() -> None:
+    """Bring up the one device of a new network: "lo" is there, and down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14x", b"lo", 0)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))

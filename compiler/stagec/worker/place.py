@@ -1,0 +1,164 @@
+"""Where an action does its work, and what isolates it: what the two ways of it have in common.
+
+namespaces.py isolates where the system lets a process have namespaces, group.py elsewhere; isolation.py chooses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, NoReturn
+
+from stagec.worker import syscalls
+from stagec.worker.root import BELOW, identity, import_roots, packages
+
+READY, LONGEST = b"ready", 1 << 12
+"""Messages: that all is well, or why not."""
+MANY = 1 << 30
+"""More descriptors than a process can have."""
+
+
+class Place(NamedTuple):
+    """Where an action does its work, as its process is told.
+
+    working: its working directory, which has its inputs; None: that of the worker, with all that is there.
+    written: folders and files that it may write.
+    read: what it may read besides; None: all that it sees.
+    group: the process group that it is in, and cannot leave; None: it has namespaces.
+    """
+
+    working: str | None
+    written: Sequence[str]
+    read: Sequence[str] | None = None
+    group: int | None = None
+
+    def enter(self, namespaces: Sequence[int]) -> None:
+        """Have this process be there. namespaces: descriptors of those that it enters."""
+        if self.group is None:
+            os.setsid()
+            for descriptor in namespaces:
+                syscalls.setns(descriptor)
+        else:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.setpgid(0, self.group)
+            os.umask(0o022)  # it cannot change the mode of its files
+            if self.working is not None:
+                os.environ["TMPDIR"] = f"{self.working.removesuffix(BELOW)}tmp"
+                if module := sys.modules.get("tempfile"):
+                    module.tempdir = None  # what was imported may have asked
+
+
+class Isolation:
+    """What isolates the actions of this process, the worker.
+
+    instead_of: what the system does not let, for which a better isolation is not there.
+    """
+
+    instead_of: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        """Make it of this process, for good. Raises OSError where the system does not let it."""
+        self._states = {path: identity(path) for path in packages()}
+
+    def renew(self) -> bool:
+        """Show what is at the packages' paths now, if that is not what it was; return whether it was not.
+
+        Bazel makes a repository again as a new folder. What `start` started before goes on with the old ones. Raises
+        OSError where the system does not let it.
+        """
+        stale = any(identity(path) != state for path, state in self._states.items())
+        if stale:
+            self._states = {path: identity(path) for path in packages()}
+        return stale
+
+    def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
+        """Start a process of this interpreter that may fork into the places of actions.
+
+        words: its arguments; a descriptor of a connection is added to them. in_place: whether it sees all files.
+        Returns the other end of the connection. Raises OSError where the system does not let it.
+        """
+        ours, theirs = socket.socketpair()
+        interpreter = os.path.realpath(sys.executable)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_roots())}
+        if not os.fork():
+            with ending(theirs):
+                self._confine_template(theirs, in_place)
+                theirs.set_inheritable(True)
+                theirs.sendall(READY)
+                # Run again: where it has its own root, its program and libraries are files of that. Of those of the
+                # machine, an action of their owner's could change the mode, through /proc/self/exe.
+                os.execve(interpreter, [interpreter, *words, str(theirs.fileno())], environment)
+        theirs.close()
+        expect(ours.recv(LONGEST))
+        return ours
+
+    def by(self) -> str:
+        """Say what isolates actions, and what they can do in spite of it."""
+        raise NotImplementedError
+
+    def _confine_template(self, connection: socket.socket, in_place: bool) -> None:
+        raise NotImplementedError
+
+    def new_files(self) -> contextlib.AbstractContextManager[int]:
+        """Make what an action may write to, for the block; gives a descriptor of a folder."""
+        raise NotImplementedError
+
+    def action(
+        self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
+    ) -> contextlib.AbstractContextManager[tuple[Place, list[int]]]:
+        """Make the place of an action. When the block is left, all processes in it are dead.
+
+        inputs: paths relative to `folder`. files: of `new_files`; None: it sees the files of the worker.
+        written: folders that it may write to, where it does.
+        Gives the place, and descriptors of its namespaces: that of processes first. Raises OSError where the system
+        does not let it.
+        """
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def ending(connection: socket.socket | None = None) -> Iterator[None]:
+    """End this process, a fork, whatever happens in the block; say over the connection what the system did not let."""
+    status = 1
+    try:
+        yield
+        status = 0
+    except OSError as error:
+        if connection:
+            connection.sendall(said(error).encode())
+    finally:
+        os._exit(status)
+
+
+def end_with(child: int) -> NoReturn:
+    """End this process when a child of it has ended, in the same way."""
+    with ending():
+        os.closerange(0, 2)  # what the child says and hears is not for this one
+        os.closerange(3, MANY)
+        _, how = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(how) & 0xFF)
+
+
+def expect(message: bytes) -> None:
+    """Raise OSError for what `ending` said, or if it said nothing."""
+    if message != READY:
+        raise OSError(0, message.decode() or "a process died")
+
+
+def said(error: OSError) -> str:
+    """Return what an error says was not possible."""
+    return ": ".join(part for part in (error.filename, error.strerror) if part)
+
+
+def keep_open(descriptor: int) -> None:
+    """Close all descriptors but this one and stderr, which stdout becomes too; stdin is empty."""
+    # Of the Root, if this process sees that: of the machine's device, root could change the mode.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, MANY)
