@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import COMPILER, ROOT
+from stagec.worker import confinement
+from tests.building import COMPILER
 
 USERS = ("root", "ordinary user")
 _ORDINARY = 54321
@@ -34,14 +35,36 @@ class User:
         return done.returncode == 0
 
 
+_REFUSE = """
+import ctypes, os, struct, sys
+code = bytes.fromhex(sys.argv[1])
+kept = ctypes.create_string_buffer(code, len(code))
+libc = ctypes.CDLL(None)
+libc.prctl(38, 1, 0, 0, 0)
+if libc.syscall(317, 1, 4, struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(kept))):
+    sys.exit("this kernel has no filter of system calls")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 WAYS = {"namespaces": "", "Landlock": "272=1", "filter": "272=1 444=38"}
-"""What isolates actions, and the system calls that the kernel refuses where it is that, as refusing.py has them."""
+"""What isolates actions, and the calls that the kernel refuses where it is that (`refusing`)."""
 
 
 def where(way: str, user: User | None = None) -> list[str]:
     """Return what comes before a command of a user that runs where actions are isolated in one of WAYS."""
-    refuse = [user.python if user else sys.executable, "-B", "-S", str(ROOT / "tests" / "worker" / "refusing.py")]
-    return [*refuse, *WAYS[way].split(), "--"] if WAYS[way] else []
+    return refusing(user, *WAYS[way].split()) if WAYS[way] else []
+
+
+def refusing(user: User | None, *calls: str) -> list[str]:
+    """Return what comes before a command of a user that runs where the kernel refuses system calls.
+
+    calls: CALL=ERROR, the number of a call and what it gives.
+    """
+    lines = []
+    for word in calls:
+        call, error = map(int, word.split("="))
+        lines += confinement._fails_if(confinement._NUMBER, confinement._EQUAL, [call], error)
+    python = user.python if user else sys.executable
+    return [python, "-B", "-S", "-c", _REFUSE, confinement._assembled(lines).hex()]
 
 
 @functools.cache

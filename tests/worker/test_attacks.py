@@ -1,6 +1,7 @@
 """What a model that wants to do harm can do in a worker, as root and as an ordinary user. It may be native code.
 
-Modules: `worker/confinement.py`, `worker/isolation.py`, `worker/outputs.py`, `worker/root.py`, `worker/syscalls.py`.
+Modules: `worker/confinement.py`, `worker/isolation.py`, `worker/namespaces.py`, `worker/outputs.py`, `worker/place.py`,
+`worker/root.py`, `worker/syscalls.py`.
 """
 
 import contextlib
@@ -20,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from stagec.worker import confinement
+from stagec.worker import confinement, work
 from tests.building import COMPILER, write_specs
-from tests.users import USERS, WAYS, User, as_user, isolation, needs_isolation, where
+from tests.users import USERS, WAYS, User, as_user, isolation, needs_isolation, refusing, where
 from tests.worker.bazel import Worker
 
 MANIFEST = """
@@ -455,8 +456,11 @@ def test_it_leaves_nothing(attacked: Attacked) -> None:
     told = attacked.told(STAYS)
     assert (told["segment"] >= 0) == (attacked.way == "namespaces")
     assert processes(b"sleep\x0077777") == []
-    if attacked.way != "filter":  # files that others may have
-        assert attacked.told(LEFT) == {"files": [], "segment": -1, "queue": -1}
+    left = attacked.told(LEFT)
+    assert (left["segment"], left["queue"]) == (-1, -1)
+    for folder in left["files"]:
+        Path(folder, "left").unlink()
+    assert bool(left["files"]) == (attacked.way == "filter")
     assert [path.name for folder in Path("/tmp").glob("stagec-worker-*") for path in folder.iterdir()] == []
 
 
@@ -638,17 +642,18 @@ def test_a_full_disk_is_told(name: str) -> None:
 
 
 def test_names_that_it_looks_for_are_not_looked_at(attacked: Attacked) -> None:
-    there = str(attacked.root.parent / "there")
-    Path(there).touch()
+    page = str(COMPILER.parent / "README.md")  # which is there, and not for it
+    hidden = [] if page.startswith(work._OF_THE_MACHINE) else [page]
+    looked_for = ["../../root/.ssh/id", "/data/weights.npz", "models/good.py", "models/nothing", "/usr/bin/env", page]
     status, said = attacked.evil(f"""
-for path in ("../../root/.ssh/id", "/data/weights.npz", "models/good.py", "models/nothing.py", "/usr/bin/env"):
+for path in {looked_for!r}:
     with contextlib.suppress(OSError):
         open(path)
 raise ValueError("the end")
 """)
     hints = [line for line in said.splitlines() if line.endswith(" is not an input of this action")]
     assert status == 2
-    assert [hint.split(" ")[0] for hint in hints] == ["/data/weights.npz", "models/good.py"]
+    assert [hint.split(" ")[0] for hint in hints] == sorted(["/data/weights.npz", "models/good.py", *hidden])
 
 
 LAYERS = """
@@ -769,13 +774,12 @@ def test_landlock_alone_keeps_it(tmp_path: Path, version: int) -> None:
 
 
 def test_a_system_that_does_not_let_it_is_told(tmp_path: Path) -> None:
-    before = [sys.executable, str(Path(__file__).with_name("refusing.py")), "272=1", "317=1", "--"]
-    with Worker("export", tmp_path, before=before) as worker:
+    with Worker("export", tmp_path, before=refusing(None, "272=1", "317=1")) as worker:
         for _ in range(2):
             status, said = worker.ask(["--output", "x"])
             assert status == 1
             assert said.splitlines() == [
-                "stagec: a worker cannot isolate its actions on this system (unshare: Operation not permitted, seccomp: "
-                "Operation not permitted)",
+                "stagec: a worker cannot isolate its actions on this system (unshare: Operation not permitted, "
+                "seccomp: Operation not permitted)",
                 "  run bazel shutdown: the next build sees it, and runs each action in a Bazel sandbox",
             ]

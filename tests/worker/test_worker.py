@@ -202,7 +202,9 @@ def alone(root: Path, name: str) -> bytes:
 def test_a_checkpoint_of_orbax_is_read(exporting: Worker, root: Path) -> None:
     """Its library opens files in threads of its own."""
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(root / "models" / "checkpoint", {"params": {"w": np.ones((2, 3), np.float16)}, "step": 1}, force=True)
+        checkpointer.save(
+            root / "models" / "checkpoint", {"params": {"w": np.ones((2, 3), np.float16)}, "step": 1}, force=True
+        )
     files = [str(path.relative_to(root)) for path in (root / "models" / "checkpoint").glob("**/*") if path.is_file()]
     assert exporting.ask(export("m.saved"), ["models/settings.py", "bazel-out/m.saved.spec", *files]) == (0, "")
     artifact = jax.export.deserialize(bytearray((root / "bazel-out" / "m.saved.exported").read_bytes()))

@@ -233,7 +233,7 @@ REFUSED_IN_GROUP = {
 not know, that leave something in memory that all processes share, or that make a session."""
 _OPEN, _IOCTL, _SETPGID, _OPENAT, _PRLIMIT64 = 2, 16, 109, 257, 302
 _IOCTL_REFUSED = [0x40086602, 0x40046602, 0x401C5820, 0x40806685]
-"""FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_ENABLE_VERITY: they take no file opened to be written."""
+"""FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_ENABLE_VERITY: no file has to be open to write."""
 _SOCKET, _CLONE, _CLONE3 = 41, 56, 435
 _CLONE_REFUSED = 0x7E020080 | 0x8000
 """All flags of clone(2) that make namespaces; and CLONE_PARENT, which makes a child of the template's: nobody would

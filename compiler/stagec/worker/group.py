@@ -1,4 +1,4 @@
-"""The isolation of actions where nobody can have a namespace, as in most containers: what the kernel gives to everybody.
+"""The isolation of actions where nobody can have a namespace, as in most containers: what the kernel lets everybody.
 
     action    a process group that it cannot leave, whose end is the end of all that was started in it; a folder on the
               disk, with links to its inputs; no other file that Landlock can keep from it; no socket
@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 from stagec.worker import confinement, syscalls
 from stagec.worker.place import MANY, Isolation, Place, ending, keep_open
 from stagec.worker.root import BELOW, DEVICES, MACHINE, packages
-
 
 _NAMES = "see the names of files and processes"
 _CAN = {0: "read and write your files, and end your processes", 1: f"{_NAMES}, and end yours", 6: _NAMES}
@@ -40,20 +38,20 @@ class Group(Isolation):
         atexit.register(self._undo)
         signal.signal(signal.SIGTERM, self._end)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
-        # Whoever loses its parent gets this one: only so it is known when all are dead.
+        # What loses its parent gets this one: only so does it know when all are dead.
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         os.setsid()  # a process can enter groups of its own session
 
     def by(self) -> str:
         """Say what isolates actions, and what they can do in spite of it."""
         version = confinement.landlock()
-        by = f"Landlock {version} and a filter of system calls isolate" if version else "a filter of system calls isolates"
-        return f"{by} them: a model can {_CAN[max(since for since in _CAN if version >= since)]}"
+        by = f"Landlock {version} and a filter of system calls" if version else "only a filter of system calls"
+        return f"they have {by}: a model can {_CAN[max(since for since in _CAN if version >= since)]}"
 
-    def _confine_template(self, connection: socket.socket, in_place: bool) -> None:
+    def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        keep_open(connection.fileno())
+        keep_open(*kept)
         # To bundle, it writes where Bazel has its outputs.
         confinement.confine_group(None if in_place else [self._folder, *DEVICES])
 

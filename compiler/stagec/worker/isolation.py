@@ -24,7 +24,7 @@ def begin(words: Sequence[str], in_place: bool) -> tuple[Isolation, socket.socke
     """
     if not confinement.has_filter():
         raise OSError(0, f"no filter of system calls for {os.uname().machine}")
-    problems = []
+    problems: list[str] = []
     for kind in (Namespaces, Group):
         problem, tells = os.pipe()
         child = os.fork()  # what does not work may have worked in part

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from stagec.worker import confinement, syscalls
-from stagec.worker.place import LONGEST, MANY, READY, Isolation, Place, end_with, ending, expect, keep_open
+from stagec.worker.place import LONGEST, MANY, Isolation, Place, end_with, ending, expect, keep_open
 from stagec.worker.root import FOLDER, WORKING, Root, packages
 
 _KINDS = ("mnt", "ipc")
@@ -46,16 +46,17 @@ class Namespaces(Isolation):
         self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def renew(self) -> bool:
+        """Show the packages that are there now, as `Isolation.renew` does."""
         stale = super().renew()
         if stale:
             self._root.unmount()
             self._root = Root(packages())
         return stale
 
-    def _confine_template(self, connection: socket.socket, in_place: bool) -> None:
+    def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
         if not in_place:
             self._root.enter(syscalls.new_tmpfs())
-        keep_open(connection.fileno())
+        keep_open(*kept)
         confinement.keep_capabilities()
 
     @contextlib.contextmanager
@@ -77,13 +78,14 @@ class Namespaces(Isolation):
         syscalls.unshare(syscalls.CLONE_NEWPID)
         first = os.fork()
         if not first:
-            with ending(theirs):
+            with ending(theirs.fileno()):
                 self._be_first(theirs, folder, inputs, files)
         try:
             syscalls.setns(self._processes, syscalls.CLONE_NEWPID)
             theirs.close()
             message, descriptors, _, _ = socket.recv_fds(ours, LONGEST, 1 + len(_KINDS))
-            expect(message)
+            if not descriptors:
+                expect(message or b"a process died")
             # Of /dev, it may write to what is there.
             yield Place(None, written) if files is None else Place(WORKING, (FOLDER, "/dev")), descriptors
         finally:
@@ -104,7 +106,7 @@ class Namespaces(Isolation):
         os.dup2(0, 2)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what others leave behind has no parent that waits
         kinds = ("pid", *(() if files is None else _KINDS))
-        socket.send_fds(connection, [READY], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
+        socket.send_fds(connection, [b"1"], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
         os.closerange(3, MANY)
         while True:
             signal.pause()

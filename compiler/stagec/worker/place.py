@@ -16,8 +16,8 @@ from typing import NamedTuple, NoReturn
 from stagec.worker import syscalls
 from stagec.worker.root import BELOW, identity, import_roots, packages
 
-READY, LONGEST = b"ready", 1 << 12
-"""Messages: that all is well, or why not."""
+LONGEST = 1 << 12
+"""Bytes of what the system does not let, in words."""
 MANY = 1 << 30
 """More descriptors than a process can have."""
 
@@ -48,8 +48,10 @@ class Place(NamedTuple):
             os.umask(0o022)  # it cannot change the mode of its files
             if self.working is not None:
                 os.environ["TMPDIR"] = f"{self.working.removesuffix(BELOW)}tmp"
-                if module := sys.modules.get("tempfile"):
-                    module.tempdir = None  # what was imported may have asked
+                if "tempfile" in sys.modules:  # what was imported may have asked
+                    import tempfile
+
+                    tempfile.tempdir = None
 
 
 class Isolation:
@@ -82,25 +84,27 @@ class Isolation:
         Returns the other end of the connection. Raises OSError where the system does not let it.
         """
         ours, theirs = socket.socketpair()
+        problem, says = os.pipe()
         interpreter = os.path.realpath(sys.executable)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_roots())}
         if not os.fork():
-            with ending(theirs):
-                self._confine_template(theirs, in_place)
+            with ending(says):
+                self._confine_template([theirs.fileno(), says], in_place)
                 theirs.set_inheritable(True)
-                theirs.sendall(READY)
                 # Run again: where it has its own root, its program and libraries are files of that. Of those of the
                 # machine, an action of their owner's could change the mode, through /proc/self/exe.
                 os.execve(interpreter, [interpreter, *words, str(theirs.fileno())], environment)
         theirs.close()
-        expect(ours.recv(LONGEST))
+        os.close(says)
+        expect(os.read(problem, LONGEST))  # the new program has no such descriptor
+        os.close(problem)
         return ours
 
     def by(self) -> str:
         """Say what isolates actions, and what they can do in spite of it."""
         raise NotImplementedError
 
-    def _confine_template(self, connection: socket.socket, in_place: bool) -> None:
+    def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
         raise NotImplementedError
 
     def new_files(self) -> contextlib.AbstractContextManager[int]:
@@ -121,15 +125,15 @@ class Isolation:
 
 
 @contextlib.contextmanager
-def ending(connection: socket.socket | None = None) -> Iterator[None]:
-    """End this process, a fork, whatever happens in the block; say over the connection what the system did not let."""
+def ending(says: int | None = None) -> Iterator[None]:
+    """End this process, a fork, whatever happens in the block; write to `says` what the system did not let."""
     status = 1
     try:
         yield
         status = 0
     except OSError as error:
-        if connection:
-            connection.sendall(said(error).encode())
+        if says is not None:
+            os.write(says, said(error).encode())
     finally:
         os._exit(status)
 
@@ -143,10 +147,10 @@ def end_with(child: int) -> NoReturn:
         os._exit(os.waitstatus_to_exitcode(how) & 0xFF)
 
 
-def expect(message: bytes) -> None:
-    """Raise OSError for what `ending` said, or if it said nothing."""
-    if message != READY:
-        raise OSError(0, message.decode() or "a process died")
+def expect(text: bytes) -> None:
+    """Raise OSError for what `ending` said."""
+    if text:
+        raise OSError(0, text.decode())
 
 
 def said(error: OSError) -> str:
@@ -154,11 +158,14 @@ def said(error: OSError) -> str:
     return ": ".join(part for part in (error.filename, error.strerror) if part)
 
 
-def keep_open(descriptor: int) -> None:
-    """Close all descriptors but this one and stderr, which stdout becomes too; stdin is empty."""
+def keep_open(*kept: int) -> None:
+    """Close all descriptors but these and stderr, which stdout becomes too; stdin is empty."""
     # Of the Root, if this process sees that: of the machine's device, root could change the mode.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, MANY)
+    start = 3
+    for descriptor in sorted(kept):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, MANY)

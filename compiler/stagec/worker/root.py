@@ -16,7 +16,8 @@ from stagec.worker import syscalls
 FOLDER = "/action"
 """What an action may write to. It is in memory, and goes with the action."""
 BELOW = "work/root"
-"""The working directory, below what an action may write to. Paths begin with .. where Bazel lays repositories out side by side."""
+"""The working directory, below what an action may write to. Paths begin with .. where Bazel lays repositories out side
+by side."""
 WORKING = f"{FOLDER}/{BELOW}"
 _TEMPORARY = {"/dev/shm": "shm", "/tmp": "tmp", "/var/tmp": "tmp"}
 """Folders for what is temporary, and their names in FOLDER."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence

@@ -104,7 +104,7 @@ def set_capabilities(capabilities: int) -> None:
     call("capset", _VERSION_3_OF_THIS_THREAD, struct.pack("6I", *halves))
 
 
-def call(name: str, *arguments: int | bytes | ctypes.c_ulong | None) -> int:
+def call(name: str, *arguments: int | bytes | ctypes.c_ulong | ctypes.Array[ctypes.c_char] | None) -> int:
     """Call a function of libc's that returns a negative number for an error."""
     result: int = getattr(_libc(), name)(*arguments)
     if result < 0:
