@@ -643,7 +643,7 @@ def test_a_full_disk_is_told(name: str) -> None:
 
 def test_names_that_it_looks_for_are_not_looked_at(attacked: Attacked) -> None:
     page = str(COMPILER.parent / "README.md")  # which is there, and not for it
-    hidden = [] if page.startswith(work._OF_THE_MACHINE) else [page]
+    hidden = [] if attacked.way == "filter" or page.startswith(work._OF_THE_MACHINE) else [page]
     looked_for = ["../../root/.ssh/id", "/data/weights.npz", "models/good.py", "models/nothing", "/usr/bin/env", page]
     status, said = attacked.evil(f"""
 for path in {looked_for!r}:
