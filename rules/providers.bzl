@@ -81,7 +81,16 @@ AotExportInfo = provider(
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's spec, as JSON.",
         "sources": "depset of File: what tracing imports and reads.",
+        "looked": "struct of names and imports (File), of AotImportsInfo; None where nobody read its imports.",
         "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",
+    },
+)
+
+AotImportsInfo = provider(
+    doc = "What functions look for when they are imported.",
+    fields = {
+        "names": "File: the names of all files that they may read, one a line.",
+        "looked": "dict of File by the names of exports: which names a function looks for, and what is there, as JSON.",
     },
 )
 

@@ -91,6 +91,7 @@ def compiler_action(
         outputs,
         plugin = None,
         sources = None,
+        looked = None,
         worker = True,
         environment = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
@@ -107,6 +108,8 @@ def compiler_action(
       sources: depset of File that a model may import and read, for commands that run one; or None. If one of them is
         edited that this run did not read, Bazel does not run the action again: what it has not read is one more output.
         Only what such a command writes depends on the release of Python.
+      looked: what AotExportInfo has, for a depset `sources`: so another file in that runs the action again only if the
+        command may look for it. None: every other file does.
       worker: whether it may run in a worker, which copies files, and no folders.
       environment: Target with PythonEnvironmentInfo, from an attribute with cfg = "exec": the environment that runs the
         command in the place of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
@@ -131,8 +134,14 @@ def compiler_action(
         env["STAGEC_PYTHON_VERSION"] = version
     unread = None
     if sources:
-        # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
-        arguments.add_all("--sources", sources)
+        if looked:
+            # The names are an input, which the command calls unread where it looked only for what is in the imports.
+            arguments.add("--names", looked.names)
+            arguments.add("--imports", looked.imports)
+            inputs = depset([looked.names, looked.imports], transitive = [inputs])
+        else:
+            # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
+            arguments.add_all("--sources", sources)
         unread = ctx.actions.declare_file(outputs[0].basename + ".unread", sibling = outputs[0])
         arguments.add("--unread", unread)
         outputs = outputs + [unread]

@@ -175,6 +175,42 @@ def test_files_that_are_added_and_deleted_are_seen(built: Workspace) -> None:
     assert {name: built.output(name) for name in names} == before
 
 
+def test_a_file_that_is_added_is_of_those_that_may_look_for_it(built: Workspace) -> None:
+    new, names, text = built.models / "new.py", built.models / "parts" / "new.txt", "def f(x):\n    return x + "
+    new.write_text("number = 1\n")
+    assert (built.build(), built.calculated()) == ([], 0)
+    new.write_text("number = 2\n")
+    assert built.build() == []
+    new.unlink()
+    assert built.build() == []
+    names.write_text("1")
+    assert built.build() == ["f2"]  # which reads a resource there
+    names.unlink()
+    assert built.build() == ["f2"]
+    lists, computes = built.models / "f20.py", built.models / "f21.py"
+    lists.write_text(f"import os\n\n{text}len(os.listdir('models'))\n")
+    computes.write_text(
+        f"import importlib\n\ntry:\n    number = importlib.import_module('models.ne' + 'w').number\n"
+        f"except ImportError:\n    number = 0\n\n{text}number\n"
+    )
+    assert built.build() == ["f20", "f21"]
+    before = {name: built.output(name) for name in ("f20", "f21")}
+    said = {name: built.output(name, "exported.unread").decode().splitlines()[-1] for name in before}
+    assert said == {
+        "f20": "# built again whenever a file is added: it lists the files of models",
+        "f21": "# built again whenever a file is added: it imports new from models, which no source says",
+    }
+    new.write_text("number = 7\n")
+    assert built.build() == ["f20", "f21"]
+    assert [name for name in before if built.output(name) == before[name]] == []
+    new.unlink()
+    assert built.build() == ["f20", "f21"]
+    assert {name: built.output(name) for name in before} == before
+    lists.write_text(FILES["f20.py"])
+    computes.write_text(FILES["f21.py"])
+    assert built.build() == ["f20", "f21"]
+
+
 @pytest.mark.pinned
 def test_a_sandbox_says_the_same(built: Workspace) -> None:
     assert b"models/parts/other.txt" in built.output("f2", "exported.unread").split()

@@ -1,27 +1,9 @@
 """One function, traced and exported."""
 
-load("//rules:providers.bzl", "AotExportInfo", "PythonEnvironmentInfo")
+load("//rules:providers.bzl", "AotExportInfo", "AotImportsInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
-load("//rules/private:python_library.bzl", "import_roots", "imports_of", "python_imports", "sources_of")
-
-def execution_root_folders(roots, main_repository, bin_dir):
-    """Where import roots lie for an action: in the source tree, and in the output tree for generated sources.
-
-    Args:
-      roots: list of string, as in AotExportInfo.
-      main_repository: string, its name.
-      bin_dir: string, path of the output tree.
-
-    Returns:
-      list of string, relative to the execution root.
-    """
-    folders = []
-    for root in roots:
-        repository, _, folder = root.partition("/")
-        parts = ([] if repository == main_repository else ["external", repository]) + ([folder] if folder else [])
-        path = "/".join(parts)
-        folders += [path or ".", bin_dir + "/" + path if path else bin_dir]
-    return folders
+load("//rules/private:imports.bzl", "execution_root_folders", "import_roots_of")
+load("//rules/private:python_library.bzl", "python_imports", "sources_of")
 
 def needs_plugin(spec):
     """Whether tracing a function needs the plugin for NVIDIA devices.
@@ -52,12 +34,12 @@ def _aot_export_impl(ctx):
 
     sources = depset(transitive = [sources_of(ctx.attr.deps), sources_of(ctx.attr.data)])
 
-    # The main repository and the function's own come first, then what the dependencies bring.
-    roots = {ctx.workspace_name: None}
-    roots.update({root: None for root in import_roots(ctx.label, ctx.workspace_name, ctx.attr.imports)})
-    roots.update({root: None for root in imports_of(ctx.attr.deps, ctx.workspace_name).to_list()})
-
-    folders = execution_root_folders(roots.keys(), ctx.workspace_name, ctx.bin_dir.path)
+    roots = import_roots_of(ctx)
+    folders = execution_root_folders(roots, ctx.workspace_name, ctx.bin_dir.path)
+    looked = None
+    if ctx.attr.looked:
+        known = ctx.attr.looked[AotImportsInfo]
+        looked = struct(names = known.names, imports = known.looked[name])
 
     # The first runs in a build. The others run when their output group is asked for, and nothing has what they write as
     # an input.
@@ -85,6 +67,7 @@ def _aot_export_impl(ctx):
             outputs = outputs.values(),
             plugin = plugin,
             sources = sources,
+            looked = looked,
         )
     return [
         DefaultInfo(files = depset([exported])),
@@ -98,7 +81,8 @@ def _aot_export_impl(ctx):
             profile = profile,
             spec = spec,
             sources = sources,
-            import_roots = roots.keys(),
+            looked = looked,
+            import_roots = roots,
         ),
     ]
 
@@ -120,6 +104,11 @@ aot_export = rule(
             aspects = [python_imports],
         ),
         "data": attr.label_list(doc = "Files that tracing reads, such as safetensors headers.", allow_files = True),
+        "looked": attr.label(
+            doc = "What reads the imports of the function, with the same `deps`, `data` and `imports`. Without it, another " +
+                  "file in `deps` exports the function again.",
+            providers = [AotImportsInfo],
+        ),
         "imports": attr.string_list(doc = "More import roots, relative to the package."),
         "plugin": attr.label(
             doc = "The Python environment that JAX needs to lower the function's kernels, if any: " +

@@ -3,7 +3,7 @@
 load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotGoldenInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:bundle.bzl", "WEIGHTS_ATTR", "add_weights")
-load("//rules/private:export.bzl", "execution_root_folders")
+load("//rules/private:imports.bzl", "execution_root_folders")
 load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
 
 def _aot_golden_impl(ctx):
@@ -29,6 +29,7 @@ def _aot_golden_impl(ctx):
         outputs = [golden],
         plugin = export.plugin,
         sources = export.sources,
+        looked = export.looked,
     )
     return [
         DefaultInfo(files = depset([golden])),

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
-load("//rules/private:export.bzl", "execution_root_folders")
+load("//rules/private:imports.bzl", "execution_root_folders")
 
 def _key(ctx, export, executable, committed):
     """Declares what JAX looks the executable up by, which has the module that it compiles."""
@@ -26,6 +26,7 @@ def _key(ctx, export, executable, committed):
         outputs = [key],
         plugin = export.plugin,
         sources = export.sources,
+        looked = export.looked,
     )
     return key
 

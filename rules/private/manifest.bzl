@@ -7,6 +7,7 @@ load("//rules/private:executable.bzl", "aot_executable", "has_autotuning")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_optimized_test", "aot_golden_test")
+load("//rules/private:imports.bzl", "aot_imports", "modules_of")
 load("//rules/private:image.bzl", "aot_image", "aot_kubernetes", "aot_push")
 load("//rules/private:jax_cache.bzl", "aot_jax_cache")
 load("//rules/private:jaxlibs.bzl", "compiled_executables")
@@ -317,6 +318,8 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         if function not in functions:
             fail('aot_manifest(name = "%s"): function_deps: %s has no function "%s", only %s' %
                  (name, plan["path"], function, ", ".join(functions)))
+    looked = {export: modules_of(spec) for export, function, spec in plan["exports"] if function not in function_deps}
+    aot_imports(name = name + ".imports", functions = looked, deps = deps, data = data, imports = imports, **common)
     for export, function, spec in plan["exports"]:
         aot_export(
             name = export,
@@ -324,6 +327,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
             deps = deps + function_deps.get(function, []),
             data = data,
             imports = imports,
+            looked = ":" + name + ".imports" if export in looked else None,
             plugin = PLUGINS["cuda"] if needs_plugin(spec) else None,
             **common
         )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from stagec.core.builds.imports import Looked
 from tests.building import action_environment
 
 WAYS = {
@@ -116,6 +117,94 @@ def test_native_code_of_others_may_read_any_data(folder: Path) -> None:
     ):
         assert unread([way], files) == ["other.py"]
     assert unread(["import ctypes, jax"], files) == files  # whose own native code is known
+
+
+LOOKED = Looked(
+    {"parts": {"module": ["module.py"]}, ".": {"parts": ["parts", "parts/"]}},
+    {".": ["here", "own", "parts"], "here": ["parts"]},
+)
+ASKS = f"""
+import importlib.machinery, shutil, subprocess, tempfile
+from stagec.core.builds.imports import from_json
+print(reads.names_matter(from_json({LOOKED.to_json()!r}), ["own/output.txt"]))
+"""
+
+
+def why_names_matter(way: str) -> str:
+    """Why a process that goes this way is built again when a file is added; "" if it is not."""
+    script = SCRIPT.rpartition("print")[0] + f"looked = {LOOKED.to_json()!r}\n" + ASKS
+    done = subprocess.run(
+        [sys.executable, "-B", "-s", "-S", "-c", script, json.dumps([way])],
+        env=action_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("os.listdir('here/parts')", "it lists the files of here/parts"),
+        ("list(pathlib.Path('here/parts').glob('*.py'))", "it lists the files of here/parts"),
+        ("list(os.walk('here/parts'))", "it lists the files of here/parts"),
+        ("list(importlib.import_module('pkgutil').iter_modules(['here/parts']))", "it lists the files of here/parts"),
+        ("os.listdir(os.open('here/parts', os.O_RDONLY))", "it lists a folder by a descriptor"),
+        ("os.path.exists('here/parts/none.txt')", "it looks in vain for here/parts/none.txt"),
+        ("os.access('here/parts/none.txt', os.R_OK)", "it looks in vain for here/parts/none.txt"),
+        ("pathlib.Path('here/parts/none.txt').is_file()", "it looks in vain for here/parts/none.txt"),
+        (
+            "exec('try: open(\"here/parts/none.txt\")\\nexcept OSError: pass')",
+            "it looks in vain for here/parts/none.txt",
+        ),
+        (
+            "os.stat in os.supports_dir_fd and os.path.exists('here/parts/none.txt')",
+            "it looks in vain for here/parts/none.txt",
+        ),
+        ("os.open('text.txt', 0, dir_fd=os.open('parts', os.O_RDONLY))", "it opens 'text.txt' below a descriptor"),
+        ("importlib.util.find_spec('parts.none')", "it imports none from parts, which no source says"),
+        (
+            "importlib.machinery.PathFinder.find_spec('none', ['parts'])",
+            "it imports none from parts, which no source says",
+        ),
+        ("os.system('true')", "it starts a process: os.system"),
+        ("importlib.import_module('subprocess').run(['true'])", "it starts a process: true"),
+        (
+            "importlib.import_module('ctypes').CDLL(None).getpid()",
+            "what ctypes calls is native code, which may open any file",
+        ),
+        (
+            "importlib.import_module('safetensors.numpy')",
+            "safetensors._safetensors_rust is native code, which may open any file",
+        ),
+    ],
+)
+def test_another_file_may_matter(folder: Path, way: str, why: str) -> None:
+    (folder / "here" / "parts").mkdir(parents=True)
+    assert why_names_matter(way) == why
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "open('open.txt').read()",
+        "os.path.exists('open.txt')",
+        "importlib.import_module('parts.module')",
+        "importlib.util.find_spec('unknown')",
+        "os.listdir('here')",
+        "os.path.exists('here/none') or os.path.exists('nowhere/deep/file')",
+        "os.path.exists('own/output.txt')",
+        "open('here/parts/new.txt', 'w').write('made')",
+        "importlib.import_module('tempfile').TemporaryDirectory().cleanup()",
+        "os.path.exists('/nowhere') or os.listdir('/usr')",
+        "exec('import jax, ml_dtypes')",
+        "exec('import subprocess\\ntry: subprocess.run([\"fc-list\"], capture_output=True)\\nexcept OSError: pass')",
+    ],
+)
+def test_no_other_file_matters(folder: Path, way: str) -> None:
+    (folder / "here" / "parts").mkdir(parents=True)
+    assert why_names_matter(way) == ""
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "what Bazel runs": (
         "plan",
+        "imports",
         "export",
         "compile",
         "golden",

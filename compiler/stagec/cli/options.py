@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stagec.cli.files import write_whole
+from stagec.cli.files import read_text, write_whole
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -51,6 +51,8 @@ def add_import_roots(parser: argparse.ArgumentParser) -> None:
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Declare `--sources` and `--unread`, of a command that runs a model's code."""
     parser.add_argument("--sources", nargs="*", default=[], metavar="FILE", help="files that the model may read")
+    parser.add_argument("--names", metavar="FILE", help="a file with the names of more of these, one a line")
+    parser.add_argument("--imports", metavar="FILE", help="what `stagec imports` wrote of the function")
     parser.add_argument("--unread", metavar="FILE", help="where to write which of these it did not read, one a line")
 
 
@@ -63,11 +65,18 @@ def telling_unread(options: argparse.Namespace) -> Iterator[None]:
     if not options.unread:
         yield
         return
-    from stagec.frontends.reads import Reads
+    from stagec.core.builds import imports
+    from stagec.frontends.reads import WHY, Reads
 
     reads = Reads()
     yield
-    write_whole(options.unread, "".join(f"{path}\n" for path in reads.unread(options.sources)).encode())
+    lines = reads.unread([*options.sources, *(read_text(options.names).splitlines() if options.names else ())])
+    if options.names:
+        looked = imports.from_json(read_text(options.imports))
+        own = [value for value in vars(options).values() if isinstance(value, str)]
+        why = reads.names_matter(looked, own)
+        lines.append(f"{WHY}{why}" if why else options.names)  # Bazel passes over what is no input
+    write_whole(options.unread, "".join(f"{line}\n" for line in lines).encode())
 
 
 def add_manifest_import_roots(parser: argparse.ArgumentParser) -> None:

@@ -208,8 +208,10 @@ CALLBACKS = tuple(
 
 STAT = tuple(
     Patch("os", name, "a file's size is read without an event, and Bazel must know of it", everywhere=True)
-    for name in ("stat", "lstat")
+    for name in ("stat", "lstat", "access")
 )
+FIND = Patch("importlib.machinery:FileFinder", "find_spec", "what an import looks for has no event", everywhere=True)
+OPEN = Patch("os", "open", "the event does not say below which folder", everywhere=True)
 
 _CLOCK = "what a model reads of a clock would be other bytes in each build"
 _CHANCE = "random numbers that nobody seeded would be other bytes in each build"

@@ -3,34 +3,45 @@
 Python tells audit hooks what it opens (https://docs.python.org/3/library/audit_events.html). It does not tell them of
 `os.stat`, which has a file's size, so that is watched here; nor of what native code and other processes open:
 safetensors opens files in Rust. Where native code of others was loaded, only Python sources can be unread; where a
-process was started, no file can. Which files there are, Bazel knows without this: their names are in the action's
-command line, so a file more or less runs the action again.
+process was started, no file can.
+
+Which files there are matters too: a new one may be what an import would have found, or a list of names. Where a process
+looked only for what `core/builds/imports.py` knew before, the names of all files are unread as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 from typing import Any
 
+from stagec.core.builds.imports import Looked
 from stagec.frontends import patched
 
+WHY = "# built again whenever a file is added: "
+"""What comes before the reason, in the file that says what is unread."""
 _STARTS = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen"}
 )
 """Events of a new process."""
 _STARTS_SILENTLY = frozenset({"multiprocessing.popen_forkserver", "multiprocessing.popen_spawn_posix"})
 """Modules that are imported to start one without an event."""
+_READ_NO_FILES = frozenset({"fc-list", "ldconfig", "lscpu", "uname"})
+"""Programs that say what is on the machine, and read nothing of the user's: matplotlib asks for fonts."""
 _CALLS_NATIVE_CODE = frozenset({"ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle"})
-_HEARD = frozenset({"open", "import", "os.scandir"}) | _STARTS | _CALLS_NATIVE_CODE
+_HEARD = frozenset({"open", "import", "os.listdir", "os.scandir"}) | _STARTS | _CALLS_NATIVE_CODE
 _OPENS_NO_FILES = frozenset({"jax_cuda13_plugin", "jaxlib", "ml_dtypes", "msgpack", "numpy", "scipy", "yaml"})
 """Packages whose native code opens no file of the user's by its path, but for the modules that follow."""
 _OPENS_FILES = ("_dbm", "_gdbm", "_sqlite3", "scipy.io.")
+_IMPORT_SYSTEM = frozenset({"_frozen_importlib_external", "importlib._bootstrap_external"})
+_OPENS_BELOW = frozenset({"os", "shutil", "stagec"})
+"""Packages that open files below a descriptor: of folders that they have listed, or to write."""
 _TAKES_NAMES = frozenset({"glob", "importlib", "os", "pathlib", "shutil"})
 """Python modules that ask `os.scandir` for names alone; its entries have sizes too."""
 
@@ -40,12 +51,20 @@ class Reads:
 
     def __init__(self) -> None:
         self._stat = os.stat
+        self._here = os.getcwd()
+        self._installed = [os.path.abspath(entry) for entry in sys.path if entry]
+        self._searched: set[tuple[str, str]] = set()
+        self._listed: set[str] = set()
+        self._missed: set[str] = set()
+        self._why_all = ""
         self._files: set[tuple[int, int]] = set()
         self._folders: set[tuple[int, int]] = set()
         self._relative: set[str] = set()
         self._native_code = self._processes = False
         for patch in patched.STAT:
             self._watch(patch)
+        patched.FIND.forever(self._searching)
+        self._replace(patched.OPEN, self._opening)
         sys.addaudithook(self._hear)
 
     def unread(self, paths: Sequence[str]) -> list[str]:
@@ -58,6 +77,58 @@ class Reads:
             if isinstance(file, str) and file.rpartition("/")[2] in names:
                 self._note(file, self._files)
         return [path for path in paths if self._is_unread(path)]
+
+    def names_matter(self, looked: Looked, own: Collection[str]) -> str:
+        """Say why another file among the declared ones may matter that `looked` does not know of; "" if none can.
+
+        own: files that stagec itself reads and writes.
+        """
+        if self._processes or not sys.modules.keys().isdisjoint(_STARTS_SILENTLY):
+            return self._why_all or "it starts a process"
+        if self._native_code:
+            return f"{self._why_all} is native code, which may open any file"
+        ours = {os.path.abspath(path) for path in own}
+        roots = [*looked.roots]
+        installed = tuple(f"{entry}/" for entry in self._installed if os.path.relpath(entry, self._here) not in roots)
+        users = functools.partial(self._users, roots=roots, installed=installed)
+        for what, paths in (("lists the files of", self._listed), ("looks in vain for", self._missed - ours)):
+            for path in sorted(filter(None, map(users, paths))):
+                if not looked.has_place(path):
+                    return f"it {what} {path}"
+        for folder, name in sorted(self._searched):
+            place = users(folder)
+            if place is not None and not looked.has(place, name):
+                return f"it imports {name} from {place}, which no source says"
+        return self._why_all
+
+    def _users(self, path: str, roots: Sequence[str], installed: tuple[str, ...]) -> str | None:
+        """Return where a path is of the user's, as declared paths are; None: it is of the machine or of packages."""
+        if f"{path}/".startswith(installed):
+            return None
+        relative = os.path.relpath(path, self._here)
+        below = not relative.startswith("../") or any(f"{relative}/".startswith(f"{root}/") for root in roots)
+        return relative if below else None
+
+    def _searching(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def find_spec(finder: Any, fullname: str, target: Any = None) -> Any:
+            self._searched.add((os.path.join(self._here, finder.path), fullname.rpartition(".")[2]))
+            return before(finder, fullname, target)
+
+        return find_spec
+
+    def _opening(self, before: Callable[..., int]) -> Callable[..., int]:
+        def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is not None and patched.caller().partition(".")[0] not in _OPENS_BELOW:
+                self._why_all = self._why_all or f"it opens {path!r} below a descriptor"
+            return before(path, flags, mode, dir_fd=dir_fd)
+
+        return open_
+
+    def _note_listed(self, folder: Any) -> None:
+        try:
+            self._listed.add(os.path.abspath("." if folder is None else os.fsdecode(folder)))
+        except TypeError:  # a descriptor
+            self._why_all = self._why_all or "it lists a folder by a descriptor"
 
     def _is_unread(self, path: str) -> bool:
         try:
@@ -76,24 +147,41 @@ class Reads:
         if event not in _HEARD:  # thousands
             return
         if event == "open":
-            self._note(arguments[0], self._files)
+            self._note(arguments[0], self._files, makes=bool(arguments[2] & os.O_CREAT))
             with contextlib.suppress(TypeError, ValueError):
                 self._note_others(os.fsdecode(arguments[0]))
         elif event == "import":
             module, file = arguments[:2]
             if file is not None:  # native code
                 self._note(file, self._files)
-                self._native_code |= _may_open_files(module)
-        elif event == "os.scandir" and not _takes_names(sys._getframe(1)):
-            self._note("." if arguments[0] is None else arguments[0], self._folders)
+                if _may_open_files(module):
+                    self._native_code, self._why_all = True, self._why_all or module
+        elif event in ("os.scandir", "os.listdir"):
+            caller = sys._getframe(1)
+            name = caller.f_globals.get("__name__")
+            # The first says what it looks for, the second lists what it removes.
+            if name not in _IMPORT_SYSTEM and (name, type(arguments[0])) != ("shutil", int):
+                self._note_listed(arguments[0])
+            if event == "os.scandir" and not _takes_names(caller):
+                self._note("." if arguments[0] is None else arguments[0], self._folders)
         elif event in _STARTS:
-            self._processes = True
+            program = _program(event, arguments)
+            if program not in _READ_NO_FILES:
+                self._processes, self._why_all = True, f"it starts a process: {program or event}"
         elif event in _CALLS_NATIVE_CODE and arguments[0] is not None:  # which importing ctypes opens
-            self._native_code = True
+            self._native_code, self._why_all = True, self._why_all or "what ctypes calls"
 
-    def _note(self, path: Any, into: set[tuple[int, int]], **options: Any) -> None:
-        with contextlib.suppress(OSError, TypeError, ValueError):
+    def _note(self, path: Any, into: set[tuple[int, int]], makes: bool = False, **options: Any) -> None:
+        """Note a file that is opened or asked for. makes: whether it is made if it is not there."""
+        try:
             into.add(_identity(self._stat(path, **options)))
+        except (TypeError, ValueError):
+            return
+        except OSError:
+            if not makes and not isinstance(path, int):
+                self._missed.add(os.path.abspath(os.fsdecode(path)))
+                if options.get("dir_fd") is not None:
+                    self._why_all = self._why_all or f"it asks for {path!r} below a descriptor"
 
     def _note_others(self, path: str) -> None:
         """Note what else is read where this path is opened. Raises ValueError for a cached file of an unknown form."""
@@ -104,17 +192,20 @@ class Reads:
 
     def _watch(self, patch: patched.Patch) -> None:
         """Note what a function of `os` is asked for. The import system has functions of its own."""
-        call = getattr(os, patch.name)
 
-        def telling(before: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-            def tell(path: Any, *, dir_fd: int | None = None, **options: Any) -> os.stat_result:
+        def telling(before: Callable[..., Any]) -> Callable[..., Any]:
+            def tell(path: Any, *mode: int, dir_fd: int | None = None, **options: Any) -> Any:
                 self._note(path, self._files, dir_fd=dir_fd)
-                return before(path, dir_fd=dir_fd, **options)
+                return before(path, *mode, dir_fd=dir_fd, **options)
 
             return tell
 
-        watched = patch.forever(telling)
-        for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        self._replace(patch, telling)
+
+    def _replace(self, patch: patched.Patch, make: Callable[..., Any]) -> None:
+        call = getattr(os, patch.name)
+        watched = patch.forever(make)
+        for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             if call in supported:
                 supported.add(watched)
 
@@ -128,6 +219,12 @@ def _may_open_files(module: str) -> bool:
     first = module.partition(".")[0]
     known = first in sys.stdlib_module_names or first in _OPENS_NO_FILES
     return not known or module.startswith(_OPENS_FILES)
+
+
+def _program(event: str, arguments: tuple[Any, ...]) -> str:
+    """Return the name of the program that an event starts, without its folder; "" if it does not say."""
+    words = arguments[1] if event == "subprocess.Popen" else None
+    return os.path.basename(str(words[0])) if isinstance(words, list | tuple) and words else ""
 
 
 def _takes_names(caller: FrameType) -> bool:

@@ -39,6 +39,15 @@ def do(said: int, action: Callable[[set[str]], int]) -> NoReturn:
             os._exit(0)
 
 
+def _is_there(path: str, state: Callable[[str], object] = os.lstat) -> bool:
+    """Return whether a path is there. state: not what replaces it later, to note what the model asks for."""
+    try:
+        state(path)
+    except OSError:
+        return False
+    return True
+
+
 def _is_read(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY))
@@ -62,10 +71,10 @@ def note_missed(missed: set[str], folder: str, elsewhere: bool) -> None:
     below = f"{folder}/"
 
     def look(path: str) -> None:
-        if path.startswith(installed) or len(missed) >= _MOST:
+        if f"{path}/".startswith(installed) or len(missed) >= _MOST:
             return
         if path.startswith(below):
-            if not os.path.lexists(path):
+            if not _is_there(path):
                 missed.add(path.removeprefix(below))
         elif elsewhere and not path.startswith(_OF_THE_MACHINE):
             missed.add(path)  # it may be there, and not for this process

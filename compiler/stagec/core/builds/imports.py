@@ -1,0 +1,157 @@
+"""Which names the sources of modules say that they import, and what is there of each among the files of a function.
+
+So a file that is added builds nothing again that does not look for it. What a model imports in other ways, the process
+sees that imports it (`frontends/reads.py`): nothing here need be complete.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+_ALL = "*"
+"""In the place of a name: all names of a folder, as `from package import *` may take them."""
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_CACHED = "__pycache__"
+
+
+class Looked(NamedTuple):
+    """What a function looks for when it is imported, by the paths of folders as its action has them.
+
+    names: of each folder the names that it looks for, and of each what is there, as paths below the folder.
+    roots: of each import root all that it has: any package may look for any name there.
+    """
+
+    names: Mapping[str, Mapping[str, Sequence[str]]]
+    roots: Mapping[str, Sequence[str]]
+
+    def to_json(self) -> str:
+        """Return it as text, the same for the same."""
+        return json.dumps(self._asdict(), sort_keys=True, indent=0) + "\n"
+
+    def has_place(self, path: str) -> bool:
+        """Return whether this would be another one if a path were there.
+
+        So it is where a root has no such file or folder yet, where it has all names of the folder, or those in it; and of
+        byte code, where the source is looked for.
+        """
+        folder, _, name = path.rpartition("/")
+        if _ALL in {**self.names.get(path, {}), **self.names.get(folder, {})}:
+            return True
+        if folder.rpartition("/")[2] == _CACHED:
+            source = f"{folder.removesuffix(_CACHED)}{_stem(name)}".removesuffix("/__init__")
+            folder, _, name = source.rpartition("/")
+            return self.has(folder or ".", name)
+        for root, there in self.roots.items():
+            start = "" if root == "." else f"{root}/"
+            inside = path.startswith(start) and (start or not path.startswith("../"))
+            if path == root or (inside and path.removeprefix(start).partition("/")[0] not in there):
+                return True
+        return False
+
+    def has(self, folder: str, name: str) -> bool:
+        """Return whether this would be another one if another file were found for a name in a folder."""
+        looked = self.names.get(folder, {})
+        if name in looked or _ALL in looked:
+            return True
+        if folder in self.roots:  # of a name that a root has, a file and a folder are two things
+            return name not in {_stem(there) for there in self.roots[folder]}
+        return self.has_place(folder)
+
+
+def from_json(text: str) -> Looked:
+    """Return what `Looked.to_json` wrote."""
+    return Looked(**json.loads(text))
+
+
+class Files:
+    """The files that functions may import and read."""
+
+    def __init__(self, paths: Iterable[str], roots: Iterable[str], read: Callable[[str], bytes]) -> None:
+        """Take the paths of files and of import roots. read: returns what is in a file; raises OSError."""
+        self._roots = [root.removesuffix("/") or "." for root in roots]
+        self._read = read
+        self._below: dict[str, set[str]] = {}
+        self._imported: dict[tuple[str, str], list[tuple[str, bool]]] = {}
+        for path in paths:
+            while path and path != ".":
+                folder, _, name = path.rpartition("/")
+                self._below.setdefault(folder or ".", set()).add(name)
+                path = folder
+
+    def looked_for(self, modules: Iterable[str]) -> Looked:
+        """Return what these modules look for, and all that they import."""
+        names: dict[str, dict[str, list[str]]] = {}
+        waiting, done = [(module, False) for module in modules], set[tuple[str, bool]]()
+        while waiting:
+            module, takes_all = waiting.pop()
+            if (module, takes_all) in done:
+                continue
+            done.add((module, takes_all))
+            for root in self._roots:
+                waiting += self._follow(root, module, takes_all, names)
+        return Looked(names, {root: sorted(self._below.get(root, ())) for root in self._roots})
+
+    def _follow(
+        self, root: str, module: str, takes_all: bool, names: dict[str, dict[str, list[str]]]
+    ) -> Iterator[tuple[str, bool]]:
+        """Note where Python looks for a module; yield what the sources on the way import."""
+        folder, parent = root, ""
+        for name in module.split("."):
+            there = names.setdefault(folder, {})[name] = self._there(folder, name)
+            if not there:  # nor can be what is below
+                return
+            parent = f"{parent}.{name}" if parent else name
+            folder = _join(folder, name)
+            yield from self._imports_of(f"{folder}.py", parent, parent.rpartition(".")[0])
+            yield from self._imports_of(_join(folder, "__init__.py"), parent, parent)
+        if takes_all and folder in self._below:
+            looked = names.setdefault(folder, {})
+            looked.update({stem: self._there(folder, stem) for stem in map(_stem, self._below[folder])})
+            looked[_ALL] = sorted(self._below[folder])
+
+    def _there(self, folder: str, name: str) -> list[str]:
+        """Return what Python may take for a name: files, a folder, files that make it a package, byte code."""
+        inner = _join(folder, name)
+        found = [file for file in self._below.get(folder, ()) if _stem(file) == name]
+        for where, stem in ((_CACHED, name), (name, "__init__"), (f"{name}/{_CACHED}", "__init__")):
+            found += [f"{where}/{file}" for file in self._below.get(_join(folder, where), ()) if _stem(file) == stem]
+        return sorted([*found, *([f"{name}/"] if inner in self._below else [])])
+
+    def _imports_of(self, source: str, module: str, package: str) -> list[tuple[str, bool]]:
+        """Return the modules that a source names, each with whether all of it is taken."""
+        folder, _, name = source.rpartition("/")
+        if name not in self._below.get(folder or ".", ()):
+            return []
+        if (source, module) not in self._imported:
+            try:
+                tree = ast.parse(self._read(source))
+            except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # the export says it
+                tree = ast.Module([], [])
+            self._imported[source, module] = list(_imports(tree, package))
+        return self._imported[source, module]
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*filter(None, above), *([node.module] if node.module else [])])
+            if base:
+                yield base, any(alias.name == _ALL for alias in node.names)
+                yield from ((f"{base}.{alias.name}", False) for alias in node.names if alias.name != _ALL)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
+            yield node.value, True  # for importlib, or its resources, maybe
+
+
+def _join(folder: str, name: str) -> str:
+    return name if folder == "." else f"{folder}/{name}"
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]
