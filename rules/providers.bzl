@@ -81,7 +81,7 @@ AotExportInfo = provider(
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's spec, as JSON.",
         "sources": "depset of File: what tracing imports and reads.",
-        "looked": "struct of names and imports (File), of AotImportsInfo; None where nobody read its imports.",
+        "looked": "struct of File: names and imports, what AotImportsInfo has of it; None where nobody read its imports.",
         "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",
     },
 )

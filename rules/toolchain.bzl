@@ -93,6 +93,7 @@ def compiler_action(
         sources = None,
         looked = None,
         worker = True,
+        sandbox = True,
         environment = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
@@ -111,6 +112,8 @@ def compiler_action(
       looked: what AotExportInfo has, for a depset `sources`: so another file in that runs the action again only if the
         command may look for it. None: every other file does.
       worker: whether it may run in a worker, which copies files, and no folders.
+      sandbox: whether a sandbox hides what is no input. To make and remove one takes longer than a command that runs no code
+        of a model, and opens what its arguments name.
       environment: Target with PythonEnvironmentInfo, from an attribute with cfg = "exec": the environment that runs the
         command in the place of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
         of the toolchain's environment is in the action's key then. None: the toolchain's.
@@ -158,6 +161,8 @@ def compiler_action(
         python_path[0] = python.execution_packages + "/site-packages"
         env["STAGEC_FINGERPRINT"] = python.fingerprint.path
     requirements = {"block-network": "1"}
+    if not sandbox:
+        requirements["no-sandbox"] = "1"
     if stagec.workers and worker:
         requirements.update(_WORKER)
     ctx.actions.run(

@@ -1,6 +1,8 @@
 """What an edit of a file builds again, in a package of forty modules that names all of them as `deps` of all functions.
 
 Which actions ran is what Bazel's build events say.
+
+Modules: `cli/imports.py`.
 """
 
 import sys

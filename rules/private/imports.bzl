@@ -75,6 +75,7 @@ def _aot_imports_impl(ctx):
             inputs = depset([names], transitive = [sources]),
             outputs = looked.values(),
             worker = False,
+            sandbox = False,
         )
     return [AotImportsInfo(names = names, looked = looked)]
 

@@ -7,7 +7,7 @@ import pytest
 from stagec.core.builds.imports import Files, Looked, from_json
 
 FILES = {
-    "models/net.py": "from models import layers\nfrom . import optional_part\nfrom .blocks import attention as a, mlp\n",
+    "models/net.py": "from models import layers\nfrom . import optional_part\nfrom .blocks import attention as at, mlp",
     "models/layers.py": "import numpy as np\ntry:\n    import fast\nexcept ImportError:\n    pass\n",
     "models/blocks/__init__.py": "def late():\n    from ..tables import *\n",
     "models/blocks/attention.py": "from .. import net\n",

@@ -54,6 +54,20 @@ def test_equal_artifacts(small: Path, suffix: str) -> None:
     assert explain(file, file) == (0, f"{file} and {file} are made from the same components\n")
 
 
+def test_why_it_is_built_again_whenever_a_file_is_added(small: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.f.exported"
+    file.write_bytes((small / "m.f.exported").read_bytes())
+    same = f"{file} and {file} are made from the same components\n"
+    unread = tmp_path / "m.f.exported.unread"
+    unread.write_text("models/other.py\nbazel-out/names.txt\n")
+    assert explain(file, file) == (0, same)
+    unread.write_text("models/other.py\n# built again whenever a file is added: it starts a process: true\n")
+    assert explain(file, file) == (
+        0,
+        f"{file} is built again whenever a file is added: it starts a process: true\n{same}",
+    )
+
+
 def test_an_executable_of_another_jaxlib_is_not_compared_without_it(small: Path, tmp_path: Path) -> None:
     releases = f'version = "1"\njaxlib = ["{jaxlib.__version__}", "9.9.9"]'
     assert 'version = "1"' in MANIFEST

@@ -126,11 +126,18 @@ def _export_test_impl(ctx):
 
 export_test = analysis_test(_export_test_impl)
 
+# What the sources of g say that it looks for. f has function_deps.
+_LOOKED = ["names.txt", "sample.g.json"]
+
 def _own_dependencies_test_impl(ctx):
     action = only_action(ctx.attr.target, "StagecExport")
     return verdict(
         ctx,
-        difference("inputs", _own_inputs(action), ["data.txt", "library.py", "model.py", "sample.g.spec.json"]),
+        difference(
+            "inputs",
+            _own_inputs(action),
+            sorted(["data.txt", "library.py", "model.py", "sample.g.spec.json"] + _LOOKED),
+        ),
     )
 
 own_dependencies_test = analysis_test(_own_dependencies_test_impl)
@@ -402,7 +409,7 @@ def _golden_test_impl(ctx):
     target = ctx.attr.target
     action = only_action(target, "StagecGolden")
     artifacts = ["sample.g.exported", "sample.g.exported.json", "sample.g.spec.json"]
-    sources = ["data.txt", "g.npz", "g.safetensors", "library.py", "model.py"]
+    sources = ["data.txt", "g.npz", "g.safetensors", "library.py", "model.py"] + _LOOKED
     return verdict(
         ctx,
         difference("files", names(target.files), ["sample.g.golden.safetensors"]) +

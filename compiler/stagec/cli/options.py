@@ -66,7 +66,7 @@ def telling_unread(options: argparse.Namespace) -> Iterator[None]:
         yield
         return
     from stagec.core.builds import imports
-    from stagec.frontends.reads import WHY, Reads
+    from stagec.frontends.reads import Reads
 
     reads = Reads()
     yield
@@ -75,7 +75,7 @@ def telling_unread(options: argparse.Namespace) -> Iterator[None]:
         looked = imports.from_json(read_text(options.imports))
         own = [value for value in vars(options).values() if isinstance(value, str)]
         why = reads.names_matter(looked, own)
-        lines.append(f"{WHY}{why}" if why else options.names)  # Bazel passes over what is no input
+        lines.append(f"{imports.WHY}{why}" if why else options.names)  # Bazel passes over other lines
     write_whole(options.unread, "".join(f"{line}\n" for line in lines).encode())
 
 

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -24,8 +25,6 @@ from typing import Any
 from stagec.core.builds.imports import Looked
 from stagec.frontends import patched
 
-WHY = "# built again whenever a file is added: "
-"""What comes before the reason, in the file that says what is unread."""
 _STARTS = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen"}
 )
@@ -34,11 +33,15 @@ _STARTS_SILENTLY = frozenset({"multiprocessing.popen_forkserver", "multiprocessi
 """Modules that are imported to start one without an event."""
 _READ_NO_FILES = frozenset({"fc-list", "ldconfig", "lscpu", "uname"})
 """Programs that say what is on the machine, and read nothing of the user's: matplotlib asks for fonts."""
+_OF_THE_MACHINE = re.compile("^(/usr)?/s?bin/(?=[^/]*$)")
 _CALLS_NATIVE_CODE = frozenset({"ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle"})
 _HEARD = frozenset({"open", "import", "os.listdir", "os.scandir"}) | _STARTS | _CALLS_NATIVE_CODE
-_OPENS_NO_FILES = frozenset({"jax_cuda13_plugin", "jaxlib", "ml_dtypes", "msgpack", "numpy", "scipy", "yaml"})
+_OPENS_NO_FILES = frozenset(
+    {"PIL", "charset_normalizer", "contourpy", "jax_cuda13_plugin", "jaxlib", "kiwisolver", "matplotlib", "ml_dtypes"}
+    | {"msgpack", "numpy", "scipy", "yaml"}
+)
 """Packages whose native code opens no file of the user's by its path, but for the modules that follow."""
-_OPENS_FILES = ("_dbm", "_gdbm", "_sqlite3", "scipy.io.")
+_OPENS_FILES = ("PIL._imagingft", "_dbm", "_gdbm", "_sqlite3", "scipy.io.")
 _IMPORT_SYSTEM = frozenset({"_frozen_importlib_external", "importlib._bootstrap_external"})
 _OPENS_BELOW = frozenset({"os", "shutil", "stagec"})
 """Packages that open files below a descriptor: of folders that they have listed, or to write."""
@@ -222,9 +225,9 @@ def _may_open_files(module: str) -> bool:
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:
-    """Return the name of the program that an event starts, without its folder; "" if it does not say."""
-    words = arguments[1] if event == "subprocess.Popen" else None
-    return os.path.basename(str(words[0])) if isinstance(words, list | tuple) and words else ""
+    """Return the program that an event starts, one of the machine without its folder; "" if it does not say."""
+    program = str(arguments[0]) if event == "subprocess.Popen" else ""
+    return _OF_THE_MACHINE.sub("", program)
 
 
 def _takes_names(caller: FrameType) -> bool:

@@ -6,6 +6,7 @@ before XLA compiles.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import components, naming
+from stagec.core.builds.imports import WHY
 from stagec.core.data import child, reading, strict_json
 from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.telling.refusal import LoadError
@@ -80,15 +82,30 @@ def explain(
         ]
         if with_kernels and before.kernels and after.kernels:
             changes += [{"artifact": name, **row} for row in kernels.changes(before.kernels(), after.kernels())]
+    again = {path: why for path in (first, second) if (why := built_again(path))}
     report = {"kind": "explanation", "equal": not rows, "first": first, "second": second, "differences": rows}
+    report |= {"whenever_a_file_is_added": again}
     return {**report, "kernels": changes} if with_kernels else report
+
+
+def built_again(path: str) -> str:
+    """Return why Bazel builds an artifact again whenever a file is added to `deps` or `data`; "" if it does not.
+
+    Its build says so, in a file beside it. Where that is not there, or says nothing, it is as if it did not.
+    """
+    with contextlib.suppress(OSError, LoadError, UnicodeDecodeError):
+        lines = Path(f"{path}.unread").read_bytes().decode("utf-8").splitlines() if path.endswith(".exported") else []
+        return next((line.removeprefix(WHY) for line in lines if line.startswith(WHY)), "")
+    return ""
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Return the report for a person to read."""
+    again = report["whenever_a_file_is_added"].items()
+    text = "".join(f"{path} is built again whenever a file is added: {why}\n" for path, why in again)
     if report["equal"]:
-        return f"{report['first']} and {report['second']} are made from the same components\n"
-    return "\n".join([*lines(report["differences"]), *_kernel_lines(report.get("kernels", ()))]) + "\n"
+        return f"{text}{report['first']} and {report['second']} are made from the same components\n"
+    return text + "\n".join([*lines(report["differences"]), *_kernel_lines(report.get("kernels", ()))]) + "\n"
 
 
 def _kernel_lines(changes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -23,7 +23,7 @@ MANY = 1 << 30
 
 
 class Place(NamedTuple):
-    """Where an action does its work, as its process is told.
+    """Where an action does its work, as the worker says it to its process.
 
     working: its working directory, which has its inputs; None: that of the worker, with all that is there.
     written: folders and files that it may write.

@@ -12,6 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from stagec.core.sizes import expressions
+
+WHY = "# built again whenever a file is added: "
+"""What comes before the reason, in the file that says what a function did not read."""
 _ALL = "*"
 """In the place of a name: all names of a folder, as `from package import *` may take them."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -35,8 +39,8 @@ class Looked(NamedTuple):
     def has_place(self, path: str) -> bool:
         """Return whether this would be another one if a path were there.
 
-        So it is where a root has no such file or folder yet, where it has all names of the folder, or those in it; and of
-        byte code, where the source is looked for.
+        So it is where a root has no such file or folder yet, where all names of the folder count, or of what is in it;
+        and for byte code, where the source is looked for.
         """
         folder, _, name = path.rpartition("/")
         if _ALL in {**self.names.get(path, {}), **self.names.get(folder, {})}:
@@ -77,10 +81,10 @@ class Files:
         self._below: dict[str, set[str]] = {}
         self._imported: dict[tuple[str, str], list[tuple[str, bool]]] = {}
         for path in paths:
-            while path and path != ".":
-                folder, _, name = path.rpartition("/")
+            folder = path
+            while folder:
+                folder, _, name = folder.rpartition("/")
                 self._below.setdefault(folder or ".", set()).add(name)
-                path = folder
 
     def looked_for(self, modules: Iterable[str]) -> Looked:
         """Return what these modules look for, and all that they import."""
@@ -116,10 +120,10 @@ class Files:
     def _there(self, folder: str, name: str) -> list[str]:
         """Return what Python may take for a name: files, a folder, files that make it a package, byte code."""
         inner = _join(folder, name)
-        found = [file for file in self._below.get(folder, ()) if _stem(file) == name]
+        there = [file for file in self._below.get(folder, ()) if _stem(file) == name]
         for where, stem in ((_CACHED, name), (name, "__init__"), (f"{name}/{_CACHED}", "__init__")):
-            found += [f"{where}/{file}" for file in self._below.get(_join(folder, where), ()) if _stem(file) == stem]
-        return sorted([*found, *([f"{name}/"] if inner in self._below else [])])
+            there += [f"{where}/{file}" for file in self._below.get(_join(folder, where), ()) if _stem(file) == stem]
+        return sorted([*there, *([f"{name}/"] if inner in self._below else [])])
 
     def _imports_of(self, source: str, module: str, package: str) -> list[tuple[str, bool]]:
         """Return the modules that a source names, each with whether all of it is taken."""
@@ -128,8 +132,8 @@ class Files:
             return []
         if (source, module) not in self._imported:
             try:
-                tree = ast.parse(self._read(source))
-            except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # the export says it
+                tree = expressions.module(self._read(source).decode())
+            except (OSError, ValueError):  # the export says it
                 tree = ast.Module([], [])
             self._imported[source, module] = list(_imports(tree, package))
         return self._imported[source, module]
