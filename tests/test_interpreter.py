@@ -78,7 +78,7 @@ class Workspace(NestedBazel):
 
     def artifacts(self) -> dict[str, bytes]:
         """What was built, but the seconds of phases."""
-        files = self.outputs.glob("models*")
+        files = filter(Path.is_file, self.outputs.glob("models*"))
         return {file.name: file.read_bytes() for file in files if not file.name.endswith((".profile.json", ".params"))}
 
 
