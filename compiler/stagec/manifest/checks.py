@@ -33,6 +33,7 @@ _MACRO_TARGETS = (
     "golden_tpu_optimized_test",
     "golden_tpu_test",
     "image",
+    "imports",
     "jax_cache",
     "kubernetes",
     "latency",
