@@ -44,11 +44,11 @@ def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True):
       exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. What is
         quick to run would wait for them.
       imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
-        fourth of its tests runs.
+        fourth of its tests runs, and each second of the others.
     """
     apart = [file for files in exhaustive.values() for file in files]
     tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **exhaustive)
-    env = {} if imports_jax else {"STAGEC_EACH_TEST": "4"}
+    env = {"STAGEC_EACH_TEST": "2" if imports_jax else "4"}
     newest = []
     for test, srcs in tests.items():
         common = {
