@@ -252,6 +252,6 @@ def test_other_commands_name_the_package_that_they_need(python: Path, zoo: Path,
 def test_each_command_is_above_or_is_for_builds() -> None:
     builds = {"autotune", "baseline", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile"}
     builds |= {"compare-jit", "describe-weights", "explain-jax-cache", "image", "jax-cache", "pull", "push", "rebuild"}
-    builds |= {"add-jaxlib", "kubernetes"}
+    builds |= {"add-jaxlib", "imports", "kubernetes"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
     assert listed | builds | {"provenance", "reproduce", "sign"} == {*COMMANDS}
