@@ -112,8 +112,8 @@ def compiler_action(
       looked: what AotExportInfo has, for a depset `sources`: so another file in that runs the action again only if the
         command may look for it. None: every other file does.
       worker: whether it may run in a worker, which copies files, and no folders.
-      sandbox: whether a sandbox hides what is no input. To make and remove one takes longer than a command that runs no code
-        of a model, and opens what its arguments name.
+      sandbox: whether a sandbox hides what is not an input. To make and remove a sandbox takes longer
+        than a command that runs no code of a model, and opens what its arguments name.
       environment: Target with PythonEnvironmentInfo, from an attribute with cfg = "exec": the environment that runs the
         command in the place of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
         of the toolchain's environment is in the action's key then. None: the toolchain's.
