@@ -25,11 +25,12 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from safetensors.numpy import save_file
 
 import stagec
 from benchmarks import served_models
 from benchmarks.measuring import Options, Row, ratio
+from stagec.bundle import safetensors
+from stagec.core.sizes.avals import Aval
 from tests.building import COMPILER, ROOT, build
 
 CLIENTS = (1, 16, 64)
@@ -98,7 +99,12 @@ def _bundle(model: str, folder: Path) -> Path:
     root = folder / model
     (root / "benchmarks").mkdir(parents=True)
     (root / "benchmarks" / "served_models.py").write_text(Path(served_models.__file__).read_text("utf-8"))
-    save_file(served_models.weights(model), root / f"{model}.safetensors")
+    weights = {
+        name: safetensors.Tensor(Aval("f32", array.shape), array.tobytes())
+        for name, array in served_models.weights(model).items()
+    }
+    with (root / f"{model}.safetensors").open("wb") as file:
+        file.writelines(safetensors.parts(weights))
     if model == "decode":
         function = _DECODE.format(cache=f"f32[{','.join(map(str, (*served_models.CACHE, served_models.HEAD)))}]")
     else:

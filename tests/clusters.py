@@ -3,9 +3,8 @@
 import os
 import re
 import subprocess
+import unittest
 from pathlib import Path
-
-import pytest
 
 from tests.building import ROOT
 
@@ -28,7 +27,7 @@ def cluster_problem() -> str | None:
 def needs_cluster() -> None:
     """Skip the test where `tools/cluster` cannot run."""
     if problem := cluster_problem():
-        pytest.skip(problem)
+        raise unittest.SkipTest(problem)
 
 
 class Cluster:

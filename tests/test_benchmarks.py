@@ -1,8 +1,11 @@
 """The benchmarks run, on a workspace of few functions; what they measure there says nothing."""
 
 import asyncio
+import importlib.metadata
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from statistics import median
@@ -89,6 +92,21 @@ def test_clients_ask_a_server(tmp_path: Path) -> None:
         assert (told["failed"], told["per_second"] > 4, told["p50"] <= told["p99"]) == (0, True, True)
         told = asyncio.run(clients.load(port, 1, 0.1, request.replace(b"models/mlp", b"models/plm")))
         assert told["failed"] > 0
+
+
+def test_they_need_no_package_that_only_tests_have() -> None:
+    """Bazel runs them in the environment that builds have."""
+    lock = (ROOT / "compiler" / "requirements.lock").read_text("utf-8")
+    kept = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE))
+    known = importlib.metadata.packages_distributions()
+    other = [name for name, of in known.items() if not kept & {each.lower().replace("_", "-") for each in of}]
+    assert {"pytest", "hypothesis"} <= set(other)
+    program = (
+        "import importlib, json, sys; sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))\n"
+        "from benchmarks.__main__ import BENCHMARKS\n"
+        "for name in BENCHMARKS: importlib.import_module(f'benchmarks.{name}')\n"
+    )
+    subprocess.run([sys.executable, "-c", program, json.dumps(other)], check=True)
 
 
 def test_the_page_has_the_figures_that_were_measured() -> None:

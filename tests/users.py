@@ -1,4 +1,7 @@
-"""Who tests are run as, root and an ordinary user, and what the system lets them do."""
+"""Who tests are run as, root and an ordinary user, and what the system lets them do.
+
+Benchmarks use it too, in an environment without pytest, which takes `unittest.SkipTest` as its own.
+"""
 
 import functools
 import os
@@ -6,12 +9,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from stagec.worker import confinement
 from tests.building import COMPILER
@@ -95,10 +97,10 @@ def needs_isolation(user: User | None = None, compiler: Path = COMPILER, way: st
     way: one of WAYS in which it has to.
     """
     if user and not user.can("test", "-r", compiler / "stagec" / "__main__.py"):
-        pytest.skip("this user cannot read the tests' own files")
+        raise unittest.SkipTest("this user cannot read the tests' own files")
     best, problem = isolation(user, compiler)
     if not best or (way and [*WAYS].index(best) > [*WAYS].index(way)):
-        pytest.skip(f"this system does not let a worker isolate its actions so: {problem}")
+        raise unittest.SkipTest(f"this system does not let a worker isolate its actions so: {problem}")
 
 
 @contextmanager
@@ -106,7 +108,7 @@ def as_user(name: str) -> Iterator[User]:
     """Be ready to run something as one of USERS. Skips the test where it cannot be that user."""
     root = os.geteuid() == 0
     if name == "root" and not root:
-        pytest.skip("the tests are not run as root")
+        raise unittest.SkipTest("the tests are not run as root")
     if name == "root" or not root:
         yield User(None, sys.executable)
         return
@@ -116,11 +118,11 @@ def as_user(name: str) -> Iterator[User]:
         try:
             user.can("/bin/true")
         except OSError as error:  # a sandbox knows one user
-            pytest.skip(f"this process cannot run anything as another user: {error}")
+            raise unittest.SkipTest(f"this process cannot run anything as another user: {error}") from None
         if not _runs_python(user):  # it may be root's own
             user = User(_ORDINARY, _interpreter(Path(folder, "python")))
             if not _runs_python(user):
-                pytest.skip("another user cannot run this Python")
+                raise unittest.SkipTest("another user cannot run this Python")
         yield user
 
 
