@@ -22,10 +22,11 @@ from tests.clusters import Cluster, needs_cluster
 from tests.nested import NestedBazel
 
 FUNCTIONS, COMPILED = 200, 10
-ACCELERATORS = ("h200", "v5e:1x1")
+OTHERS = ("h200", "v5e:1x1", "neoverse-n1")
+"""Targets with packages of their own: two of accelerators, and one whose compiler runs under an emulator."""
 EXAMPLES = ("//examples/digits", "//examples/digits:digits.provenance", "//examples/transformer:tiny")
 MANY = "//many"
-FOR_ACCELERATORS = "//many:accelerators"
+FOR_OTHERS = "//many:others"
 # An action that takes its packages with it, and one that finds them in the image of its machine.
 WITH_PACKAGES, IN_IMAGE = "//examples/digits:digits.init", "//many:older.f000"
 
@@ -52,10 +53,10 @@ entry = "{name}.mlir"
 platforms = {platforms}
 targets = {targets}
 """
-BUILD = """load("@accelerators_manifest//:defs.bzl", accelerators = "aot_manifest")
-load("@many_manifest//:defs.bzl", many = "aot_manifest")
+BUILD = """load("@many_manifest//:defs.bzl", many = "aot_manifest")
 load("@newer_manifest//:defs.bzl", newer = "aot_manifest")
 load("@older_manifest//:defs.bzl", older = "aot_manifest")
+load("@others_manifest//:defs.bzl", others = "aot_manifest")
 load("//rules:defs.bzl", "stagec_toolchain")
 
 # Actions run on machines with the property that the platform names.
@@ -132,8 +133,8 @@ newer(
     exec_compatible_with = [":newer_python"],
 )
 
-accelerators(
-    name = "accelerators",
+others(
+    name = "others",
     data = ["f000.mlir"],
 )
 
@@ -193,11 +194,9 @@ class Workspace(NestedBazel):
         locked = re.split(r"^(?=\S)", (COMPILER / "requirements.lock").read_text("utf-8"), flags=re.MULTILINE)
         lock = "".join(text for text in locked if text.partition("==")[0] in COMPILING)
         (root / "many" / "compiling.lock").write_text(lock)
-        for_accelerators = FUNCTION.format(
-            name="f000", platforms='["cuda", "tpu"]', targets=json.dumps(list(ACCELERATORS))
-        )
+        for_others = FUNCTION.format(name="f000", platforms='["cpu", "cuda", "tpu"]', targets=json.dumps(list(OTHERS)))
         manifests = {
-            "accelerators": [for_accelerators],
+            "others": [for_others],
             "many": functions,
             "newer": functions[:1],
             "older": functions[:1],
@@ -297,7 +296,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         with ThreadPoolExecutor(1) as pool:
             started = pool.submit(cluster, "start")
             workspace.python_of_machines("")
-            workspace.build(*EXAMPLES, MANY, FOR_ACCELERATORS)
+            workspace.build(*EXAMPLES, MANY, FOR_OTHERS)
             local = workspace.artifacts()
             started.result()
         workspace.run("clean")
@@ -326,12 +325,12 @@ def test_the_examples_are_those_of_a_local_build(built: Built) -> None:
     assert len(made) > 50
 
 
-def test_the_compilers_of_accelerators_run_there(built: Built) -> None:
-    done = built.workspace.build(FOR_ACCELERATORS, *built.host())
+def test_the_compilers_of_other_machines_run_there(built: Built) -> None:
+    done = built.workspace.build(FOR_OTHERS, *built.host())
     assert set(processes(done)) == {"remote"}
-    made = {name: data for name, data in built.workspace.artifacts().items() if name.startswith("many/accelerators.")}
-    assert made == {name: data for name, data in built.local.items() if name.startswith("many/accelerators.")}
-    assert sum(name.endswith(".xla") for name in made) == len(ACCELERATORS)
+    made = {name: data for name, data in built.workspace.artifacts().items() if name.startswith("many/others.")}
+    assert made == {name: data for name, data in built.local.items() if name.startswith("many/others.")}
+    assert sum(name.endswith(".xla") for name in made) == len(OTHERS)
 
 
 def test_tests_run_there(built: Built) -> None:
