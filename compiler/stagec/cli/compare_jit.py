@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import subprocess
@@ -12,27 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer
-from stagec.cli.options import add_manifest_import_roots, add_weights
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import MANIFEST_IMPORT_ROOTS, WEIGHTS, value
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.core.builds.specs import ExecutableSpec
     from stagec.reports.inputs import Inputs
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("manifest", help="its manifest (.toml); functions are traced again, by the JAX of this Python")
-    parser.add_argument(
-        "function", nargs="*", help="functions to compare; of a variant, FUNCTION-VARIANT (default: all)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default: 0)")
-    add_manifest_import_roots(parser)
-    add_weights(parser)
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "manifest": "its manifest (.toml); functions are traced again, by the JAX of this Python",
+    "[function ...]": "functions to compare; of a variant, FUNCTION-VARIANT (default: all)",
+    "[--seed SEED]": value("of the random arguments (default: 0)", 0, int),
+    **MANIFEST_IMPORT_ROOTS,
+    **WEIGHTS,
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.core.builds.specs import CpuTarget
     from stagec.reports import inputs
 
@@ -55,7 +52,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _compared(
-    options: argparse.Namespace, planned: Inputs, name: str, export: str, spec: ExecutableSpec, threads: int
+    options: Options, planned: Inputs, name: str, export: str, spec: ExecutableSpec, threads: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each result of an executable, in order. threads: of both sides."""
     import numpy as np

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options, Sums, write_below
 
-from stagec.cli.files import Answer, Sums, write_below
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "member", nargs="*", help="name of a member, as inspect lists them (default: all, and the index)"
-    )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write them to")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[member ...]": "name of a member, as inspect lists them (default: all, and the index)",
+    "--output FOLDER": "folder to write them to",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle import extraction
     from stagec.bundle.archive import Archive
 
