@@ -38,22 +38,21 @@ SUFFIX = ".dsse.json"
 
 MOST_ENVELOPES = 32
 """Envelopes of one bundle that are looked for."""
-_SUBJECT = json_shapes.record(
-    {"name": json_shapes.text, "digest": json_shapes.record({"sha256": json_shapes.sha256}, rest=json_shapes.text)}
-)
-_PARAMETERS = json_shapes.record({"name": json_shapes.text, "version": json_shapes.text}, rest=json_shapes.anything)
-_BUILD = json_shapes.record(
-    {"buildType": json_shapes.constant(BUILD_TYPE, ADDITION_TYPE), "externalParameters": _PARAMETERS},
-    rest=json_shapes.anything,
-)
-_STATEMENT = json_shapes.record(
+_STATEMENT = json_shapes.shape(
     {
-        "_type": json_shapes.constant(STATEMENT_TYPE),
-        "predicateType": json_shapes.constant(PREDICATE_TYPE),
-        "predicate": json_shapes.record({"buildDefinition": _BUILD}, rest=json_shapes.anything),
-        "subject": json_shapes.array(_SUBJECT),
-    },
-    rest=json_shapes.anything,
+        "_type": STATEMENT_TYPE,
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": json_shapes.constant(BUILD_TYPE, ADDITION_TYPE),
+                "externalParameters": {"name": str, "version": str, ...: object},
+                ...: object,
+            },
+            ...: object,
+        },
+        "subject": [{"name": str, "digest": {"sha256": json_shapes.sha256, ...: str}}],
+        ...: object,
+    }
 )
 
 

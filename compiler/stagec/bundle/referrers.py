@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from stagec.bundle.model_signing import SignedModel
 
 STATEMENT_SUFFIX, SBOM_SUFFIX = ".intoto.json", ".sbom.json"
-_HASH = json_shapes.record({"alg": json_shapes.text, "content": json_shapes.text})
-_COMPONENT = json_shapes.record({"hashes": json_shapes.array(_HASH)}, rest=json_shapes.anything)
-_SBOM = json_shapes.record(
+_SBOM = json_shapes.shape(
     {
-        "bomFormat": json_shapes.constant("CycloneDX"),
-        "metadata": json_shapes.record({"component": _COMPONENT}, rest=json_shapes.anything),
-    },
-    rest=json_shapes.anything,
+        "bomFormat": "CycloneDX",
+        "metadata": {"component": {"hashes": [{"alg": str, "content": str}], ...: object}, ...: object},
+        ...: object,
+    }
 )
 
 

@@ -52,17 +52,20 @@ _ABSENT = "manifest unknown", "name unknown", "not found", "404"
 """What registries say of what they do not have."""
 _FATAL = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _LONGEST_REASON = 1000
-_PLATFORM = json_shapes.record({"architecture": json_shapes.text, "os": json_shapes.text}, rest=json_shapes.anything)
-_IMAGES = json_shapes.record(
+_IMAGES = json_shapes.shape(
     {
-        "mediaType": json_shapes.constant(layout.INDEX_TYPE),
-        "manifests": json_shapes.array(
-            json_shapes.record({"digest": layout.SHA256}, {"platform": _PLATFORM}, rest=json_shapes.anything)
-        ),
-    },
-    rest=json_shapes.anything,
+        "mediaType": layout.INDEX_TYPE,
+        "manifests": [
+            {
+                "digest": layout.SHA256,
+                "platform?": {"architecture": str, "os": str, ...: object},
+                ...: object,
+            }
+        ],
+        ...: object,
+    }
 )
-_TAGS = json_shapes.record({"Tags": json_shapes.array(json_shapes.text)}, rest=json_shapes.anything)
+_TAGS = json_shapes.shape({"Tags": [str], ...: object})
 
 
 class Reference(NamedTuple):

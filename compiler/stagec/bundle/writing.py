@@ -234,14 +234,14 @@ def _golden(
     return rows
 
 
-_DESCRIPTION = json_shapes.record(
+_DESCRIPTION = json_shapes.shape(
     {
         **index.INTERFACE,
         "exported_sha256": json_shapes.sha256,
-        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.sha256})),
-        "bound": json_shapes.table(json_shapes.text),
-    },
-    rest=json_shapes.anything,
+        "components": {...: {"value": str, "sha256": json_shapes.sha256}},
+        "bound": {...: str},
+        ...: object,
+    }
 )
 
 

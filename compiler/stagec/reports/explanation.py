@@ -307,13 +307,8 @@ def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, 
     )
 
 
-_EXPORTED = json_shapes.record(
-    {
-        "function": json_shapes.text,
-        "variant": json_shapes.text,
-        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.text})),
-    },
-    rest=json_shapes.anything,
+_EXPORTED = json_shapes.shape(
+    {"function": str, "variant": str, "components": {...: {"value": str, "sha256": str}}, ...: object}
 )
 
 
