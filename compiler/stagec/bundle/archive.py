@@ -451,22 +451,17 @@ class Archive:
         return LoadError("not-a-bundle", f"{self.path}: not a bundle: {what}")
 
 
-class Stored:
-    """A member of an archive that goes into another one. sha256: hex digest; crc: CRC-32, as the archive says."""
+class Stored(Pieces):
+    """A member of an archive that goes into another one: digest and CRC-32 are those that the archive says."""
 
     def __init__(self, archive: Archive, name: str) -> None:
         entry, listed = archive._entry(name)
-        self.sha256: str = listed["sha256"]
-        self.crc = entry.crc
-        self._archive, self._entry = archive, entry
-
-    def __len__(self) -> int:
-        """How many bytes there are."""
-        return self._entry.size
+        super().__init__(name, entry.size, lambda: archive.pieces(name))
+        self._sums = listed["sha256"], entry.crc
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the content, as `Archive.pieces` does."""
-        return self._archive.pieces(self._entry.name)
+        return self._of_source()
 
 
 def _writer(index: dict[str, Any]) -> str:

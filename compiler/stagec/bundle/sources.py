@@ -129,41 +129,18 @@ def sha256_of(
     return state.hexdigest()
 
 
-class Pieces(Protocol):
-    """The content of a member that is read when it is written, piece by piece."""
-
-    @property
-    def sha256(self) -> str:
-        """Its SHA-256, in hex."""
-        ...
-
-    @property
-    def crc(self) -> int:
-        """Its CRC-32."""
-        ...
-
-    def __len__(self) -> int:
-        """How many bytes there are."""
-        ...
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the content. Raises ValueError or LoadError, at the end at the latest, when the digest is another."""
-        ...
-
-
-class Part:
-    """A part of a file that goes into an archive: read for its digest, and again when the archive is written.
+class Pieces:
+    """The content of a member that is read for its digest, and again when it is written, piece by piece.
 
     It is not kept in between: an array may be larger than memory, and of a thousand functions there are thousands of
     executables. It is not mapped either: a file that somebody cuts off under a mapping ends the process.
-    path: what to call the file. start: where the part is in it.
+    path: what to call it.
     """
 
-    def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
-        """opened: returns the file. start, size: of the part, in bytes."""
+    def __init__(self, path: str, size: int, read: Callable[[], Iterator[bytes]]) -> None:
+        """size: how many bytes. read: yields them."""
         self.path = path
-        self.start = start
-        self._opened, self._size = opened, size
+        self._size, self._of_source = size, read
 
     def __len__(self) -> int:
         """How many bytes there are."""
@@ -190,7 +167,7 @@ class Part:
 
     def _read(self) -> Iterator[bytes]:
         try:
-            yield from in_pieces(self._opened(), self.start, self._size)
+            yield from self._of_source()
         except (reading.ChangedError, FileNotFoundError):
             raise ValueError(f"{self.path} changed while it was read") from None
         except OSError as error:
@@ -203,6 +180,15 @@ class Part:
             state.update(piece)
             crc = zlib.crc32(piece, crc)
         return state.hexdigest(), crc
+
+
+class Part(Pieces):
+    """A part of a file. start: where it is in that."""
+
+    def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
+        """opened: returns the file. start, size: of the part, in bytes."""
+        super().__init__(path, size, lambda: in_pieces(opened(), start, size))
+        self.start = start
 
 
 class OnDisk(Part):

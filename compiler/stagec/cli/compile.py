@@ -92,19 +92,21 @@ def _write_texts(options: Options, spec: ExecutableSpec, serialized: bytes, lowe
 
     if options.stablehlo or options.hlo_before:
         _, lowered = building.lower(serialized, spec, lowered_for)
-        for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
-            if path:
-                write_whole(path, lowered.as_text(dialect).encode())
+        _write(options.stablehlo, lambda: lowered.as_text("stablehlo").encode())
+        _write(options.hlo_before, lambda: lowered.as_text("hlo").encode())
     if options.hlo_after or options.hlo_proto or options.timeline or options.ptx:
         compiled, ptx = _optimized(building.optimize, serialized, spec, lowered_for)
-        if options.hlo_after:
-            write_whole(options.hlo_after, compiled.as_text().encode())
-        if options.hlo_proto:
-            write_whole(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto())
-        if options.timeline:
-            write_whole(options.timeline, _timeline(compiled, spec).encode())
-        if options.ptx:
-            write_whole(options.ptx, ptx.encode())
+        _write(options.hlo_after, lambda: compiled.as_text().encode())
+        _write(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto)
+        _write(options.timeline, lambda: _timeline(compiled, spec).encode())
+        _write(options.ptx, ptx.encode)
+
+
+def _write(path: str | None, content: Callable[[], bytes | None]) -> None:
+    """Write a file that was asked for, unless there is nothing to write."""
+    data = content() if path else None
+    if path and data is not None:
+        write_whole(path, data)
 
 
 def _optimized(
@@ -142,13 +144,10 @@ def _write_executable(options: Options, spec: ExecutableSpec, serialized: bytes,
     late = advice(spec, time.monotonic() - started)
     if late:
         print(dataclasses.replace(late, label=options.label), file=sys.stderr)
-    if options.output:
-        write_whole(options.output, compiled.executable)
-    if options.description:
-        write_whole(options.description, compiled.description.to_json().encode())
-    if options.inventory and compiled.inventory is not None:
-        write_whole(options.inventory, inventory.to_json(compiled.inventory).encode())
-    if options.module and compiled.stablehlo is not None:
-        write_whole(options.module, compiled.stablehlo)
+    items = compiled.inventory
+    _write(options.output, lambda: compiled.executable)
+    _write(options.description, lambda: compiled.description.to_json().encode())
+    _write(options.inventory, lambda: None if items is None else inventory.to_json(items).encode())
+    _write(options.module, lambda: compiled.stablehlo)
     if options.json:
         sys.stdout.write(compiled.description.to_json())

@@ -76,18 +76,15 @@ def _compare(options: Options) -> Answer:
     from stagec.core.telling.progress import Progress
     from stagec.loader import golden
 
-    checks: list[golden.Check] = []
-    skipped: list[golden.Skipped] = []
-    refused: list[golden.Refused] = []
+    outcomes = []
     with Progress("run --golden") as progress:
         for outcome in _outcomes(options):
+            outcomes.append(outcome)
             if isinstance(outcome, golden.Check):
-                checks.append(outcome)
                 progress.step(f"{outcome.function} for {outcome.target}")
-            elif isinstance(outcome, golden.Skipped):
-                skipped.append(outcome)
-            else:
-                refused.append(outcome)
+    checks = [outcome for outcome in outcomes if isinstance(outcome, golden.Check)]
+    skipped = [outcome for outcome in outcomes if isinstance(outcome, golden.Skipped)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, golden.Refused)]
     if not checks and not refused and not (skipped and options.allow_skipped):
         of = f" of {options.function}" if options.function else ""
         what = f"no golden inputs{of} for what runs on this machine"
@@ -95,8 +92,8 @@ def _compare(options: Options) -> Answer:
         raise StagecError(Problem(options.bundle, "", what, write))
     if "XML_OUTPUT_FILE" in os.environ:
         write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped, refused))
-    outcomes: list[golden.Check | golden.Skipped | golden.Refused] = [*checks, *skipped, *refused]
-    text = "".join(f"{outcome.as_text()}\n" for outcome in outcomes)
+    order = (golden.Check, golden.Skipped, golden.Refused)
+    text = "".join(f"{row.as_text()}\n" for row in sorted(outcomes, key=lambda row: order.index(type(row))))
     rows, left, without = ([dataclasses.asdict(row) for row in part] for part in (checks, skipped, refused))
     told = {"kind": "golden", "checks": rows, "skipped": left, **({"refused": without} if refused else {})}
     return Answer(told, text, 0 if not refused and all(check.ok for check in checks) else 1)
@@ -121,18 +118,16 @@ def _as_junit(
     from xml.etree import ElementTree
 
     suite = ElementTree.Element("testsuite", name="golden")
-    for check in checks:
-        name = f"{check.function} for {check.target}: {check.path}"
+    cases = [
+        (f"{check.function} for {check.target}: {check.path}", "" if check.ok else "failure", check.as_text())
+        for check in checks
+    ]
+    cases += [(f"{program.function} for {program.target}", "failure", program.as_text()) for program in refused]
+    cases += [(f"target {target.target}", "skipped", target.why) for target in skipped]
+    for name, kind, message in cases:
         case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
-        if not check.ok:
-            ElementTree.SubElement(case, "failure", message=check.as_text())
-    for program in refused:
-        name = f"{program.function} for {program.target}"
-        case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
-        ElementTree.SubElement(case, "failure", message=program.as_text())
-    for target in skipped:
-        case = ElementTree.SubElement(suite, "testcase", name=f"target {target.target}", classname="golden")
-        ElementTree.SubElement(case, "skipped", message=target.why)
+        if kind:
+            ElementTree.SubElement(case, kind, message=message)
     for name, kind in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
         suite.set(name, str(len(list(suite.iter(kind)))))
     text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
