@@ -213,9 +213,9 @@ def check_function(index: Mapping[str, Any], name: str) -> None:
     for which in ("in", "out"):
         if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
             raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
-    _check_named(f"{where}.exported", function["exported"], index["members"], "member")
-    if "description" in function:
-        _check_named(f"{where}.description", function["description"], index["members"], "member")
+    for key in ("exported", "description"):
+        if key in function:
+            _check_named(f"{where}.{key}", function[key], index["members"], "member")
     for key in ("inputs", "outputs"):
         for path, array in function.get("golden", {}).get(key, {}).items():
             _check_array(f"{where}.golden.{key}.{path}", array, index["members"])
@@ -291,20 +291,17 @@ def _check_place(where: str, array: Mapping[str, Any], files: Mapping[str, Any])
         raise ValueError(f"{where}: {array['aval']} ends after {end:,} bytes, behind the end of {array['file']}")
 
 
-def _is_call(tree: Tree) -> bool:
-    return tree.kind == "tuple" and [child.kind for child in tree.children] == ["tuple", "dict"]
-
-
 def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     leaves = [entry["leaf"] for entry in function["bind"]]
     if leaves != sorted(set(leaves)) or any(leaf >= len(function["in_avals"]) for leaf in leaves):
         raise ValueError(f"{where}: expected sorted numbers of {len(function['in_avals'])} arguments")
     if not leaves:
         return
-    if not _is_call(Tree.from_json(function["in_tree"])):
+    tree = Tree.from_json(function["in_tree"])
+    if tree.kind != "tuple" or [child.kind for child in tree.children] != ["tuple", "dict"]:
         raise ValueError(f"{where}: in_tree is not of (args, kwargs)")
     first = 0
-    for top in Tree.from_json(function["in_tree"]).children:
+    for top in tree.children:
         for argument in top.children:
             end = first + argument.num_leaves
             if bisect_left(leaves, end) - bisect_left(leaves, first) not in (0, end - first):

@@ -74,8 +74,12 @@ def gather(
     for full_name, exported in sorted(exports.items()):
         artifact, spec = full_name.removeprefix(f"{name}."), specs[full_name]
         given = (descriptions or {}).get(full_name)
-        described = _described(full_name, given, exported) if given else _undescribed((interfaces or {})[full_name])
-        versions = _versions(described)
+        if given:
+            described = _described(full_name, given, exported)
+        else:
+            described = {**(interfaces or {})[full_name], "bound": {}, "components": {}}
+        made_with = described["components"]  # an artifact of a StableHLO module has no jax
+        versions = {name: made_with[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in made_with}
         functions[artifact] = {
             "function": spec.name,
             "variant": spec.variant,
@@ -256,17 +260,6 @@ def _described(name: str, description: bytes, exported: Content) -> dict[str, An
         raise Inconsistent(f"{name}: the description is of another export")
     data["components"].pop(components.INTERPRETER, None)
     return data
-
-
-def _undescribed(interface: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of an exported artifact without a description."""
-    return {**interface, "bound": {}, "components": {}}
-
-
-def _versions(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of what made an exported artifact; one of a StableHLO module has no jax."""
-    rows = described["components"]
-    return {name: rows[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in rows}
 
 
 @dataclass(frozen=True)

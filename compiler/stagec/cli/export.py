@@ -25,10 +25,6 @@ OPTIONS = {
 }
 
 
-def _positions(way: str) -> list[int]:
-    return [] if way == "none" else [int(position) for position in way.split(",")]
-
-
 def preload() -> None:
     from stagec.frontends import frontend
 
@@ -57,7 +53,7 @@ def _export(options: Options) -> Answer | None:
         from stagec.frontends import jax
 
         executable = specs.executable_spec(read_text(options.executable))
-        ways = [_positions(way) for way in options.committed or ["none"]]
+        ways = [[] if way == "none" else [*map(int, way.split(","))] for way in options.committed or ["none"]]
         keys = jax.jax_keys(spec, executable, options.import_root, ways)
         write_whole(options.jax_key, b"".join(key.to_bytes() for key in keys))
         return None
