@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -198,11 +198,14 @@ def envelopes_of(bundle: str | Path, given: Sequence[str | Path] = ()) -> list[s
     They are `<bundle>.dsse.json`, and `<bundle>.2.dsse.json` and so on for statements of other builders. A number may
     be missing: somebody removed that one.
     """
-    if given:
-        return list(given)
-    numbered = [f"{bundle}.{number}{SUFFIX}" for number in range(2, MOST_ENVELOPES + 1)]
-    first = f"{bundle}{SUFFIX}"
-    return [path for path in (first, *numbered) if os.path.lexists(path)] or [first]
+    names: list[str | Path] = [*numbered(str(bundle), SUFFIX)]
+    return [*given] or [path for path in names if os.path.lexists(path)] or names[:1]
+
+
+def numbered(stem: str, suffix: str) -> Iterator[str]:
+    """Yield what files of one kind are called: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
+    yield f"{stem}{suffix}"
+    yield from (f"{stem}.{number}{suffix}" for number in range(2, MOST_ENVELOPES + 1))
 
 
 def open_signed(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX, Statement
+from stagec.bundle.attestation import SUFFIX, Statement, numbered
 from stagec.bundle.dsse import LARGEST, Envelope
 from stagec.core.data import strict_json
 from stagec.core.telling.refusal import LoadError
@@ -30,10 +30,8 @@ _SBOM = json_shapes.shape(
 
 
 def names(bundle: str, suffix: str) -> Iterator[str]:
-    """Yield what files about a bundle are called: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
-    stem = bundle if suffix == SUFFIX else bundle.removesuffix(".aot")
-    yield f"{stem}{suffix}"
-    yield from (f"{stem}.{number}{suffix}" for number in range(2, MOST_ENVELOPES + 1))
+    """Yield what files about a bundle are called: envelopes after it, others after its name without `.aot`."""
+    return numbered(bundle if suffix == SUFFIX else bundle.removesuffix(".aot"), suffix)
 
 
 def check(suffix: str, content: bytes, path: str, bundle: str, archive: Archive, digest: str) -> None:
