@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import mmap
-import os
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TypeAlias
 
 from stagec.core.data import reading
 from stagec.core.data.reading import RegularFile
@@ -16,24 +15,6 @@ from stagec.core.telling.refusal import LoadError
 
 _PIECE = 1 << 20
 """Bytes that are read at once of what may be larger than memory."""
-
-
-class Source(Protocol):
-    """Bytes that are read in parts. size: how many there are."""
-
-    size: int
-
-    def read(self, start: int, size: int) -> bytes:
-        """Return a copy of `size` bytes from `start`. Raises LoadError when they are not there any more."""
-        ...
-
-    def copy(self, start: int, size: int) -> memoryview:
-        """Return the same at a page of memory, which devices use as it is."""
-        ...
-
-    def map(self, start: int, size: int) -> memoryview:
-        """Return the same without a copy."""
-        ...
 
 
 class Memory:
@@ -58,66 +39,55 @@ class Memory:
         return memoryview(self._data)[start : start + size]
 
 
-class File:
-    """A file, which stays open until this object is gone: one that is replaced by renaming is still read as it was.
-
-    Threads may read at the same time.
-    """
+class File(RegularFile):
+    """The file of an archive: an error is a LoadError, "not-found", "not-a-bundle", or "digest" where it changed."""
 
     def __init__(self, path: str) -> None:
-        """Open the file. Raises LoadError ("not-found", "not-a-bundle")."""
+        """Open the file. Raises LoadError, as all methods do."""
         self._path = path
-        try:
-            self._file = RegularFile(path)
-        except FileNotFoundError:
-            raise LoadError("not-found", f"{path}: no such file") from None
-        except OSError as error:
-            raise self._refusal(error) from error
-        self.size = self._file.size
+        with self._refusing():
+            super().__init__(path)
 
     def read(self, start: int, size: int) -> bytes:
-        """Return a part. Raises LoadError: "digest" when the file became shorter, "not-found" when it is not read."""
-        try:
-            return self._file.read(start, size)
-        except OSError as error:
-            raise self._refusal(error) from error
+        """Return a part."""
+        with self._refusing():
+            return super().read(start, size)
 
     def copy(self, start: int, size: int) -> memoryview:
-        """Return a part at a page of memory. Raises LoadError as `read` does."""
+        """Return a part at a page of memory."""
+        with self._refusing():
+            return super().copy(start, size)
+
+    def map(self, start: int = 0, size: int | None = None) -> memoryview:
+        """Return a part, which starts at a page; it is mapped."""
+        with self._refusing():
+            return super().map(start, size)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
         try:
-            return self._file.copy(start, size)
+            yield
+        except FileNotFoundError:
+            raise LoadError("not-found", f"{self._path}: no such file") from None
+        except reading.ChangedError as error:
+            raise LoadError("digest", f"{self._path}: {error.strerror}") from error
+        except reading.NotRegularError as error:
+            raise LoadError("not-a-bundle", f"{self._path}: not a bundle: {error.strerror}") from error
         except OSError as error:
-            raise self._refusal(error) from error
-
-    def map(self, start: int, size: int) -> memoryview:
-        """Return a part, which starts at a page; it is mapped. Raises LoadError as `read` does."""
-        descriptor = self._file.descriptor
-        if os.fstat(descriptor).st_size < start + size:
-            raise LoadError("digest", f"{self._path}: it was cut off while it was open")
-        if not size:
-            return memoryview(b"")
-        try:
-            return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
-        except OSError as error:  # no memory, or as many mappings as a process may have
-            raise self._refusal(error) from error
-
-    def _refusal(self, error: OSError) -> LoadError:
-        if isinstance(error, reading.ChangedError):
-            return LoadError("digest", f"{self._path}: {error.strerror}")
-        if isinstance(error, reading.NotRegularError):
-            return LoadError("not-a-bundle", f"{self._path}: not a bundle: {error.strerror}")
-        return LoadError("not-found", f"{self._path}: cannot be read: {error.strerror}")
+            raise LoadError("not-found", f"{self._path}: cannot be read: {error.strerror}") from error
 
 
-def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[bytes]:
+Source: TypeAlias = RegularFile | Memory
+"""Bytes that are read in parts."""
+
+
+def in_pieces(source: Source, start: int, size: int) -> Iterator[bytes]:
     """Yield a part of a source piece by piece: it may be larger than memory. Raises what its `read` raises."""
     for at in range(start, start + size, _PIECE):
         yield source.read(at, min(_PIECE, start + size - at))
 
 
-def sha256_of(
-    source: Source | RegularFile, start: int = 0, before: bytes = b"", after: bytes = b"", size: int | None = None
-) -> str:
+def sha256_of(source: Source, start: int = 0, before: bytes = b"", after: bytes = b"", size: int | None = None) -> str:
     """Return the SHA-256 (hex) of what a source has from `start` on, with other bytes before and after it.
 
     size: how many bytes of it; None: up to its end. Raises OSError.
