@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import zlib
@@ -45,36 +44,39 @@ class File(RegularFile):
     def __init__(self, path: str) -> None:
         """Open the file. Raises LoadError, as all methods do."""
         self._path = path
-        with self._refusing():
+        try:
             super().__init__(path)
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def read(self, start: int, size: int) -> bytes:
         """Return a part."""
-        with self._refusing():
+        try:
             return super().read(start, size)
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def copy(self, start: int, size: int) -> memoryview:
         """Return a part at a page of memory."""
-        with self._refusing():
+        try:
             return super().copy(start, size)
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def map(self, start: int = 0, size: int | None = None) -> memoryview:
         """Return a part, which starts at a page; it is mapped."""
-        with self._refusing():
-            return super().map(start, size)
-
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
         try:
-            yield
-        except FileNotFoundError:
-            raise LoadError("not-found", f"{self._path}: no such file") from None
-        except reading.ChangedError as error:
-            raise LoadError("digest", f"{self._path}: {error.strerror}") from error
-        except reading.NotRegularError as error:
-            raise LoadError("not-a-bundle", f"{self._path}: not a bundle: {error.strerror}") from error
+            return super().map(start, size)
         except OSError as error:
-            raise LoadError("not-found", f"{self._path}: cannot be read: {error.strerror}") from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> LoadError:
+        if isinstance(error, reading.ChangedError):
+            return LoadError("digest", f"{self._path}: {error.strerror}")
+        if isinstance(error, reading.NotRegularError):
+            return LoadError("not-a-bundle", f"{self._path}: not a bundle: {error.strerror}")
+        what = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        return LoadError("not-found", f"{self._path}: {what}")
 
 
 Source: TypeAlias = RegularFile | Memory
