@@ -8,7 +8,7 @@ from stagec.cli.files import Answer, Options
 from stagec.cli.options import value
 
 
-def registry(timeout: int) -> dict[str, object]:
+def registry_options(timeout: int) -> dict[str, object]:
     """Return how to speak with a registry. timeout: the default, in seconds."""
     what = "give up when the registry has sent and taken less than 64 KiB in so long (default: %(default)s)"
     return {
@@ -20,7 +20,7 @@ def registry(timeout: int) -> dict[str, object]:
 OPTIONS = {
     "image": "what to copy: registry/repository:tag, or ...@sha256:... by its digest",
     "folder": "where to write its files",
-    **registry(timeout=60),
+    **registry_options(timeout=60),
 }
 
 

@@ -6,7 +6,7 @@ import re
 
 from stagec.cli.files import Answer, Options
 from stagec.cli.image import CONTAINER, CONTENT, chosen
-from stagec.cli.pull import registry
+from stagec.cli.pull import registry_options
 from stagec.core.telling.errors import Problem, StagecError
 
 OPTIONS = {
@@ -15,7 +15,7 @@ OPTIONS = {
     "image": "where to: registry/repository:tag",
     "[--remove SHA256]": "take out the file of this digest, which says something about the bundle: 12 digits "
     "or more, as of `pull`",
-    **registry(timeout=300),
+    **registry_options(timeout=300),
 }
 
 
@@ -27,9 +27,9 @@ def run(options: Options) -> Answer:
         what = f"{options.remove!r} is not a SHA-256"
         raise StagecError(Problem("", "--remove", what, "write 12 to 64 digits of it, as `stagec pull` prints them"))
     image = chosen(options)
-    there = Registry(options.plain_http, options.timeout)
-    there.push(image, target)
-    kept = there.remove(target, options.remove) if options.remove else []
+    registry = Registry(options.plain_http, options.timeout)
+    registry.push(image, target)
+    kept = registry.remove(target, options.remove) if options.remove else []
     named = f"{target.repository}@{image.image['digest']}"
     value = {"image": options.image, "digest": image.image["digest"], "kept": kept}
     return Answer(value, "".join(f"{line}\n" for line in [*kept, f"pushed {named}"]))

@@ -97,9 +97,9 @@ def either(what: str, *forms: Any) -> Shape:
     shapes = [*map(shape, forms)]
 
     def check(value: Any) -> None:
-        for shape in shapes:
+        for alternative in shapes:
             try:
-                return shape(value)
+                return alternative(value)
             except Mismatch:
                 continue
         _wanted(what, value)
@@ -108,19 +108,19 @@ def either(what: str, *forms: Any) -> Shape:
 
 
 def shape(form: Any) -> Shape:
-    """Return the shape of what looks like `form`, which is written as the JSON itself.
+    """Return the shape of values that look like `form`: `{"sig": str, "keyid?": str, ...: object}`.
 
     A type stands for its values: `str`, `bool`, `int` (0 or more), `float` (any number), `object` (anything). `[form]`
-    is an array. An object has its keys, those that end in ? where it likes, and any other if `...` says of which form.
-    A shape stands for itself, and another value for that value alone.
+    is an array. An object has the keys of `form`; one that ends in ? may be missing, and `...` is for all other keys,
+    which are refused without it. A shape stands for itself; anything else is a constant.
     """
     if isinstance(form, type):
         return _TYPES[form]
     if isinstance(form, list):
         return array(shape(form[0]))
     if not isinstance(form, dict):
-        checks: Shape = form if callable(form) else constant(form)
-        return checks
+        of_value: Shape = form if callable(form) else constant(form)
+        return of_value
     shapes = {key: shape(of_it) for key, of_it in form.items()}
     rest = shapes.pop(..., None)
     if rest is not None and not shapes:
