@@ -163,19 +163,17 @@ def _add_executables(
     targets: dict[str, Any],
 ) -> None:
     """Add executables to the members of a bundle, and to what its index says of functions and targets."""
-    for compiled in sorted(
-        (_compiled(name, member, exports) for member in executables), key=lambda compiled: compiled.order
-    ):
-        member, target_name = compiled.member, compiled.entry["target"]
-        if targets.setdefault(target_name, compiled.target) != compiled.target:
-            raise Inconsistent(f"{member.name}: other executables have another target {target_name!r}")
+    rows = [_entry_of(name, member, exports) for member in executables]
+    for artifact, entry, target, member in sorted(rows, key=lambda row: (row[0], index.order(row[1]))):
+        if targets.setdefault(entry["target"], target) != target:
+            raise Inconsistent(f"{member.name}: other executables have another target {entry['target']!r}")
         stem = member.name.removeprefix(f"{name}.")
         names = {
             "executable": members.add(f"{stem}.xla", member.executable),
             "description": members.add(f"{stem}.json", member.description),
             "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
         }
-        functions[compiled.artifact]["executables"].append({**compiled.entry, **names})
+        functions[artifact]["executables"].append({**entry, **names})
 
 
 def _format(functions: Mapping[str, Any], with_files: bool) -> int:
@@ -262,22 +260,13 @@ def _described(name: str, description: bytes, exported: Content) -> dict[str, An
     return data
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    """An executable and what the index says of it; the rest of its description is not kept.
+def _entry_of(
+    name: str, member: Member, exports: Mapping[str, Content]
+) -> tuple[str, dict[str, Any], dict[str, Any], Member]:
+    """Return what the index says of an executable, without the names of members: artifact, entry, and target.
 
-    order: of the executables in a bundle. entry: as `index.executable_entry` makes it, without the names of members.
+    The rest of its description is not kept. Raises Inconsistent where that is not of this one, or of these exports.
     """
-
-    member: Member
-    artifact: str
-    order: tuple[Any, ...]
-    target: Mapping[str, Any]
-    entry: Mapping[str, Any]
-
-
-def _compiled(name: str, member: Member, exports: Mapping[str, Content]) -> _Compiled:
-    """Read the description of an executable. Raises Inconsistent where it is not of this one, or of these exports."""
     description = Description.from_json(member.description)
     artifact = description.artifact
     exported = exports.get(f"{name}.{artifact}")
@@ -290,4 +279,4 @@ def _compiled(name: str, member: Member, exports: Mapping[str, Content]) -> _Com
     if digest(member.stablehlo) != description.stablehlo_sha256:
         raise Inconsistent(f"{member.name}: the description is of another StableHLO module")
     entry = index.executable_entry(description, "", "", "")
-    return _Compiled(member, artifact, (artifact, index.order(entry)), index.target_entry(description), entry)
+    return artifact, entry, index.target_entry(description), member
